@@ -14,6 +14,7 @@ from test_kubernetes import (
     IMAGE,
     IN_CLUSTER_MODE,
     NAMESPACE,
+    START,
     environment,
     in_pod,
     machine_template,
@@ -91,6 +92,17 @@ def test_cluster_mode_from_a_pod(restricted, tmp_path):
     )
     assert succeeded, printed
     assert "the sum is 45" in printed
+
+
+@pytest.mark.fault
+def test_an_image_whose_user_is_root_is_named_with_what_to_do(restricted, tmp_path):
+    """By BigDL's own template of executors, as the image of this machine names nobody."""
+    arguments = on_kubernetes(restricted)
+    arguments["conf"] = {k: v for k, v in arguments["conf"].items() if "podTemplate" not in k}
+    done = run(tmp_path / "there", START, arguments, environment(restricted))
+    assert done.returncode == 0, done.stderr
+    assert "container has runAsNonRoot and image will run as root" in done.stdout
+    assert "or runAsUser in a pod template of yours" in done.stdout
 
 
 def test_a_pod_that_the_standard_refuses_is_refused(restricted, tmp_path):

@@ -237,6 +237,16 @@ def test_pods_satisfy_the_restricted_standard_unless_a_template_says_otherwise()
             assert "runAsNonRoot: true" in Path(found[name(role)]).read_text()
     mine = made("k8s-cluster", conf={name("executor"): "/code/pod.yaml"}).properties
     assert mine[name("executor")] == "/code/pod.yaml"
+    administrators = Machine(environ={}, defaults=frozenset({name("executor")}))
+    assert name("executor") not in made("k8s-client", administrators).properties
+
+
+def test_names_of_sparks_own_configuration_are_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert launch.default_properties() == frozenset()
+    lines = ["# of the site", "", "spark.a  1", "  spark.b=2", "spark.c:3"]
+    (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
+    assert launch.default_properties() >= {"spark.a", "spark.b", "spark.c"}
 
 
 def test_an_image_of_root_is_named_with_what_to_do():

@@ -13,6 +13,7 @@ import functools
 import importlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -394,10 +395,22 @@ def _java_environment(home: Path, archive: str) -> dict[str, str]:
 
 def _logging_option(options: str) -> str:
     """The option of a JVM for the log of Spark as of Orca, or "" if the user configures it."""
-    folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(spark_home(), "conf"))
-    if "log4j" in options or any(folder.glob("log4j2*")):
+    if "log4j" in options or any(_conf_folder().glob("log4j2*")):
         return ""
     return f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
+
+
+def _conf_folder() -> Path:
+    return Path(os.environ.get("SPARK_CONF_DIR") or Path(spark_home(), "conf"))
+
+
+def default_properties() -> frozenset[str]:
+    """Return the names of the properties that ``spark-defaults.conf`` sets."""
+    try:
+        lines = (_conf_folder() / "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(re.split(r"[\s=:]", line.strip(), maxsplit=1)[0] for line in lines)
 
 
 def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:

@@ -115,6 +115,8 @@ class Machine:
         The packed Python environment, if one is to be shipped.
     modules : str, optional
         A zip file of the program's own modules.
+    defaults : frozenset of str
+        Names of properties that Spark's own configuration sets.
     """
 
     environ: Mapping[str, str]
@@ -124,6 +126,7 @@ class Machine:
     spark_submit: str = "spark-submit"
     environment_archive: str | None = None
     modules: str | None = None
+    defaults: frozenset[str] = frozenset()
 
     @classmethod
     def this_one(cls, towards: tuple[str, int] | None = None) -> Machine:
@@ -134,6 +137,7 @@ class Machine:
             address=local_address(towards),
             program=tuple(sys.argv),
             spark_submit=spark_submit(),
+            defaults=launch.default_properties(),
         )
 
 
@@ -317,7 +321,8 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
         "spark.executor.maxNumFailures": "100000",
     }
     for role in ("driver", "executor") if request.is_cluster_mode else ("executor",):
-        properties[_POD_TEMPLATE.format(role=role)] = str(_PODS / f"{role}.yaml")
+        if (template := _POD_TEMPLATE.format(role=role)) not in machine.defaults:
+            properties[template] = str(_PODS / f"{role}.yaml")
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
         # Otherwise Spark tells executors the address that the driver binds to.
