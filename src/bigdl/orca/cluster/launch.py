@@ -31,6 +31,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
+from bigdl.orca.cluster.jvm import JvmWatch, quiet_accumulators
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
 from bigdl.orca.cluster.versions import another_python
 from bigdl.runtime.engine import user_import_path
@@ -64,6 +65,9 @@ START_ATTEMPTS = 3
 
 DAEMON = "bigdl.orca.cluster.python_daemon"
 """The module that forks Spark's Python workers on this machine."""
+
+STOP_S = 60.0
+"""Seconds that a JVM has to stop its context before it is killed."""
 
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
@@ -160,6 +164,7 @@ class LaunchedSpark:
                 with _importing(_OF_TABLES):
                     gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
+                JvmWatch.of(gateway)
                 if prepare is not None:
                     conf.setAll(list(prepare(gateway.jvm).items()))
                 try:
@@ -168,11 +173,16 @@ class LaunchedSpark:
                     more = explain(gateway.jvm)
                     raise (error.with_message(f"{error}; {more}") if more else error) from None
             cleanup.callback(_stop_context_of, gateway)
+            quiet_accumulators(sc)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
             if not archive and properties.get("spark.driver.host") == LOOPBACK:
                 suggest_archive(java.home)
             return cls(sc, cleanup.pop_all())
+
+    def end(self, reason: str) -> None:
+        """Let whatever waits for this Spark fail at once, with the reason as its error."""
+        JvmWatch.of(self.sc._gateway).end(reason)
 
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
@@ -528,16 +538,40 @@ def _stop_context(sc: SparkContext) -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-    try:
-        sc.stop()
-    except Exception as error:
-        logger.debug("SparkContext.stop failed: %s", error)
+    with _stopped_within(sc, STOP_S):
+        try:
+            sc.stop()
+        except Exception as error:
+            logger.debug("SparkContext.stop failed: %s", error)
+            with suppress(Exception):
+                sc.stop()  # what of it is in this process
     SparkContext._active_spark_context = None
     if getattr(SparkSession._instantiatedSession, "_sc", None) is sc:
         SparkSession._instantiatedSession = None
         SparkSession._activeSession = None
     if getattr(SQLContext._instantiatedContext, "_sc", None) is sc:
         SQLContext._instantiatedContext = None
+
+
+@contextlib.contextmanager
+def _stopped_within(sc: SparkContext, seconds: float) -> Iterator[None]:
+    """Kill the JVM that this process started if it has not stopped its context in time."""
+    process = vars(sc._gateway).get("proc") if getattr(sc, "_gateway", None) else None
+    if process is None:
+        yield
+        return
+
+    def kill() -> None:
+        logger.warning("Spark did not stop within %g s, and its JVM is killed.", seconds)
+        process.kill()
+
+    timer = threading.Timer(0.0 if JvmWatch.of(sc._gateway).is_paused() else seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _shut_down(gateway: Any) -> None:
@@ -547,6 +581,10 @@ def _shut_down(gateway: Any) -> None:
     process = vars(gateway).get("proc")
     if process is None:
         return
+    watch = JvmWatch.of(gateway)
+    if watch.is_paused():
+        process.kill()
+    watch.expect_end()
     with suppress(Exception):
         gateway.shutdown()
     with suppress(OSError):

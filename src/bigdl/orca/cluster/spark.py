@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes, plan
+from bigdl.orca.cluster.jvm import JvmWatch, SparkLost, loss_of
 from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark_calls import TaskWatch, users_errors
 
@@ -84,12 +85,16 @@ class SparkCluster:
         ------
         UsageError
             If there is none.
+        SparkLost
+            If its JVM is gone.
         """
         sc = active_context()
         if sc is None:
+            refuse_lost()
             raise UsageError(
                 NO_CONTEXT if connect_session() is None else NEEDS_CONTEXT, code="context-missing"
             )
+        JvmWatch.of(sc._gateway)  # also where the program has made the context
         return cls(sc)
 
     @classmethod
@@ -97,6 +102,7 @@ class SparkCluster:
         """Describe the active SparkContext; start one on this machine if there is none."""
         is_none = active_context() is None and connect_session() is None
         if is_none and cls.start_local is not None:
+            refuse_lost()
             logger.warning(
                 "There is no SparkContext: one is started on this machine; call init_orca_context "
                 "first to choose where, how many cores and how much memory"
@@ -296,9 +302,24 @@ def active_context() -> SparkContext | None:
         return None
     try:
         stopped = sc._jsc.sc().isStopped()
-    except (Py4JError, OSError):
+    except (Py4JError, OSError, SparkLost):
         stopped = True
     return None if stopped else sc
+
+
+def refuse_lost() -> None:
+    """Refuse to go on in a program whose SparkContext has lost its JVM.
+
+    Raises
+    ------
+    SparkLost
+    """
+    if "pyspark" in sys.modules and connect_session() is None:
+        from pyspark import SparkContext
+
+        loss = loss_of(SparkContext._active_spark_context)
+        if loss is not None:
+            raise loss
 
 
 def is_local(master: str) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, short_traceback
 from bigdl.orca.cluster import plan, versions
+from bigdl.orca.cluster.jvm import BROKEN_S, is_of_connection, loss_of
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
@@ -99,6 +100,7 @@ class SparkCall:
     def __init__(self, owner: Any, call: Callable[[], Any]):
         check_alive(owner)
         self._call, self._session = call, None
+        self._sc: Any = None
         if hasattr(owner, "addJobTag"):
             self._add, self._remove = owner.addJobTag, owner.removeJobTag
             self._cancel = owner.cancelJobsWithTag
@@ -135,7 +137,7 @@ class SparkCall:
             self._add(self._tag)
             value = self._call()
         except BaseException as error:  # raised in the calling thread
-            self.future.set_exception(error)
+            self.future.set_exception(_loss(self._sc, error) or error)
         else:
             self.future.set_result(value)
         with contextlib.suppress(Exception):
@@ -243,6 +245,12 @@ def _print_exc(*args: Any, **options: Any) -> None:
         traceback.print_exc(*args, **options)
 
 
+def _loss(sc: Any, error: BaseException) -> BigDLError | None:
+    """Return what an error is if it comes of the end of the JVM."""
+    is_known = isinstance(error, BigDLError) or not isinstance(error, Exception)
+    return None if is_known else loss_of(sc, BROKEN_S if is_of_connection(error) else 0.0)
+
+
 class JobCancelled(BigDLError, RuntimeError):
     """Somebody else cancelled our Spark job, or stopped the SparkContext."""
 
@@ -327,6 +335,8 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
         except BigDLError:
             raise
         except Exception as error:
+            if (loss := _loss(sc, error)) is not None:
+                raise loss from None
             failure = (watch and watch.failure) or failed_function(str(error))
             if failure is None:
                 raise

@@ -16,7 +16,8 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
@@ -59,6 +60,7 @@ class StandaloneCluster:
     directory: str
     supervisor: subprocess.Popen
     cleanup: contextlib.ExitStack
+    _is_stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @classmethod
     def start(
@@ -110,8 +112,25 @@ class StandaloneCluster:
                 )
             return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
+    def watch(self, on_loss: Callable[[str], None]) -> None:
+        """Call a function in another thread if the cluster ends by itself, with the reason."""
+
+        def wait() -> None:
+            # the line, or the end of the pipe with its supervisor
+            try:
+                reply = json.loads(cast("IO[bytes]", self.supervisor.stdout).readline() or b"{}")
+            except ValueError:  # it was closed, or the line is not whole
+                reply = {}
+            if not self._is_stopping.is_set():
+                gone = f"its supervisor (process {self.supervisor.pid}) was killed"
+                reason = reply.get("lost", gone)
+                on_loss(f"The standalone cluster that was started for this program is gone: {reason}")
+
+        threading.Thread(target=wait, name="bigdl-standalone", daemon=True).start()
+
     def stop(self) -> None:
         """Stop the cluster; no process and no file of it is left when this returns."""
+        self._is_stopping.set()
         self.cleanup.close()
 
 

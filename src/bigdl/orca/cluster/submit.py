@@ -645,6 +645,7 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
             properties, environment, log_output=log_output, resources=resources.pop_all()
         )
     launched.cluster = cluster
+    cluster.watch(launched.end)
     return launched
 
 

@@ -145,7 +145,9 @@ def run_standalone(order):
             print(json.dumps({"error": str(error)}), flush=True)
             return
         print(json.dumps({"master": url}), flush=True)
-        supervise_daemons(order, daemons)
+        lost = supervise_daemons(order, daemons)
+        if lost:
+            print(json.dumps({"lost": lost}), flush=True)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # workers first: they end their executors
@@ -154,20 +156,30 @@ def run_standalone(order):
 
 
 def supervise_daemons(order, daemons):
-    """Return when it is time to stop; replace workers that were lost."""
+    """Replace workers that were lost until it is time to stop; returns why, if it is a loss."""
     import psutil
 
     master, *workers = daemons
     lost = 0
     while not is_over(order, TICK_S):
         if master.process.poll() is not None:
-            return
+            return exit_text("master", master.process)
         for worker in workers:
-            if worker.process.poll() is not None and lost < DAEMON_RESTARTS:
+            if worker.process.poll() is not None:
+                if lost == DAEMON_RESTARTS:
+                    return f"{exit_text('worker', worker.process)}, the {lost + 1}th that did"
                 lost += 1
                 worker.start()
         known = {daemon.process.pid for daemon in daemons}
         reap(child for child in psutil.Process().children() if child.pid not in known)
+    return ""
+
+
+def exit_text(name, process):
+    """Return how a daemon ended."""
+    code = process.returncode
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"its {name} (process {process.pid}) {'was ' if code < 0 else ''}{how}"
 
 
 def is_over(order, seconds):
