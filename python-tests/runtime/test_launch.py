@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from bigdl.common.cpu import THREAD_VARIABLES, split_cores, usable_cores
+from bigdl.common.cpu import THREAD_VARIABLES, WAIT_VARIABLES, split_cores, usable_cores
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.runtime.launch import LaunchTimeout, launch
 
@@ -177,6 +177,26 @@ def test_env_adds_overrides_and_removes(monkeypatch):
     assert (environ["ADDED"], environ["INHERITED"]) == ("yes", "1")
     assert environ["OMP_NUM_THREADS"] == "7"
     assert "LEFT_OUT" not in environ
+
+
+@pytest.mark.parametrize(
+    ("outside", "changes", "expected"),
+    [
+        ({}, {}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"GOMP_SPINCOUNT": "1000"}, {}, {"GOMP_SPINCOUNT": "1000"}),
+        ({}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ],
+)
+def test_threads_of_a_worker_sleep_while_they_wait_unless_the_user_says_how(
+    monkeypatch, outside, changes, expected
+):
+    for name in WAIT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in outside.items():
+        monkeypatch.setenv(name, value)
+    (worker,) = launch(surroundings, 1, env=changes)
+    found = {name: worker["environ"].get(name) for name in WAIT_VARIABLES}
+    assert {name: value for name, value in found.items() if value is not None} == expected
 
 
 def test_pinning_of_the_parent_does_not_reach_workers(monkeypatch):

@@ -323,11 +323,13 @@ def test_an_active_context_is_reused_and_says_what_it_ignores(orca_spark, caplog
 
 LIVES = """
     import io, json, logging, os, signal, sys, time
+    import numpy as np
     import psutil
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-    from bigdl.orca.cluster.spark_calls import users_errors
+    from bigdl.orca.cluster.spark_calls import SparkCall, users_errors
+    from bigdl.orca.data import XShards
 
     log = io.StringIO()
     logging.getLogger("bigdl.orca").addHandler(logging.StreamHandler(log))
@@ -401,10 +403,17 @@ LIVES = """
 
     os.kill(sc._gateway.proc.pid, signal.SIGKILL)  # as the kernel does when memory runs out
     sc._gateway.proc.wait()
-    try:
-        OrcaContext.get_spark_context()
-    except RuntimeError as error:
-        facts["after a crash"] = str(error)
+    facts["after a crash"] = []
+    for use in (
+        OrcaContext.get_spark_context,
+        lambda: sc.parallelize([1], 1).count(),
+        lambda: XShards.partition(np.zeros(2)).collect(),
+        lambda: SparkCall(sc, lambda: None).wait(),
+    ):
+        try:
+            use()
+        except RuntimeError as error:
+            facts["after a crash"].append(f"{type(error).__name__}: {error}")
     try:
         init_orca_context(memory="99999999t")
     except ValueError as error:
@@ -480,7 +489,10 @@ def test_a_start_says_what_it_does_and_what_it_ignores(lives):
 
 
 def test_a_crash_of_the_jvm_is_noticed_and_survived(lives):
-    assert lives["after a crash"].startswith("No active SparkContext")
+    (said,) = set(lives["after a crash"])
+    assert said.startswith("SparkLost: Spark's JVM (process ")
+    assert "call stop_orca_context and init_orca_context" in said
+    assert len(lives["after a crash"]) == 4
 
 
 def test_a_jvm_that_cannot_start_is_one_clear_sentence(lives):

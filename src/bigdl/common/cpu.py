@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,15 +28,20 @@ __all__ = [
     "core_count",
     "cpu_quota",
     "isa_flags",
+    "passive_waiting",
     "saturates_int8",
     "split_cores",
     "thread_scope",
     "topology",
     "usable_cores",
+    "wait_passively",
 ]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Environment variables from which numeric libraries take their thread count when they load."""
+
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables that say how OpenMP's threads wait for each other."""
 
 
 def usable_cores() -> list[int]:
@@ -308,6 +313,46 @@ def saturates_int8() -> bool:
     """
     flags = isa_flags()
     return "sse2" in flags and not flags.intersection(("avx512_vnni", "avx_vnni", "amx_int8"))
+
+
+def passive_waiting(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variable that lets OpenMP's threads sleep while they wait.
+
+    By default they spin, and where other processes use the same cores, a thread that spins keeps
+    away the one that it waits for: steps take ten to a hundred times as long. All OpenMP runtimes
+    (GNU's, which the wheels of torch bring, Intel's and LLVM's) read the variable when they load.
+
+    Parameters
+    ----------
+    variables : mapping of str to str, optional
+        The environment, default that of this process.
+
+    Returns
+    -------
+    dict of str to str
+        Empty if the environment says already how threads wait.
+
+    Examples
+    --------
+    >>> from bigdl.common.cpu import passive_waiting
+    >>> passive_waiting({})
+    {'OMP_WAIT_POLICY': 'PASSIVE'}
+    >>> passive_waiting({"GOMP_SPINCOUNT": "1000"})
+    {}
+    """
+    variables = os.environ if variables is None else variables
+    if any(name in variables for name in WAIT_VARIABLES):
+        return {}
+    return {WAIT_VARIABLES[0]: "PASSIVE"}
+
+
+def wait_passively() -> None:
+    """Let OpenMP's threads of this process sleep while they wait, unless torch is loaded already.
+
+    For processes that this product has for itself: its workers.
+    """
+    if "torch" not in sys.modules:
+        os.environ.update(passive_waiting())
 
 
 def thread_scope(num_threads: int) -> AbstractContextManager[None]:

@@ -533,10 +533,14 @@ class CalledJob(Job):
     def _calls(self, line: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
         """The calls of an attempt; the workers are there for the time of the block."""
 
+    def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
+        """Return what is called until all calls have ended."""
+        return watch.poll
+
     def _attempt(self, line, on_event, *told):
         with interruptible(), self._calls(line) as calls:
             watch = AttemptMonitor(line, calls.cancel, on_event)
-            calls.run(watch.poll)
+            calls.run(self._poll(watch))
         results = self._answers(line, watch)
         if results is not None:
             return results

@@ -18,7 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.cpu import THREAD_VARIABLES, cpu_quota, split_cores, topology, usable_cores
+from bigdl.common.cpu import (
+    THREAD_VARIABLES,
+    cpu_quota,
+    passive_waiting,
+    split_cores,
+    topology,
+    usable_cores,
+)
 from bigdl.common.errors import UsageError
 from bigdl.runtime.messages import Message, encode, opened, receive, send
 
@@ -246,6 +253,7 @@ def _environment(threads: int, changes: Mapping[str, str | None]) -> dict[str, s
     merged: dict[str, str | None] = {
         **{name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES},
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **passive_waiting({**os.environ, **{k: v for k, v in changes.items() if v is not None}}),
         **changes,
     }
     return {name: str(value) for name, value in merged.items() if value is not None}

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
+from bigdl.common.cpu import wait_passively
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
@@ -261,6 +262,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
     Unreachable
         If there is no way to the channel, so that only the cluster can tell the driver.
     """
+    wait_passively()
     with task_environment(spec):
         address = cast("Address", spec.address)
         line = address.connect(attempt)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from bigdl.common.cpu import passive_waiting
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import glibc_tunables
 from bigdl.nano.cli.libraries import JEMALLOC, OPENMP, TCMALLOC, find_library
@@ -136,7 +137,7 @@ def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     wanted = {"TF_ENABLE_ONEDNN_OPTS": "1"}
     asked_for: set[str] = set()
     if options.openmp:
-        wanted |= _openmp(options, plan)
+        wanted |= _openmp(options, plan, environ)
         if "MKL_NUM_THREADS" in environ:  # it would count, where it differs from OpenMP's
             wanted["MKL_NUM_THREADS"] = wanted["OMP_NUM_THREADS"]
         if options.cores is not None:
@@ -156,7 +157,7 @@ def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     return plan
 
 
-def _openmp(options: argparse.Namespace, plan: Plan) -> dict[str, str]:
+def _openmp(options: argparse.Namespace, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     wanted = {"OMP_NUM_THREADS": str(options.cores or best_thread_count())}
     runtime = find_library(OPENMP)
     if runtime is not None:
@@ -168,6 +169,7 @@ def _openmp(options: argparse.Namespace, plan: Plan) -> dict[str, str]:
             "libiomp5 was not found, so the OpenMP of each library stays in use "
             "(pip install intel-openmp brings it)"
         )
+        wanted |= passive_waiting(environ)
         if options.perf:
             wanted |= {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
     if options.sgx:

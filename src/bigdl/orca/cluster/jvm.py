@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _WATCH = "_bigdl_watch"  # attribute of a gateway
+_OF_PY4J = "Exception while sending command."
 _LOOK_S = 1.0  # seconds between two looks at the process
 BROKEN_S = 3.0
 """Seconds that a JVM has to end after its connections broke."""
@@ -56,6 +57,7 @@ class JvmWatch:
         self._client = gateway._gateway_client
         self._send = self._client.send_command
         self._client.send_command = self._send_command
+        logging.root.addFilter(self._is_news)
         if self.process is not None:
             threading.Thread(target=self._run, name="bigdl-jvm", daemon=True).start()
 
@@ -67,6 +69,7 @@ class JvmWatch:
     def expect_end(self) -> None:
         """Note that this program ends the JVM itself."""
         self._is_stopped.set()
+        logging.root.removeFilter(self._is_news)
 
     def end(self, reason: str) -> None:
         """Kill a JVM that can do nothing more.
@@ -118,6 +121,10 @@ class JvmWatch:
             if not _is_broken_connection(error) or (loss := self.loss(BROKEN_S)) is None:
                 raise
             raise loss from None
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Leave out the traceback of py4j about a JVM that is gone, of which an error tells."""
+        return record.msg != _OF_PY4J or self.loss(BROKEN_S) is None
 
     def _refuses(self) -> bool:
         """Return True if nobody listens at the port of the gateway."""

@@ -26,6 +26,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from bigdl.common.cpu import passive_waiting
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
@@ -367,10 +368,25 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         "spark.driver.memory": memory,
         **loopback_properties(conf),
         **EVERYWHERE,
+        **waiting_properties(conf),
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
     }
+
+
+def waiting_properties(conf: Mapping[str, str]) -> dict[str, str]:
+    """Spark properties that let OpenMP's threads of Python workers sleep while they wait.
+
+    Parameters
+    ----------
+    conf : mapping of str to str
+        The user's own properties.
+    """
+    prefix = "spark.executorEnv."
+    given = {name.removeprefix(prefix): value for name, value in conf.items()}
+    variables = passive_waiting({**os.environ, **given})
+    return {f"{prefix}{name}": value for name, value in variables.items()}
 
 
 def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,8 @@ from bigdl.orca.cluster.ray_launch import (
     check_ray_arguments,
     connect_ray,
     nodes_with_cpus,
+    ray_calls,
+    ray_loss,
     start_on_spark,
     start_ray,
 )
@@ -74,6 +76,7 @@ class RayCluster:
         UsageError
             If it is connected to none.
         """
+        refuse_lost()
         if not is_connected():
             raise UsageError(NO_RAY, code="context-missing")
         return cls()
@@ -87,6 +90,7 @@ class RayCluster:
         UsageError
             If there is neither.
         """
+        refuse_lost()
         if not is_connected():
             OrcaRayContext.of_program()
         return cls()
@@ -176,7 +180,8 @@ class RayCluster:
         task = ray.remote(func)
         calls = [task.remote([shard]) for shard in shards]
         try:
-            return [element for elements in ray.get(calls) for element in elements]
+            with ray_calls():
+                return [element for elements in ray.get(calls) for element in elements]
         except KeyboardInterrupt:
             _, running = ray.wait(calls, num_returns=len(calls), timeout=0)
             for call in running:
@@ -214,7 +219,8 @@ class RayBroadcast:
     def value(self) -> bytes:
         import ray
 
-        return ray.get(self._reference)
+        with ray_calls():
+            return ray.get(self._reference)
 
     def unpersist(self) -> None:
         """Nothing: Ray frees an object with its last reference."""
@@ -225,8 +231,21 @@ def active_cluster() -> RayCluster | SparkCluster:
     return RayCluster() if is_alone() else active_spark()
 
 
+def refuse_lost() -> None:
+    """Refuse to go on in a program whose Ray is gone.
+
+    Raises
+    ------
+    RayLost
+    """
+    loss = ray_loss()
+    if loss is not None:
+        raise loss
+
+
 def is_alone() -> bool:
     """Return True if this program has a Ray and no Spark, so that data belongs on Ray."""
+    refuse_lost()
     return active_context() is None and connect_session() is None and is_connected()
 
 

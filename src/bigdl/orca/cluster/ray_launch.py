@@ -45,6 +45,9 @@ ENVIRONMENT = {
 }
 _WAIT = "RAY_gcs_server_port_wait_time_s"  # for its start, which a busy machine makes slow
 _SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
+_MAIN = ("gcs_server", "raylet")
+_WATCH_S = 0.5  # seconds between two looks at them
+_SHUTDOWN_S = 25.0  # seconds that Ray gets to leave this process
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
@@ -97,7 +100,116 @@ def start_ray(
         "_temp_dir": directory,
     }
     with EnvContext({supervisor.MARK: directory, "PYTHONPATH": _import_path()}):
-        return connect_ray(cleanup, **options)
+        info = connect_ray(cleanup, **options)
+    RayWatch.start(cleanup, directory)
+    return info
+
+
+class RayLost(UsageError):
+    """A process without which the Ray that this program started cannot go on is gone."""
+
+
+class RayWatch:
+    """A thread that ends a Ray that this program started when one of its main processes is gone.
+
+    Without it, Ray itself would end the program a minute later.
+
+    Parameters
+    ----------
+    directory : str
+        The mark of this Ray's processes.
+    processes : dict of str to subprocess.Popen
+        Those without which it cannot go on, by name.
+    """
+
+    _of_program: "RayWatch | None" = None
+
+    def __init__(self, directory: str, processes: Mapping[str, Any]):
+        self._directory, self._processes = directory, dict(processes)
+        self._is_stopped, self._is_over = threading.Event(), threading.Event()
+        self._sentence = ""
+        threading.Thread(target=self._run, name="bigdl-ray", daemon=True).start()
+
+    @classmethod
+    def start(cls, cleanup: contextlib.ExitStack, directory: str) -> None:
+        """Watch the Ray that this process has just started until `cleanup` is closed."""
+        from ray._private import worker
+
+        node = getattr(worker, "_global_node", None)
+        started = getattr(node, "all_processes", {})  # not public in Ray: it may change
+        main = {name: started[name][0].process for name in _MAIN if started.get(name)}
+        cls._of_program = watch = cls(directory, main)
+
+        def stop() -> None:
+            watch._is_stopped.set()
+            if watch.sentence():
+                watch._is_over.wait(_SHUTDOWN_S)
+            _may_start_by_itself(True)
+            cls._of_program = None
+
+        cleanup.callback(stop)
+
+    def sentence(self) -> str:
+        """Return what is gone, or an empty string."""
+        for name, process in self._processes.items():
+            if not self._sentence and process.poll() is not None:
+                self._sentence = (
+                    f"The Ray that this program started is gone: its {name} (process "
+                    f"{process.pid}) {supervisor.exit_text(process.returncode)}; call "
+                    "stop_orca_context and init_orca_context"
+                )
+        return self._sentence
+
+    def loss(self) -> RayLost | None:
+        """Return the error that the end of this Ray is; None if it runs."""
+        sentence = "" if self._is_stopped.is_set() else self.sentence()
+        if not sentence:
+            return None
+        self._is_over.wait(_SHUTDOWN_S)  # until then a call into Ray may wait for ever
+        return RayLost(sentence)
+
+    def _run(self) -> None:
+        while not self._is_stopped.wait(_WATCH_S):
+            sentence = self.sentence()
+            if sentence and not self._is_stopped.is_set():
+                logger.error(sentence)  # what waits in a call of Ray's own ends without a word
+                _may_start_by_itself(False)
+                supervisor.kill(supervisor.marked(self._directory))
+                _disconnect()
+                break
+        self._is_over.set()
+
+
+def _may_start_by_itself(allowed: bool) -> None:
+    """Let calls of a program that is not connected start a Ray, as they do by default, or not."""
+    with contextlib.suppress(ImportError):  # not public in Ray: it may change
+        from ray._private import auto_init_hook
+
+        as_set = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
+        auto_init_hook.enable_auto_connect = allowed and as_set
+
+
+def ray_loss() -> RayLost | None:
+    """Return the error that the end of this program's Ray is; None if there is none."""
+    watch = RayWatch._of_program
+    return None if watch is None else watch.loss()
+
+
+@contextlib.contextmanager
+def ray_calls() -> Iterator[None]:
+    """Raise one sentence for what fails in a block because this program's Ray is gone.
+
+    Raises
+    ------
+    RayLost
+    """
+    try:
+        yield
+    except (Exception, SystemExit):  # what Ray raises where it was shut down meanwhile
+        loss = ray_loss()
+        if loss is None:
+            raise
+        raise loss from None
 
 
 def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]:
@@ -130,6 +242,17 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
         "redis_address": address,
         **(getattr(context, "address_info", None) or {}),
     }
+
+
+def ray_get(references: Any) -> Any:
+    """Return what ``ray.get`` does, on the driver; see :func:`ray_calls`."""
+    import ray
+
+    with ray_calls():
+        loss = ray_loss()  # Ray would start another one
+        if loss is not None:
+            raise loss
+        return ray.get(references)
 
 
 def _usage_stats() -> dict[str, str]:

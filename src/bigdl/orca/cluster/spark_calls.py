@@ -174,6 +174,8 @@ class SparkCall:
     def _end(self):
         end = time.monotonic() + _CANCEL_S
         while not self.future.done() and time.monotonic() < end:
+            if loss_of(self._sc) is not None:
+                return
             self.cancel()  # again and again: a call may be between two of its jobs
             wait([self.future], 0.2)
         if not self.future.done():

@@ -124,7 +124,9 @@ class StandaloneCluster:
             if not self._is_stopping.is_set():
                 gone = f"its supervisor (process {self.supervisor.pid}) was killed"
                 reason = reply.get("lost", gone)
-                on_loss(f"The standalone cluster that was started for this program is gone: {reason}")
+                on_loss(
+                    f"The standalone cluster that was started for this program is gone: {reason}"
+                )
 
         threading.Thread(target=wait, name="bigdl-standalone", daemon=True).start()
 

@@ -242,6 +242,7 @@ def run_with_java(command: Iterable[str], environment: Mapping[str, str]) -> int
 def _common(request: ContextRequest) -> dict[str, str | None]:
     return {
         **launch.EVERYWHERE,
+        **launch.waiting_properties(request.conf),
         "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
         "spark.driver.cores": str(request.get("driver_cores", 4)),
         "spark.driver.memory": request.get("driver_memory", "2g"),

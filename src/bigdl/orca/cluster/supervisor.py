@@ -163,11 +163,11 @@ def supervise_daemons(order, daemons):
     lost = 0
     while not is_over(order, TICK_S):
         if master.process.poll() is not None:
-            return exit_text("master", master.process)
+            return told("master", master.process)
         for worker in workers:
             if worker.process.poll() is not None:
                 if lost == DAEMON_RESTARTS:
-                    return f"{exit_text('worker', worker.process)}, the {lost + 1}th that did"
+                    return f"{told('worker', worker.process)}, after {lost} that were replaced"
                 lost += 1
                 worker.start()
         known = {daemon.process.pid for daemon in daemons}
@@ -175,11 +175,13 @@ def supervise_daemons(order, daemons):
     return ""
 
 
-def exit_text(name, process):
-    """Return how a daemon ended."""
-    code = process.returncode
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"its {name} (process {process.pid}) {'was ' if code < 0 else ''}{how}"
+def told(name, process):
+    return f"its {name} (process {process.pid}) {exit_text(process.returncode)}"
+
+
+def exit_text(code):
+    """Return how a process ended, to follow its name."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def is_over(order, seconds):

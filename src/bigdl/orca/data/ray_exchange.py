@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.ray_launch import set_environment, shared_environment
+from bigdl.orca.cluster.ray_launch import ray_get, set_environment, shared_environment
 from bigdl.orca.cluster.versions import to_arrow
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ class RayAddress:
 
         SparkCall(sc, job).wait()
         references: dict = {}
-        for each in ray.get([store.references.remote(self.key) for store in _stores.values()]):
+        for each in ray_get([store.references.remote(self.key) for store in _stores.values()]):
             references.update(each)
         self.drop()
         return sorted(references.items(), key=lambda item: item[0])
 
     def leave(self, references: list) -> None:
         """Leave objects for the tasks, by their places in a list."""
-        ray.get([store.keep.remote(self.key, references) for store in _stores.values()])
+        ray_get([store.keep.remote(self.key, references) for store in _stores.values()])
 
     def drop(self) -> None:
         """Let the stores forget this exchange."""
@@ -160,7 +160,7 @@ def start_stores(cluster: RayCluster) -> None:
             )
             _stores[session, node] = actor.remote()
             started.append(_stores[session, node].drop.remote(""))
-    ray.get(started)
+    ray_get(started)
 
 
 def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> list[list]:

@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from bigdl.common.checks import check_integer, check_number
+from bigdl.common.cpu import wait_passively
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.ray import RayCluster, refuse_lost
+from bigdl.orca.cluster.ray_launch import ray_calls
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
@@ -52,6 +54,7 @@ class RayWorker:
     """The class of the actors."""
 
     def __init__(self, directory: str):
+        wait_passively()
         import torch  # noqa: F401 - takes seconds, and every program needs it
 
         self._directory = directory
@@ -216,10 +219,18 @@ class RayJob(CalledJob):
 
     def _attempt(self, *attempt):
         try:
-            return super()._attempt(*attempt)
+            with ray_calls():
+                return super()._attempt(*attempt)
         except InsufficientResources as error:
             self._shrink(*error.args)
             return None
+
+    def _poll(self, watch):
+        def poll() -> None:
+            refuse_lost()
+            watch.poll()
+
+        return poll
 
     def _shrink(self, room: int) -> None:
         """Go on with as many workers as there is room for, if that is enough."""

@@ -23,7 +23,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from bigdl.common.cpu import core_count
+from bigdl.common.cpu import core_count, passive_waiting
 from bigdl.common.environment import tensorflow_log_level
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
@@ -179,7 +179,9 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
     try:
         content = ray.put(cloudpickle.dumps(order))
         # A process that has trained ends: another may not take over its group and its cores.
-        task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
+        environment = {"env_vars": passive_waiting()}  # torch is imported before the task begins
+        options = {"num_cpus": 1, "max_retries": 0, "max_calls": 1, "runtime_env": environment}
+        task = ray.remote(**options)(_ray_task)
         for rank, slot in enumerate(slots):
             running.append(task.remote(content, rank, slot, sys.path, _environment()))
             ranks[running[-1]] = rank

@@ -10,6 +10,7 @@ from typing import Any
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
+from bigdl.orca.cluster.ray_launch import ray_get
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.ray_exchange import RayAddress, partitions_to_ray
 from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrapped
@@ -129,7 +130,7 @@ class RayXShards(XShards):
         """References of the shards."""
         count_of: Any = ray.remote(lambda partition: len(partition))
         item_of: Any = ray.remote(lambda partition, number: partition[number])
-        counts = ray.get([count_of.remote(each) for each in self._references])
+        counts = ray_get([count_of.remote(each) for each in self._references])
         return [
             item_of.remote(partition, number)
             for count, partition in zip(counts, self._references, strict=True)
@@ -138,7 +139,7 @@ class RayXShards(XShards):
 
     def collect_partitions(self) -> list[list]:
         """All shards, as a list for every partition."""
-        return ray.get(self._references)
+        return ray_get(self._references)
 
     def collect(self) -> list:
         """All shards, in order."""
@@ -247,7 +248,7 @@ class RayXShards(XShards):
             func(actor, *([x._references[n] for n in numbers] for x in (self, *others)))
             for actor, numbers in zip(actors, assigned, strict=True)
         ]
-        return results if return_refs else ray.get(results)
+        return results if return_refs else ray_get(results)
 
     def assign_partitions_to_actors(
         self, actors: Sequence

@@ -173,9 +173,11 @@ def _rows_of(data, config, names, partitions: int, known: list | None) -> list:
     if input_type == "RayXShards":
         import ray
 
+        from bigdl.orca.cluster.ray_launch import ray_get
+
         task: Any = ray.remote(lambda partition: list(first(partition)))
         calls = [task.remote(each) for each in data.get_partition_refs()[:partitions]]
-        return list(itertools.chain.from_iterable(ray.get(calls)))
+        return list(itertools.chain.from_iterable(ray_get(calls)))
     if input_type == "Ray Dataset" and names:
         frame = data.limit(SAMPLE_ROWS).to_pandas()
         return list(first([frame])) if len(frame) else []
