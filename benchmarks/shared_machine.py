@@ -9,8 +9,8 @@ threads as its library sets them, which was the default here, too; ``passive`` i
 ``torch`` is a plain loop in a process of its own, which spins.
 
 Sides run alternately. An epoch's time is half of what a fit of three takes more than one of one.
-Ratios are to ``passive`` of the same threads and the same neighbours; a run of more than ``--limit``
-seconds is ended and counted as that.
+Ratios are to ``passive`` of the same threads and the same neighbours; a run of more than
+``--limit`` seconds is ended and counted as that.
 """
 
 from __future__ import annotations
