@@ -38,6 +38,8 @@ _ADVICE = "call stop_orca_context and init_orca_context, and make again what liv
 class SparkLost(UsageError):
     """Spark's JVM, or the cluster that was started with it, is gone."""
 
+    code = "context-stopped"
+
 
 class JvmWatch:
     """A thread that waits for the end of a JVM, and what its end means.

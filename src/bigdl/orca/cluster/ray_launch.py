@@ -108,6 +108,8 @@ def start_ray(
 class RayLost(UsageError):
     """A process without which the Ray that this program started cannot go on is gone."""
 
+    code = "context-stopped"
+
 
 class RayWatch:
     """A thread that ends a Ray that this program started when one of its main processes is gone.
