@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable
@@ -251,13 +252,13 @@ def test_figures_are_those_of_the_rows_at_their_place(table):
 
 def test_steps_on_tables_are_refused_elsewhere(table, folder, tmp_path):
     pipeline = FeaturePipeline().filter("label = 1").fit(table)
-    for refused in (
+    for call in (
         lambda: pipeline.transform_row({"label": 1}),
         lambda: pipeline.transform_files(folder, str(tmp_path / "out")),
         lambda: pipeline.fit_files(folder),
     ):
-        with pytest.raises(UsageError, match="does not run filter"):
-            refused()
+        with refused("unsupported"):
+            call()
 
 
 # -- rows, folders ---------------------------------------------------------------------------------
@@ -464,22 +465,22 @@ def test_rows_that_do_not_fit_are_refused(table, wrong):
 
 def test_tables_and_files_that_do_not_fit_are_refused(table, folder, tmp_path):
     pipeline = FeaturePipeline().category_encode("item")
-    with pytest.raises(UsageError, match="call fit first"):
+    with refused("not-fitted"):
         pipeline.transform(table)
     pipeline.fit(table)
-    with pytest.raises(UsageError, match="the pipeline reads them"):
+    with refused("column-missing"):
         pipeline.transform(table.drop("item"))
-    with pytest.raises(UsageError, match="was int when the pipeline learned, and is now bigint"):
+    with refused("data-schema"):
         pipeline.transform(table.cast("item", "long"))
-    with pytest.raises(UsageError, match="should be a FeatureTable or a DataFrame"):
+    with refused("argument-type", "FeatureTable", "DataFrame"):
         pipeline.fit([1])
-    with pytest.raises(UsageError, match="cannot replace the files"):
+    with refused("argument-conflict"):
         pipeline.transform_files(folder, folder, host="here")
-    with pytest.raises(UsageError, match="exists already"):
+    with refused("path-exists"):
         pipeline.transform_files(folder, str(tmp_path), host="here", mode="error")
-    with pytest.raises(UsageError, match="executor should be one of 'arrow', 'catalyst'"):
+    with refused("argument-value", "'arrow'", "'catalyst'"):
         pipeline.transform_files(folder, str(tmp_path), executor="dask")
-    with pytest.raises(UsageError, match="host should be"):
+    with refused("argument-value"):
         pipeline.transform_files(folder, str(tmp_path), host="moon")
 
 
@@ -487,24 +488,24 @@ def test_files_of_different_types_are_refused_by_every_host(table, folder, tmp_p
     pq.write_table(pa.table({"item": pa.array([1], pa.int32())}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"item": pa.array(["1"])}), tmp_path / "b.parquet")
     for host in ("here", "spark"):
-        with pytest.raises(UsageError, match="item should be of type int, but is string in"):
+        with refused("data-schema"):
             FeaturePipeline().category_encode("item").fit_files(str(tmp_path), host=host)
 
 
 def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="There is no pipeline at"):
+    with refused("path-missing"):
         FeaturePipeline.load(str(tmp_path / "nowhere"))
     (tmp_path / "data.csv").write_text("1")
-    with pytest.raises(UsageError, match="is no pipeline"):
+    with refused("path-exists"):
         PIPELINE.save(str(tmp_path))
     path = tmp_path / "new"
     PIPELINE.save(str(path))
     content = json.loads((path / "pipeline.json").read_text())
     (path / "pipeline.json").write_text(json.dumps(content | {"version": 99}))
-    with pytest.raises(UsageError, match="has the version 99"):
+    with refused("version-unsupported", "99"):
         FeaturePipeline.load(str(path))
     (path / "pipeline.json").write_text("{")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with refused("file-damaged"):
         FeaturePipeline.load(str(path))
 
 

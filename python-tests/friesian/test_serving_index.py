@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import ItemIndex
@@ -139,12 +140,12 @@ def test_a_damaged_index_is_refused(tmp_path):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"base\.faiss has changed since it was written"):
+    with refused("file-damaged", "base.faiss"):
         ItemIndex.load(tmp_path / "index")
-    with pytest.raises(UsageError, match="There is no index at"):
+    with refused("path-missing"):
         ItemIndex.load(tmp_path)
     (tmp_path / "other").write_text("x")
-    with pytest.raises(UsageError, match="has other files and is no index"):
+    with refused("path-exists"):
         ItemIndex(IDS, VECTORS).save(tmp_path)
 
 
@@ -152,7 +153,7 @@ def test_another_index_takes_its_place_while_it_is_searched():
     index = ItemIndex(IDS, VECTORS)
     index.swap(ItemIndex([1, 2], VECTORS[:2], "flat", "l2"))
     assert (len(index), index.metric) == (2, "l2")
-    with pytest.raises(UsageError, match="have 3 numbers, not 12"):
+    with refused("data-shape", "3", "12"):
         index.swap(ItemIndex([1], [[1, 2, 3]]))
 
 
@@ -163,7 +164,7 @@ def test_a_table_becomes_an_index(tmp_path):
     assert index.search(QUERIES[:1], 5).ids.tolist() == exact(
         IDS, VECTORS, QUERIES[0], "inner_product", 5
     )
-    with pytest.raises(UsageError, match="no column 'vector', only"):
+    with refused("column-missing", "'vector'"):
         ItemIndex.from_table(frame, vector_col="vector")
 
 

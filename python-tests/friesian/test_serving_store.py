@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from refusals import refused
 from served_catalogue import free_port, items_frame, random_users, start_redis, users_frame
 
 from bigdl.common.errors import UsageError
@@ -79,7 +80,7 @@ def test_unknown_ids_have_defaults_or_are_an_error(store):
     assert row["user"].tolist() == [2]
     assert row["name"].to_pylist() == [""]
     assert not row.found[0]
-    with pytest.raises(UsageError, match="1 ids are not in the table user, such as 2"):
+    with refused("data-value", "1", "2"):
         store.read("user", [1, 2, 2], missing="error")
 
 
@@ -104,7 +105,7 @@ def test_rows_are_deleted(store):
     assert_rows_equal(store.read("user", ids), users[~users["user"].isin(gone)], ids, "user")
     store.update({"user": users.head(1)})
     assert store.size("user") == len(users) - 2
-    with pytest.raises(UsageError, match="no table 'item'"):
+    with refused("name-unknown", "'item'"):
         store.delete("item", [1])
 
 
@@ -119,10 +120,10 @@ def test_versions_are_swapped_and_rolled_back(store):
     assert ages() == [20, 0]
     store.activate(3)
     assert ages() == [30, 0]
-    with pytest.raises(UsageError, match="no version 1, only"):
+    with refused("argument-value", "1"):
         store.activate(1)
     store.rollback()
-    with pytest.raises(UsageError, match="There is no version before 2"):
+    with refused("state", "2"):
         store.rollback()
 
 
@@ -154,7 +155,7 @@ def test_updates_that_do_not_fit_are_refused(store):
     ):
         with pytest.raises(UsageError, match=message):
             store.update({"user": pa.table(frame)})
-    with pytest.raises(UsageError, match="no table 'item'; its tables are"):
+    with refused("name-unknown", "'item'"):
         store.update({"item": pa.table({"item": [1]})})
     assert store.read("user", [5])["age"].tolist() == [50]
 
@@ -165,7 +166,7 @@ def test_ids_are_whole_numbers(store):
         with pytest.raises(UsageError, match=r"whole number|64 bits"):
             store.read("user", wrong)
     assert len(store.read("user", [])) == 0
-    with pytest.raises(UsageError, match="no columns \\['agge'\\]"):
+    with refused("column-missing", "'agge'"):
         store.read("user", [5], ["agge"])
 
 
@@ -203,16 +204,16 @@ def test_a_damaged_file_is_refused_while_the_old_version_is_read(tmp_path, caplo
     manifest.write_text(json.dumps(content))
     assert store.read("user", [1])["age"].tolist() == [1]
     assert "is read on" in caplog.text
-    with pytest.raises(UsageError, match="lacks the file"):
+    with refused("path-missing"):
         EmbeddedStore(tmp_path / "s")
     manifest.write_text("{")
-    with pytest.raises(UsageError, match="cannot be read"):
+    with refused("file-damaged"):
         EmbeddedStore(tmp_path / "s")
 
 
 def test_a_folder_with_other_files_is_no_store(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="has other files and is no store"):
+    with refused("path-exists"):
         EmbeddedStore(tmp_path).replace({"user": pd.DataFrame({"user": [1], "age": [1]})})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt"]
 

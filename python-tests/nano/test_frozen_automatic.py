@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refused
 from test_frozen_programs import (
     PROGRAMS,
     Assigning,
@@ -23,7 +24,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training_models import QUIET, Trainer
 
-from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch import TorchNano, nano
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback
 from bigdl.nano.pytorch.frozen.automatic import Accuracy
@@ -134,7 +134,7 @@ def test_what_has_to_change_is_said():
 
 
 def test_another_value_is_refused():
-    with pytest.raises(UsageError, match="frozen_prefix"):
+    with refused("argument-value", "frozen_prefix"):
         Trainer(frozen_prefix="fast")
 
 

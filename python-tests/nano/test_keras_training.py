@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from refusals import refused
 
 from bigdl.common import environment as scratch
 from bigdl.common.errors import UsageError
@@ -253,9 +254,9 @@ def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path
         "generator": endless,
         "from_generator": lambda: tf.data.Dataset.from_generator(endless, output_signature=spec),
     }[kind]
-    with pytest.raises(UsageError, match="after 20 batches; pass steps_per_epoch"):
+    with refused("data-endless", "20", "steps_per_epoch"):
         classifier().fit(source(), num_processes=2)
-    with pytest.raises(UsageError, match="after 20 batches; pass validation_steps"):
+    with refused("data-endless", "20", "validation_steps"):
         classifier().fit(batches(), validation_data=source(), num_processes=2)
     assert not list(tmp_path.iterdir())
 
@@ -263,7 +264,7 @@ def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path
 def test_data_that_would_fill_the_disk_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
     monkeypatch.setattr(feeds.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
-    with pytest.raises(UsageError, match="more than half of the free space"):
+    with refused("data-size"):
         classifier().fit(endless(), steps_per_epoch=10**9, num_processes=2)
     assert not list(tmp_path.iterdir())
 

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from bigdl.common.cpu import topology, usable_cores
 from bigdl.common.errors import UsageError
@@ -179,7 +180,7 @@ def test_async_predict_of_single_arrays_gives_arrays():
 
 def test_an_error_in_one_of_many_is_raised_and_the_next_call_is_right(model):
     x, y = rows(2)
-    with pytest.raises(UsageError, match=r"was given x\[2, 5\]"):
+    with refused("model-input", "2", "5"):
         model.async_predict([(x, y), (x[:, :5], y), (x, y)], num_requests=2)
     assert len(model.async_predict([(x, y)] * 5, num_requests=2)) == 5
 
@@ -202,7 +203,7 @@ def test_shapes_are_written_in_many_ways(own, shapes):
     assert own.reshape(shapes) == (True, None)
     x, y = rows(3)
     np.testing.assert_allclose(own(x, y)[0], x @ W + y, rtol=1e-5, atol=1e-5)
-    with pytest.raises(UsageError, match="was given"):
+    with refused("model-input"):
         own(*rows(2))
 
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.versions import data_type, to_arrow
@@ -181,7 +182,7 @@ def test_float_dtype_is_float64_by_any_name(given):
 
 @pytest.mark.parametrize("given", ["float16", torch.bfloat16, int, str, object, 64, "doubel"])
 def test_another_float_dtype_is_refused(given):
-    with pytest.raises(UsageError, match='must be "float32" or "float64"'):
+    with refused("argument-value", '"float32"', '"float64"'):
         float_dtype({"dtype": given})
 
 
@@ -220,20 +221,20 @@ def test_rows_that_cannot_be_converted_are_named_in_one_sentence(
 
 def test_a_null_among_several_scalar_columns_names_its_own(orca_spark, tmp_path):
     frame = orca_spark.createDataFrame([(1, 2, 3), (4, None, 6)], "a int, b int, c int")
-    with pytest.raises(SourceError, match="Column 'b' holds nulls"):
+    with refused("data-null", "'b'"):
         spool(frame, ["a", "b", "c"], tmp_path)
 
 
 def test_a_null_in_a_vector_column_is_named(orca_spark, tmp_path):
     rows = [(Vectors.dense(1.0, 2.0),), (None,)]
     frame = orca_spark.createDataFrame(rows, StructType().add("v", VectorUDT()))
-    with pytest.raises(SourceError, match="Column 'v' holds nulls"):
+    with refused("data-null", "'v'"):
         spool(frame, "v", tmp_path)
 
 
 def test_vectors_of_different_sizes_are_refused(orca_spark, tmp_path):
     rows = [(Vectors.dense(1.0, 2.0),), (Vectors.dense(1.0),)]
-    with pytest.raises(SourceError, match=r"different lengths \(2 and 1\)"):
+    with refused("data-shape", "2", "1"):
         spool(orca_spark.createDataFrame(rows, ["v"]), "v", tmp_path)
 
 
@@ -241,42 +242,42 @@ def test_vectors_of_different_sizes_are_refused(orca_spark, tmp_path):
 
 
 def test_a_misspelt_column_gets_a_suggestion(typed):
-    with pytest.raises(UsageError, match=r"no column 'MONY'.*did you mean 'money'"):
+    with refused("column-missing", "'MONY'", "'money'"):
         as_feed(typed, "MONY")
 
 
 def test_a_missing_column_of_a_named_frame_names_the_frame(typed):
-    with pytest.raises(UsageError, match=r"^validation_data has no column 'nothing'"):
+    with refused("column-missing", "validation_data", "'nothing'"):
         as_feed(typed, "tiny", "nothing", name="validation_data")
 
 
 @pytest.mark.parametrize("names", [3, ["tiny", 3], [None], [["tiny"]]])
 def test_column_names_must_be_strings(typed, names):
-    with pytest.raises(UsageError, match="Column names must be strings"):
+    with refused("argument-type"):
         as_feed(typed, names)
 
 
 def test_a_column_object_is_no_name(typed):
-    with pytest.raises(UsageError, match="Column names must be strings"):
+    with refused("argument-type"):
         as_feed(typed, typed["tiny"])
 
 
 @pytest.mark.parametrize("features", [None, [], ()])
 def test_feature_columns_are_required(typed, features):
-    with pytest.raises(UsageError, match="feature_cols is required"):
+    with refused("argument-missing", "feature_cols"):
         as_feed(typed, features, ["tiny"])
 
 
 def test_a_column_that_exists_twice_is_refused_only_where_it_is_used(orca_spark):
     frame = orca_spark.sql("SELECT 1 AS x, 2 AS x, 3 AS y")
-    with pytest.raises(UsageError, match="more than one column 'x'"):
+    with refused("column-duplicate", "'x'"):
         as_feed(frame, "x")
     assert as_feed(frame, "y").specs[0].name == "y"
 
 
 def test_columns_that_differ_in_case_only_are_refused_as_spark_cannot_tell_them_apart(orca_spark):
     frame = orca_spark.sql("SELECT 1 AS x, 2 AS X")
-    with pytest.raises(UsageError, match=r"more than one column 'x': \['x', 'X'\]"):
+    with refused("column-duplicate", "'x'", "'X'"):
         as_feed(frame, "x")
 
 
@@ -332,7 +333,7 @@ def test_numbers_take_the_dtype_of_the_reference(given, reference):
     ],
 )
 def test_types_without_a_common_meaning_are_refused(given, reference):
-    with pytest.raises(UsageError, match=r"Column 'x' is .* in other but .* in the training data"):
+    with refused("data-schema", "'x'"):
         unified(given, reference)
 
 
@@ -346,7 +347,7 @@ def test_types_without_a_common_meaning_are_refused(given, reference):
     ],
 )
 def test_a_number_that_the_reference_cannot_hold_is_refused(values, given, reference):
-    with pytest.raises(SourceError, match=r"Column 'x' holds .*, which is no int"):
+    with refused("data-value", "'x'"):
         decode(unified(given, reference), values)
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import ray_models as rays
 import torch
+from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.data.feeds import as_feed
@@ -144,7 +145,7 @@ def test_a_model_that_raises_in_predict_is_an_error():
 
 def test_inputs_of_a_cluster_are_refused(orca_spark):
     data = orca_spark.range(4).selectExpr("double(id) as a", "double(id) as y")
-    with pytest.raises(UsageError, match=r'^data is a Spark DataFrame, which backend="local"'):
+    with refused("data-type", "DataFrame", 'backend="local"'):
         estimator().fit(data, feature_cols="a", label_cols="y")
 
 
@@ -217,7 +218,7 @@ def test_a_worker_in_this_process():
         LocalEngine(in_process=True).run(lambda worker: {}["missing"])
     with pytest.raises(UsageError, match=r"^mine$"):
         LocalEngine(in_process=True).run(_raise_usage_error)
-    with pytest.raises(UsageError, match=r"^num_workers should be an integer from 1 to 1, got 2"):
+    with refused("argument-value", "num_workers", "1", "2"):
         LocalEngine(in_process=True).run(program, num_workers=2)
 
 

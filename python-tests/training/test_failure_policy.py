@@ -1,6 +1,7 @@
 """What is decided after a worker was lost."""
 
 import pytest
+from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.failure import FailurePolicy
@@ -66,5 +67,5 @@ def test_a_wrong_number_is_refused(wrong):
 
 @pytest.mark.parametrize("wrong", [0, -5.0])
 def test_a_window_must_be_positive(wrong):
-    with pytest.raises(UsageError, match="window should be a positive number"):
+    with refused("argument-value"):
         FailurePolicy(1, window=wrong)

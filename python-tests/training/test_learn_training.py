@@ -9,6 +9,7 @@ import pytest
 import torch
 from plain_workers import Crew, CrewJob
 from reference_training import largest_difference, rows_of, union_batches
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -325,7 +326,7 @@ def test_a_layer_that_only_some_workers_use_is_averaged(crew):
 
 
 def test_what_local_steps_do_not_go_with_is_said(crew):
-    with pytest.raises(UsageError, match="local_steps=2 does not go with a loss that adds up"):
+    with refused("argument-conflict", "local_steps=2"):
         Run(crew, loss=nn.MSELoss(reduction="sum")).fit(local_steps=2)
 
 
@@ -452,7 +453,7 @@ def test_a_weight_must_be_a_number_of_at_least_0(crew, bad):
     run = Run(crew)
     for shard in run._shards:
         shard["w"][:] = bad
-    with pytest.raises(UsageError, match="weight_col has negative numbers or none"):
+    with refused("data-value", "weight_col"):
         run.fit(labels=["y", "w"], weighted=True)
 
 
@@ -523,7 +524,7 @@ def test_a_plateau_of_torch_needs_epochs():
         lambda optimizer, config: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
         interval="step",
     )
-    with pytest.raises(UsageError, match="looks at figures of an epoch; use scheduler_step_freq"):
+    with refused("argument-conflict", "scheduler_step_freq"):
         parts.build(training=True)
 
 
@@ -596,7 +597,7 @@ def test_a_forward_that_sets_no_loss_is_refused(crew):
         def on_iter_forward(self, runner):
             runner.output = runner.model(runner.batch[0])
 
-    with pytest.raises(UsageError, match=r"must set runner\.loss to a tensor, it is NoneType"):
+    with refused("function-result", "runner.loss", "NoneType"):
         Run(crew).fit(callbacks=[Main()])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -85,9 +86,7 @@ def test_what_the_type_cannot_hold_is_named(orca_spark):
     halves = WHOLE.astype(np.float32) + 0.5
     y = WHOLE[:, 0] % 2
     est = estimator(Floating)
-    with pytest.raises(
-        UsageError, match=r"'x\[0\]' of validation_data holds \d+.5, which is no int"
-    ):
+    with refused("data-value", "'x[0]'", "validation_data", "5"):
         est.fit((WHOLE, y), validation_data=(halves, y))
 
 

@@ -6,6 +6,7 @@ import logging
 import ml_dtypes
 import numpy as np
 import pytest
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.serving import Client, ModelRepository, ModelServer, ServedModel
@@ -87,7 +88,7 @@ def test_texts_of_json_reach_a_network_as_they_are(server):
 
 def test_bytes_that_are_no_text_are_refused(client):
     broken = np.array([b"oslo", b"\xff"], object)
-    with pytest.raises(Exception, match=r"'city' takes texts in UTF-8, but holds b'\\xff'"):
+    with refused("cluster-refused", "'city'", "UTF-8", "'\\xff'"):
         client.infer("city", {"city": broken})
 
 
@@ -102,7 +103,7 @@ def test_a_network_of_openvino_takes_texts(tmp_path):
     with ServedModel(tmp_path) as model:
         for texts in (np.array(CITIES), np.array([each.encode() for each in CITIES], object)):
             assert model.predict({"x": texts}).tolist() == CITIES
-        with pytest.raises(UsageError, match="ends with a null character"):
+        with refused("data-value"):
             model.predict({"x": np.array(["a\0"], object)})
 
 

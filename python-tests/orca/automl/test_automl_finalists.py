@@ -1,6 +1,7 @@
 """Trials that successive halving has stopped, but which are the best of those, get to their end."""
 
 import pytest
+from refusals import refused
 from small_searches import SPACE, fit, model, search
 
 from bigdl.common.errors import UsageError
@@ -93,5 +94,5 @@ def test_wrong_numbers_of_finalists_are_refused(tmp_path, finalists):
 
 
 def test_other_schedulers_have_no_finalists(tmp_path):
-    with pytest.raises(UsageError, match="has no 'finalists'"):
+    with refused("argument-unknown", "'finalists'"):
         halved(search(tmp_path), 1, scheduler="hyperband")

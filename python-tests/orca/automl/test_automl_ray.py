@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import ray_models as rays
 import torch
+from refusals import refused
 from small_searches import SPACE, fit, model, mse, rows, search
 
 from bigdl.common.errors import UsageError
@@ -321,7 +322,7 @@ def test_wrong_names_are_told(tmp_path, options, message):
 
 def test_a_trial_that_no_node_has_room_for_is_refused(tmp_path):
     est = search(tmp_path, backend="ray", resources_per_trial={"cpu": 99})
-    with pytest.raises(UsageError, match="no node of Ray has that"):
+    with refused("resource-limit"):
         fit(est)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray_models as rays
+from refusals import refused
 from small_searches import fit, rows, search
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'bigdl[automl]'")
@@ -50,6 +50,6 @@ def test_rows_of_spark_are_searched(orca_spark, tmp_path, expected, backend):
 
 def test_nulls_are_told_before_a_trial_begins(orca_spark, tmp_path):
     frame = orca_spark.sql("select array(1.0d) x, cast(null as double) y")
-    with pytest.raises(UsageError, match="null"):
+    with refused("data-null"):
         fit(search(tmp_path), frame, **NAMES, **OPTIONS)
     assert not any(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
@@ -241,7 +242,7 @@ def test_the_validation_data_stop_the_growth_early(tmp_path):
     score = sklearn_metrics.root_mean_squared_error(validation[1], predicted)
     assert search.trials()["rmse"].iloc[0] == pytest.approx(score, rel=1e-4)
     search = AutoXGBRegressor(logs_dir=str(tmp_path), backend="local", early_stopping_rounds=3)
-    with pytest.raises(UsageError, match="early_stopping_rounds needs validation_data"):
+    with refused("search-failed", "early_stopping_rounds", "validation_data"):
         search.fit((x, y), **options)
 
 
@@ -257,7 +258,7 @@ def test_functions_of_the_configuration_make_the_data(tmp_path):
     )
     alone = fit(AutoXGBRegressor, tmp_path, (x, y), (x, y), search_space={"max_depth": 2})
     assert est.trials()["rmse"].tolist() == alone.trials()["rmse"].tolist()
-    with pytest.raises(UsageError, match=r"must be arrays.*got int"):
+    with refused("search-failed"):
         fit(AutoXGBRegressor, tmp_path, lambda config: 5, None, search_space={"max_depth": 2})
 
 

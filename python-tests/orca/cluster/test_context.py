@@ -16,6 +16,7 @@ import psutil
 import pytest
 from py4j.protocol import Py4JJavaError
 from quick_jvm import QUICK_JVM
+from refusals import refused
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
@@ -173,15 +174,13 @@ def test_a_wrong_argument_is_one_clear_sentence(arguments, message):
 
 
 def test_local_mode_refuses_the_master_of_a_cluster(no_context):
-    with pytest.raises(UsageError, match=r"cannot use spark.master=spark://host"):
+    with refused("argument-conflict", "master=spark://host"):
         init_orca_context("local", conf={"spark.master": "spark://host:7077"})
 
 
 def test_spark_connect_is_refused(no_context, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://host")
-    with pytest.raises(
-        UsageError, match="SPARK_REMOTE=sc://host asks for Spark Connect: unset SPARK_REMOTE, or"
-    ):
+    with refused("cluster-config", "SPARK_REMOTE=sc://host"):
         init_orca_context()
 
 

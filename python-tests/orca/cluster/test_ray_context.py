@@ -11,8 +11,9 @@ from pathlib import Path
 import faults
 import pytest
 import ray_models as rays
+from refusals import refused
 
-from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context
 from bigdl.orca.cluster.ray_launch import shortened
 from bigdl.orca.ray import OrcaRayContext, RayContext
@@ -93,7 +94,7 @@ def test_wrong_arguments_are_one_sentence(call, message):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'bigdl\[ray\]'"):
+    with refused("package-missing", "'bigdl[ray]'"):
         init_orca_context(runtime="ray")
 
 

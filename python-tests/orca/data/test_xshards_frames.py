@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext
@@ -113,9 +114,9 @@ def test_group_by_joined_to_the_rows(shards):
 
 
 def test_group_by_says_what_is_wrong(shards):
-    with pytest.raises(UsageError, match="agg must be of"):
+    with refused("name-unknown"):
         shards.group_by("S", "collect")
-    with pytest.raises(UsageError, match="no such column"):
+    with refused("column-missing"):
         shards.group_by("nowhere")
 
 
@@ -174,7 +175,7 @@ def test_columns_are_counted_and_chosen(shards):
     assert (shards.max_values("S"), shards.max_values("s")) == ("z", 8.0)
     assert shards["S"].unique().tolist()[0::2] == ["x", "z"]
     assert len(shards["S"].unique()) == 4
-    with pytest.raises(UsageError, match=r"unique\(\) for XShards of Pandas Series"):
+    with refused("data-type", "unique"):
         shards.unique()
 
 

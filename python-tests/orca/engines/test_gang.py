@@ -9,6 +9,7 @@ import sys
 import executors_by_demand
 import faults
 import pytest
+from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
@@ -47,13 +48,13 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
         poll(gang)
 
     monkeypatch.setattr(Gang, "poll", repeated)
-    with pytest.raises(UsageError, match=r"^2 of 3 workers came, and no other within 6 s; the"):
+    with refused("resource-limit", "2", "3", "6"):
         SparkEngine(patience=6.0).run(lambda w: w.line.barrier("all", 3), num_workers=3)
     assert len(lines) == 2
 
 
 def test_rank_0_cannot_host_without_a_barrier(by_demand):
-    with pytest.raises(UsageError, match=r"^rendezvous=\"rank0\" needs a barrier stage"):
+    with refused("cluster-config", 'rendezvous="rank0"'):
         SparkEngine(rendezvous="rank0").run(lambda worker: 0, num_workers=2)
 
 

@@ -5,8 +5,9 @@ import time
 
 import faults
 import pytest
+from refusals import refused
 
-from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import SparkEngine
 
@@ -17,7 +18,7 @@ def without_driver(orca_spark):
 
 
 def test_rendezvous_is_one_of_three(orca_spark):
-    with pytest.raises(UsageError, match=r"^rendezvous should be one of .*rank0.* got 'mine'"):
+    with refused("argument-value", "rank0", "'mine'"):
         SparkEngine(rendezvous="mine")
 
 
@@ -78,7 +79,7 @@ def test_errors_are_reported_in_time(orca_spark, without_driver, tmp_path, faili
 
 
 def test_refuses_what_the_channel_refuses(without_driver):
-    with pytest.raises(UsageError, match="must return bytes or JSON-able values"):
+    with refused("function-result"):
         without_driver.run(lambda worker: object(), num_workers=2)
 
 

@@ -6,6 +6,7 @@ import cloudpickle
 import pytest
 import torch
 from reference_training import largest_difference
+from refusals import refused
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -120,9 +121,7 @@ def test_a_step_of_ones_own_gets_the_dict(orca_spark):
 
 
 def test_what_is_missing_is_said_before_the_model_runs(orca_spark):
-    with pytest.raises(
-        UsageError, match=r"^The batches are dicts of .*label_cols=, or pass a Main"
-    ):
+    with refused("argument-missing", "label_cols="):
         estimator().fit(Samples())
 
 
@@ -144,7 +143,7 @@ def test_keys_must_be_there(columns, message):
 
 @pytest.mark.parametrize("named", [{"left": 1}, {"left": 1, "right": 2, "size": 3}])
 def test_a_model_must_take_the_keys(named):
-    with pytest.raises(UsageError, match="feature_cols=, or pass a MainCallback"):
+    with refused("model-input", "feature_cols=", "MainCallback"):
         check_keywords(Difference(), named)
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refused
 
 PATHS = {
     "bigdl.dllib.feature.common": ["ChainedPreprocessing", "SeqToTensor"],
@@ -178,7 +179,6 @@ def test_trees_come_from_their_own_packages(name, monkeypatch):
 
 def test_workers_share_no_core():
     from bigdl.common.cpu import usable_cores
-    from bigdl.common.errors import UsageError
     from bigdl.orca.cpu_info import schedule_workers
 
     usable = usable_cores()
@@ -188,9 +188,9 @@ def test_workers_share_no_core():
             assert len(given) == count
             assert len(set(cores)) == len(cores)
             assert set(cores) <= set(usable)
-    with pytest.raises(UsageError, match="ask for fewer"):
+    with refused("resource-limit"):
         schedule_workers(len(usable) + 1, 1)
-    with pytest.raises(UsageError, match="at least 1"):
+    with refused("argument-value", "1"):
         schedule_workers(0)
 
 

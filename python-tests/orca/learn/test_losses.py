@@ -8,6 +8,7 @@ import pytest
 import torch
 from plain_workers import Crew
 from reference_training import largest_difference, rows_of, train_alone, union_batches
+from refusals import refused
 from torch import nn
 from torch.nn import functional
 
@@ -431,7 +432,7 @@ def test_an_estimator_names_a_loss_that_mixes_rows(caplog):
 
 @pytest.mark.parametrize("bad", ["mean", 3])
 def test_a_wrong_loss_weight_is_refused(bad):
-    with pytest.raises(UsageError, match="loss_weight must be a function"):
+    with refused("argument-value", "loss_weight"):
         Estimator.from_torch(model=classifier, loss_weight=bad, backend="local")
 
 
@@ -440,7 +441,7 @@ def test_loss_weight_and_weights_of_rows_do_not_go_together():
         model=classifier, optimizer=sgd, loss=nn.MSELoss(), loss_weight="rows", backend="local"
     )
     data = {"x": np.zeros((2, 4)), "y": np.zeros(2), "w": np.ones(2)}
-    with pytest.raises(UsageError, match=r"weight_col .* does not go with loss_weight="):
+    with refused("argument-conflict", "weight_col", "loss_weight"):
         estimator.evaluate(data, feature_cols=["x"], label_cols=["y"], weight_col="w")
 
 

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -300,7 +301,7 @@ def test_checkpoints_are_where_they_were_asked_for(frame, tmp_path):
 
 def test_summaries_are_read_when_a_training_has_ended(frame, tmp_path):
     train, validation = (kind(str(tmp_path), "app") for kind in (TrainSummary, ValidationSummary))
-    with pytest.raises(UsageError, match="no figures yet"):
+    with refused("not-fitted"):
         train.read_scalar("Loss")
     stage = NNEstimator(linear(), nn.MSELoss()).setBatchSize(ROWS).setMaxEpoch(2)
     stage.setValidation(EveryEpoch(), frame, ["mse"], 4)
@@ -482,7 +483,7 @@ def test_images_are_read_and_scaled(orca_spark, tmp_path):
         images.sort(key=lambda image: image["origin"])
         assert [(image["height"], image["width"]) for image in images] == [size] * 2
         assert [bytes(image["data"][:3]) for image in images] == [b"\0\0\xff", b"\xff\0\0"]
-    with pytest.raises(UsageError, match="given together"):
+    with refused("argument-missing"):
         NNImageReader.readImages(str(tmp_path), resizeH=3)
 
 
@@ -517,5 +518,5 @@ def test_wrong_inputs_are_named(call, text):
 
 
 def test_a_missing_column_is_named(frame):
-    with pytest.raises(UsageError, match="no column 'nothing'"):
+    with refused("column-missing", "'nothing'"):
         NNEstimator(linear(), nn.MSELoss()).setFeaturesCol("nothing").fit(frame)

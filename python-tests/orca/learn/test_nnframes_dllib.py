@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -51,7 +52,7 @@ def test_layers_make_a_model():
     found = model(torch.randn(5, 24))
     assert found.shape == (5, 3)
     torch.testing.assert_close(found.exp().sum(1), torch.ones(5))
-    with pytest.raises(UsageError, match="cannot be read"):
+    with refused("file-format"):
         Model.loadModel("a.bigdl")
 
 

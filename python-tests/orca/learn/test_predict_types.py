@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.mlflow.flavour import Predictor
@@ -163,9 +164,9 @@ def test_whole_floats_reach_a_model_of_ids_as_ids():
     assert est.predict(ids.astype(float)).tolist() == expected
     loss = est.evaluate((ids, np.ones(2, "float32")))["val_loss"]
     assert est.evaluate((ids.astype(float), np.ones(2, "float32")))["val_loss"] == loss
-    with pytest.raises(UsageError, match=r"holds 3.5, which is no int64"):
+    with refused("data-value", "3", "5", "int64"):
         est.predict(np.array([3.5, 1]))
-    with pytest.raises(UsageError, match="is bool here but int64 in the training data"):
+    with refused("data-schema", "int64"):
         est.predict(np.array([True, False]))
 
 
@@ -238,7 +239,7 @@ def test_each_input_gets_the_dtype_that_its_layers_take():
 def test_ids_that_float32_does_not_tell_apart_are_refused():
     model = torch.nn.Embedding(9, 1)
     assert call_model(model, [torch.tensor([3.0])]).shape == (1, 1)
-    with pytest.raises(UsageError, match=r"holds 16777216\.0 in float32"):
+    with refused("data-value", "16777216.0", "float32"):
         call_model(model, [torch.tensor([2.0**24])])
 
 
@@ -280,6 +281,6 @@ def test_ids_beyond_floats_beside_floats_are_refused_by_name():
     def types(values):
         return frames._column_types(pd.DataFrame({"item": values}))
 
-    with pytest.raises(UsageError, match=r"Column 'item' holds whole numbers beyond 2\*\*53"):
+    with refused("data-schema", "'item'", "2", "53"):
         frames._unified([types([2**53 + 1]), types([1.5])])
     assert frames._unified([types([2**53]), types([1.5])])["item"] == "double"

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import ray_models as rays
 import torch
+from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import active_context
@@ -167,9 +168,9 @@ def test_accelerated_predictions_of_what_is_in_ray(data, trained):
 
 def test_acceleration_of_wrong_columns_is_one_sentence(data, trained):
     forms = in_every_form(data)
-    with pytest.raises(UsageError, match="feature_cols is required for a Ray Dataset"):
+    with refused("argument-missing", "feature_cols"):
         trained.predict(forms["Ray Dataset"][0], accelerate="jit_fp32")
-    with pytest.raises(UsageError, match="'b'"):
+    with refused("column-missing", "'b'"):
         trained.predict(forms["RayXShards"][0], feature_cols="b", accelerate="jit_fp32")
 
 

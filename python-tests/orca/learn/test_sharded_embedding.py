@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_workers import Crew
 from reference_training import largest_difference, rows_of, train_alone
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -287,7 +288,7 @@ def test_wrong_use_gets_one_sentence(make, text):
 def test_a_fit_needs_a_shared_folder(crew):
     parts = ModelParts(lookup, optimizer_of("SGD"), nn.MSELoss())
     settings = FitSettings(Goal(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"])
-    with pytest.raises(UsageError, match="ShardedEmbedding needs model_dir="):
+    with refused("argument-missing", "ShardedEmbedding", "model_dir"):
         crew.run(
             lambda worker: TorchLoop(worker, TorchDistributedSync(worker), parts, settings),
             [{"data": s} for s in shards_of([7, 4])],
@@ -302,7 +303,7 @@ def test_a_damaged_slice_is_noticed(crew, run):
         last = file.read(1)
         file.seek(-1, 2)
         file.write(bytes([last[0] ^ 1]))
-    with pytest.raises(UsageError, match=r"rows.table.weight.00001.npy cannot be read.*damaged"):
+    with refused("checkpoint-damaged", "00001"):
         whole(checkpoint)
     assert np.load(f"{checkpoint.url}/rows.table.weight.00000.npy").shape == (5, 3)
 
@@ -384,7 +385,7 @@ def test_tasks_read_rows_of_large_tables_from_the_checkpoint(trained, data, monk
     path = Path(trained._training.snapshot.url, "rows.pair.weight.00001.npy")
     away = path.rename(path.with_suffix(".away"))
     try:
-        with pytest.raises(UsageError, match="keep more of them with num_to_keep="):
+        with refused("checkpoint-missing", "num_to_keep"):
             trained.predict(data[0])
     finally:
         away.rename(path)
@@ -414,7 +415,7 @@ def test_a_worker_does_not_write_a_part_of_the_model(data, tmp_path):
         def after_train_epoch(self, runner):
             runner.save_checkpoint(str(tmp_path / "part"))
 
-    with pytest.raises(UsageError, match="rows of a ShardedEmbedding lie on all workers"):
+    with refused("unsupported", "ShardedEmbedding"):
         estimator(tmp_path).fit(data, batch_size=4, callbacks=[Save()])
 
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError
@@ -70,7 +71,7 @@ class Runs:
 
 def test_an_object_in_a_state_runs_no_code_and_is_named(capsys):
     before = list(torch.serialization.get_safe_globals())
-    with pytest.raises(UsageError, match=r"holds (builtins\.)?eval, and a state is"):
+    with refused("model-copy"):
         loads(dumps({"a": Runs(), "b": np.float64(1)}))
     assert capsys.readouterr().out == ""
     assert list(torch.serialization.get_safe_globals()) == before
@@ -94,7 +95,7 @@ def test_lazy_layers_take_their_sizes_from_a_row(workers):
 
 
 def test_lazy_layers_without_a_row_are_a_sentence():
-    with pytest.raises(UsageError, match="has lazy layers"):
+    with refused("model-unbuilt"):
         estimator(lambda config: lazy()).predict(X)
 
 

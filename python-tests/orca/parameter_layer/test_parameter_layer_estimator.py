@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference_training import largest_difference
+from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError
@@ -163,7 +164,7 @@ def test_a_frame_with_validation_and_what_follows(frame):
 
 def test_groups_say_what_they_spent_their_time_on(orca_spark, tmp_path):
     est = estimator()
-    with pytest.raises(UsageError, match="call set_tensorboard"):
+    with refused("state", "set_tensorboard"):
         est.plot_phases(tmp_path / "nothing.svg")
     est.set_tensorboard(str(tmp_path), "app")
     est.fit(arrays(), epochs=2, batch_size=8, seed=3, group_size=3)
@@ -330,7 +331,7 @@ def test_an_error_in_the_model_is_raised_once(orca_spark):
 
 def test_rows_that_are_no_numbers_are_named(orca_spark):
     frame = orca_spark.createDataFrame([([1.0] * 4, 1.0), (None, 2.0)], "x array<float>, y float")
-    with pytest.raises(UsageError, match="'x'"):
+    with refused("data-null", "'x'"):
         estimator().fit(frame, batch_size=8, **COLUMNS)
 
 
