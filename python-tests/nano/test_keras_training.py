@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from refusals import refused
 
-from bigdl.common import environment as scratch
+from bigdl.common import private_folders as scratch
 from bigdl.common.errors import UsageError
 from bigdl.nano.tf.keras import (
     Input,
@@ -258,7 +258,7 @@ def test_python_s_data_without_end_are_given_up_and_leave_nothing(kind, tmp_path
         classifier().fit(source(), num_processes=2)
     with refused("data-endless", "20", "validation_steps"):
         classifier().fit(batches(), validation_data=source(), num_processes=2)
-    assert not list(tmp_path.iterdir())
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
 
 def test_data_that_would_fill_the_disk_are_given_up(tmp_path, monkeypatch):
@@ -266,7 +266,7 @@ def test_data_that_would_fill_the_disk_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(feeds.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
     with refused("data-size"):
         classifier().fit(endless(), steps_per_epoch=10**9, num_processes=2)
-    assert not list(tmp_path.iterdir())
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
 
 def test_an_interrupted_generator_leaves_nothing(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_an_interrupted_generator_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv(scratch.VARIABLE, str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         classifier().fit(interrupted(), num_processes=2)
-    assert not list(tmp_path.iterdir())
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
 
 def test_batches_of_several_shapes_and_of_texts_are_read_back_as_they_were(tmp_path):

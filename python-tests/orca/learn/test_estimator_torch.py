@@ -500,9 +500,9 @@ def test_an_optimizer_instance_keeps_its_state_from_fit_to_fit(frame):
     ids=naming.case,
 )
 def test_what_cannot_work_is_refused_at_once(options, message):
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(UsageError, match=message) as caught:
         estimator(**options)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +522,9 @@ def test_what_cannot_work_is_refused_at_once(options, message):
     ids=naming.case,
 )
 def test_what_a_worker_finds_wrong_is_refused_in_a_sentence(frame, parts, message):
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(UsageError, match=message) as caught:
         estimator(**parts).fit(frame, **COLUMNS)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_module_with_an_optimizer_and_no_loss_is_refused_at_once():
@@ -809,9 +809,9 @@ def test_files_that_cannot_be_loaded(fitted, tmp_path):
         (foreign, "The weights in .* do not fit the model: .*Missing key"),
         (tmp_path, "cannot be read"),
     ]:
-        with pytest.raises(UsageError, match=message) as refused:
+        with pytest.raises(UsageError, match=message) as caught:
             fresh().load(str(path))
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(caught.value)
     with refused("path-unusable"):
         fitted.save(str(garbage / "below.pt"))
 
