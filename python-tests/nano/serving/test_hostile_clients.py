@@ -305,6 +305,26 @@ def test_a_refused_upload_gets_its_answer_and_its_connection_goes_on(server):
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"401", b"200"]
 
 
+def test_a_client_that_offers_http2_is_answered_by_http1(server):
+    described = (
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}'
+    )
+    post = (
+        b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer use\r\n"
+        b"Connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        + f"Content-Length: {len(described)}\r\n\r\n".encode()
+    )
+    get = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    for parts in (
+        (post + described, get),
+        (post, described + get),
+        (post[:50], post[50:] + described + get),
+    ):
+        answer = send(server, *parts)
+        assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200"]
+        assert b'"data":[2.0,4.0,6.0]' in answer.replace(b" ", b"")
+
+
 @pytest.fixture
 def quick_http(monkeypatch):
     from bigdl.nano.serving import http_thread

@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_HEADERS = 256
 _MOST_BESIDE_BYTES = 64 << 10  # between parts of a body: sizes and extensions of chunks
@@ -182,7 +184,7 @@ def _limited_protocol() -> type:
 
         def data_received(self, data: bytes) -> None:
             self.beside_bytes += len(data)
-            super().data_received(data)
+            super().data_received(data if self.in_body else _without_upgrade(data))
             if self.transport.is_closing():
                 return
             self.late_bytes += len(data)
@@ -297,6 +299,19 @@ def _limited_protocol() -> type:
                 self._watch_sending()
 
     return LimitedProtocol
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Rename headers ``Upgrade`` in the first head of some bytes.
+
+    Clients of Java and curl offer HTTP/2 by them. A server may answer by HTTP/1.1, but the parser
+    would take what follows the head for another protocol, and the request for one without a body.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    if not _UPGRADE.search(head):
+        return data
+    return _UPGRADE.sub(b"\r\nIgnored:", head) + data[len(head) :]
 
 
 def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
