@@ -153,6 +153,19 @@ def test_more_requests_than_allowed_get_a_sentence_and_their_places_come_back():
     port.stop(0)
 
 
+def test_a_client_of_many_requests_at_once_gets_answers_or_a_sentence():
+    port, seen = echo_port(lambda content, call: content, threads=8, most_requests=64), set()
+    with grpc.insecure_channel(f"127.0.0.1:{port.port}") as channel:
+        call = channel.unary_unary("/echo/Echo")
+        for each in [call.future(b"a", 30) for _ in range(2000)]:
+            error = each.exception()
+            seen.add("OK" if error is None else f"{error.code().name}: {error.details()}")
+    assert "OK" in seen
+    busy = "RESOURCE_EXHAUSTED: Too many requests at the same time; try again later"
+    assert seen <= {"OK", busy}
+    port.stop(0)
+
+
 def test_what_further_services_do_is_answered_by_its_status(caplog):
     def echo(content, call):
         assert call.is_active()

@@ -39,6 +39,7 @@ _BUSY = "Too many requests at the same time; try again later"
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_SENTENCE_BYTES = 2000  # it travels in a header, of which clients take 8 KiB
 _MOST_SILENT = 4  # times most_requests: calls whose message has not come
+_MOST_UNSEEN = 4  # times most_requests
 _FURTHER_STREAMS = 64  # of a connection, beyond the limit of requests: they get a sentence
 _MILLISECONDS = {
     # A connection on which nothing is asked; one whose client does not answer pings; any.
@@ -221,7 +222,13 @@ class GrpcPort:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
             ("grpc.absolute_max_metadata_size", _MOST_HEADER_BYTES),
+            # A client waits with what is more. Otherwise grpc counts streams that have just ended,
+            # and refuses those of a client that keeps to the limit.
             ("grpc.max_concurrent_streams", most_requests + _FURTHER_STREAMS),
+            ("grpc.http.overload_protection", 0),
+            # Those that have come and were not looked at yet; grpc cancels more without a word.
+            ("grpc.server.max_pending_requests", _MOST_UNSEEN * most_requests),
+            ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * most_requests),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.so_reuseport", int(shares_port)),
             *((f"grpc.{name}_ms", value) for name, value in _MILLISECONDS.items()),
