@@ -140,22 +140,22 @@ def test_threads_may_call_at_the_same_time(model):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda m, x, y: m(x), "has 2 inputs .x, y., but 1 were given"),
-        (lambda m, x, y: m(x, y, y), "but 3 were given"),
-        (lambda m, x, y: m(x=x), "argument 'y' is missing"),
-        (lambda m, x, y: m(x, z=y), "no argument 'z'; it takes x, y"),
-        (lambda m, x, y: m(x, x=x), "You shouldn't pass arguement x as it has been passed as a"),
-        (lambda m, x, y: m(x[:, :5], y), r"takes x\[\?,6\], y\[\?,4\] and was given x\[3, 5\]"),
-        (lambda m, x, y: m(x + 1j, y), "complex64 cannot be made that without loss"),
+        (lambda m, x, y: m(x), ("model-input", "2", "1")),
+        (lambda m, x, y: m(x, y, y), ("model-input", "3")),
+        (lambda m, x, y: m(x=x), ("argument-missing", "'y'")),
+        (lambda m, x, y: m(x, z=y), ("argument-unknown", "'z'")),
+        (lambda m, x, y: m(x, x=x), ("argument-conflict",)),
+        (lambda m, x, y: m(x[:, :5], y), ("model-input", "6", "4", "3")),
+        (lambda m, x, y: m(x + 1j, y), ("model-input", "complex64")),
         (
             lambda m, x, y: m.async_predict([(x, y)], num_requests=-1),
-            "num_requests should be an integer of at least 0",
+            ("argument-value", "num_requests", "0"),
         ),
     ],
 )
 def test_a_wrong_call_is_said_and_the_next_is_right(model, call, said):
     x, y = rows(3)
-    with pytest.raises(RuntimeError, match=said):
+    with refused(*said):
         call(model, x, y)
     np.testing.assert_allclose(model(x, y)[0], x @ W + y, rtol=1e-5, atol=1e-5)
 
@@ -388,14 +388,14 @@ def test_a_combination_of_devices_is_a_device():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("no_such.xml", "'no_such.xml' doesn't exist"),
-        ("model.pt", "is read from an .xml or .onnx file, not from 'model.pt'"),
-        (3, "the path of an .xml or .onnx file or an openvino.Model, not int"),
-        ((b"<net/>", b""), "OpenVINO cannot read the given bytes"),
+        ("no_such.xml", ("path-missing", "no_such", "' doesn'")),
+        ("model.pt", ("file-format",)),
+        (3, ("argument-type",)),
+        ((b"<net/>", b""), ("file-damaged", "OpenVINO")),
     ],
 )
 def test_what_is_no_network_is_said(source, said):
-    with pytest.raises(RuntimeError, match=said):
+    with refused(*said):
         OpenVINOModel(source)
 
 
@@ -512,16 +512,16 @@ def test_signals_can_be_handled_after_quantizing(labelled):
 @pytest.mark.parametrize(
     ("data", "arguments", "said"),
     [
-        ([], {}, "the data is empty"),
-        (None, {"sample_size": 0}, "sample_size should be a positive integer"),
-        (None, {"drop_type": "both"}, "drop_type should be one of 'relative', 'absolute'"),
-        ([{"z": np.zeros((1, 16))}], {}, "lacks the input x"),
-        ([((np.zeros(1), np.zeros(1)), 0)], {}, "has 1 inputs .x., but a batch has 2"),
-        ([np.zeros((1, 16), np.float32)], {"metric": accuracy}, "a batch has inputs only"),
+        ([], {}, ("data-empty",)),
+        (None, {"sample_size": 0}, ("argument-value", "sample_size")),
+        (None, {"drop_type": "both"}, ("argument-value", "drop_type", "'relative'", "'absolute'")),
+        ([{"z": np.zeros((1, 16))}], {}, ("model-input",)),
+        ([((np.zeros(1), np.zeros(1)), 0)], {}, ("model-input", "1", "2")),
+        ([np.zeros((1, 16), np.float32)], {"metric": accuracy}, ("data-structure",)),
     ],
 )
 def test_data_that_cannot_calibrate_are_said(labelled, data, arguments, said):
     pytest.importorskip("nncf")
     model, good = labelled
-    with pytest.raises(RuntimeError, match=said):
+    with refused(*said):
         model.pot(good if data is None else data, **arguments)

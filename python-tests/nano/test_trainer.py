@@ -611,15 +611,15 @@ def test_use_ipex_is_accepted_and_says_what_it_means(caplog):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"model": 3}, "Model must be instance of nn.Module but got int"),
-        ({"loss": 3}, "loss must be callable"),
-        ({"optimizer": 3}, "optimizer must be a torch.optim.Optimizer"),
-        ({"metrics": [3]}, "metrics must be metrics of torchmetrics, not int"),
+        ({"model": 3}, ("model-type",)),
+        ({"loss": 3}, ("argument-type",)),
+        ({"optimizer": 3}, ("argument-type",)),
+        ({"metrics": [3]}, ("argument-type",)),
     ],
     ids=["model", "loss", "optimizer", "metrics"],
 )
 def test_what_cannot_be_compiled_is_an_error(arguments, said):
-    with pytest.raises(UsageError, match=said):
+    with refused(*said):
         Trainer.compile(**({"model": OneWeight()} | arguments))
 
 

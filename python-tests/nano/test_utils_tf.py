@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.nano.utils import tf as helpers
@@ -93,13 +94,13 @@ def test_rows_without_targets_become_a_dataset():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (np.ones(3), np.ones(2), "as many rows"),
-        (np.ones(3), tf.data.Dataset.range(3), "both be arrays or both be datasets"),
+        (np.ones(3), np.ones(2), ("data-shape",)),
+        (np.ones(3), tf.data.Dataset.range(3), ("argument-conflict",)),
     ],
     ids=["rows", "kinds"],
 )
 def test_rows_that_do_not_belong_together_are_refused(x, y, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         helpers.as_dataset(x, y)
 
 

@@ -630,14 +630,14 @@ def test_resume_takes_the_path_of_a_checkpoint(crew, whole, tmp_path):
 @pytest.mark.parametrize(
     ("resume", "message"),
     [
-        ("auto", 'resume="auto" needs model_dir='),
-        (True, 'resume should be "auto" or the path of a checkpoint, got True'),
-        ("somewhere/else", "resume should be .* got 'somewhere/else'"),
-        ("somewhere/checkpoint-000001-00000000", "cannot be read"),
+        ("auto", ("argument-missing", 'resume="auto"', "model_dir")),
+        (True, ("argument-value", '"auto"')),
+        ("somewhere/else", ("argument-value", "'somewhere/else'")),
+        ("somewhere/checkpoint-000001-00000000", ("checkpoint-damaged",)),
     ],
 )
 def test_what_resume_cannot_mean_is_refused(crew, resume, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         Run(crew).fit(1, resume=resume)
 
 

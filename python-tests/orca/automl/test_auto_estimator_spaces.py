@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.automl import hp
 from bigdl.orca.automl.strategy import from_ray
 from bigdl.tuning.spaces import SearchSpace
@@ -267,23 +266,23 @@ def test_domains_of_ray_become_ours():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: hp.uniform(2, 1), "lower must not be above upper"),
-        (lambda: hp.uniform("a", 1), "lower should be a number"),
-        (lambda: hp.randint(0.5, 1), "lower should be an integer"),
-        (lambda: hp.loguniform(0, 1), "above 0 on a logarithmic scale"),
-        (lambda: hp.quniform(1, 2, 0), "q should be a positive number"),
-        (lambda: hp.qrandint(1, 3, 5), "no multiple of 5"),
-        (lambda: hp.randn(0, 0), "std should be a positive number"),
-        (lambda: hp.choice([]), "at least one value"),
-        (lambda: hp.choice("abc"), "must be a list"),
-        (lambda: hp.choice_n([1, 2], 1, 3), "from 0 to the 2 categories"),
-        (lambda: hp.sample_from(3), "takes a function"),
-        (lambda: hp.grid_search(3), "must be a list"),
-        (lambda: SearchSpace([1]), "search_space must be a dict"),
-        (lambda: SearchSpace({1: 2}), "names as keys"),
+        (lambda: hp.uniform(2, 1), ("search-space",)),
+        (lambda: hp.uniform("a", 1), ("argument-type",)),
+        (lambda: hp.randint(0.5, 1), ("argument-type",)),
+        (lambda: hp.loguniform(0, 1), ("search-space", "0")),
+        (lambda: hp.quniform(1, 2, 0), ("argument-value",)),
+        (lambda: hp.qrandint(1, 3, 5), ("search-space", "5")),
+        (lambda: hp.randn(0, 0), ("argument-value",)),
+        (lambda: hp.choice([]), ("search-space",)),
+        (lambda: hp.choice("abc"), ("argument-type",)),
+        (lambda: hp.choice_n([1, 2], 1, 3), ("search-space", "0", "2")),
+        (lambda: hp.sample_from(3), ("argument-type",)),
+        (lambda: hp.grid_search(3), ("argument-type",)),
+        (lambda: SearchSpace([1]), ("search-space", "search_space")),
+        (lambda: SearchSpace({1: 2}), ("search-space",)),
         (
             lambda: drawn({"a": hp.sample_from(lambda spec: spec.config.none)}, 1),
-            "failed: AttributeError",
+            ("search-space", "AttributeError"),
         ),
         (
             lambda: drawn(
@@ -293,10 +292,10 @@ def test_domains_of_ray_become_ours():
                 },
                 1,
             ),
-            "need each other's values",
+            ("search-space",),
         ),
     ],
 )
 def test_wrong_spaces_say_what_is_wrong(make, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         make()

@@ -103,14 +103,14 @@ def test_wrong_data_say_what_is_wrong(tmp_path, data, options, message):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"model_creator": lambda config: 3}, "You must create a torch model in model_creator"),
-        ({"optimizer": lambda model, config: 3}, "must return a torch optimizer"),
-        ({"loss": lambda config: 3}, "loss creator must return a loss"),
+        ({"model_creator": lambda config: 3}, ("search-failed", "model_creator")),
+        ({"optimizer": lambda model, config: 3}, ("search-failed",)),
+        ({"loss": lambda config: 3}, ("search-failed",)),
     ],
     ids=["model", "optimizer", "loss"],
 )
 def test_wrong_creators_say_what_they_returned(tmp_path, parts, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         fit(search(tmp_path, **parts), n_sampling=1)
 
 

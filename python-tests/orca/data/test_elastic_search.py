@@ -280,16 +280,16 @@ def test_a_value_that_does_not_fit_names_its_field(server, config):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"es.nodse": "a"}, r"no setting 'es.nodse'; it has es.batch.size.bytes, .*<name>$"),
-        ({"es.port": "http"}, "es.port should be a number, such as 10"),
-        ({"es.scroll.size": "many"}, "es.scroll.size should be a number, such as 10, 10s or 10mb"),
-        ({"es.nodes": "http://ann:secret@a"}, "^es.nodes names a user; give es.net.http.auth.user"),
-        ({"es.nodes": "a:b"}, "es.nodes should be names of hosts, got 'a:b'"),
-        ({"es.net.ssl": "maybe"}, "es.net.ssl should be one of 'true', 'false'"),
-        ({"es.query": "year=3"}, "es.query should be .q=… or JSON"),
-        ({"es.query": '{"query": {}, "size": 3}'}, "es.query should be .q=… or JSON"),
-        ({"es.write.operation": "append"}, "es.write.operation should be one of 'index'"),
-        ({"es.write.operation": "upsert"}, "es.write.operation=upsert needs es.mapping.id"),
+        ({"es.nodse": "a"}, ("argument-unknown",)),
+        ({"es.port": "http"}, ("argument-value", "10")),
+        ({"es.scroll.size": "many"}, ("argument-value", "10", "10s", "10mb")),
+        ({"es.nodes": "http://ann:secret@a"}, ("argument-value",)),
+        ({"es.nodes": "a:b"}, ("argument-value", "'a:b'")),
+        ({"es.net.ssl": "maybe"}, ("argument-value", "'true'", "'false'")),
+        ({"es.query": "year=3"}, ("argument-value", "q=…")),
+        ({"es.query": '{"query": {}, "size": 3}'}, ("argument-value", "q=…")),
+        ({"es.write.operation": "append"}, ("argument-value", "'index'")),
+        ({"es.write.operation": "upsert"}, ("argument-missing", "operation=upsert")),
     ],
 )
 def test_a_wrong_setting_is_named(config, orca_spark, setting, message):
@@ -298,7 +298,7 @@ def test_a_wrong_setting_is_named(config, orca_spark, setting, message):
             elastic_search.write_df(settings, "new", orca_spark.range(1))
         elastic_search.read_df(settings, "films")
 
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         use({**config, **setting})
 
 

@@ -19,7 +19,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.shard import SpoolWriter
 from bigdl.runtime.task import reopen
@@ -154,18 +153,18 @@ def test_a_function_gets_config_and_the_batch_size_of_its_worker():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda c, b: 3, "must return a DataLoader or a Dataset, it returned int"),
-        (DataLoader(Samples(), batch_size=None), "cannot be shared out"),
+        (lambda c, b: 3, ("function-result", "DataLoader")),
+        (DataLoader(Samples(), batch_size=None), ("unsupported",)),
         (
             DataLoader(
                 Samples(), batch_sampler=type("Own", (BatchSampler,), {})(range(3), 2, False)
             ),
-            "cannot be shared out",
+            ("unsupported",),
         ),
     ],
 )
 def test_loaders_that_cannot_be_shared_out_are_refused(made, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         as_loader(made, {}, 4)
 
 

@@ -119,14 +119,14 @@ def test_a_program_that_cannot_be_shipped(engine, no_jobs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers_per_node": 0}, r"^workers_per_node should be a positive integer, got 0"),
-        ({"channel_port": -1}, r"^channel_port should be an integer from 0 to 65535, got -1"),
-        ({"channel_port": 70000}, r"^channel_port should be .* got 70000"),
-        ({"timeout": 0}, r"^timeout should be a positive number, got 0"),
+        ({"workers_per_node": 0}, ("argument-value", "workers_per_node", "0")),
+        ({"channel_port": -1}, ("argument-value", "channel_port", "0", "65535")),
+        ({"channel_port": 70000}, ("argument-value", "channel_port", "70000")),
+        ({"timeout": 0}, ("argument-value", "0")),
     ],
 )
 def test_bad_engine_arguments(orca_spark, arguments, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         SparkEngine(**arguments)
 
 

@@ -681,13 +681,13 @@ def test_wrong_inputs_are_refused_in_one_sentence(frame, options, arguments, mes
 @pytest.mark.parametrize(
     ("creator", "message"),
     [
-        (lambda config: 3, "must return a keras.Model"),
-        (lambda config: two_by_two(config), "does not take rows of this form"),
+        (lambda config: 3, ("model-type",)),
+        (lambda config: two_by_two(config), ("model-input",)),
     ],
     ids=["no model", "other inputs"],
 )
 def test_models_that_do_not_fit_are_refused(frame, creator, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         estimator(creator).fit(frame, **COLUMNS)
 
 

@@ -290,15 +290,15 @@ def test_a_dict_has_names_of_its_own(frame):
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (lambda x: "text", "it returned str"),
-        (lambda x: [x, [x]], "it returned list"),
-        (lambda x: x.sum(), r"one row of output for each row of input.* shape \(\) for 2 rows"),
-        (lambda x: x.flatten(), r"shape \(4,\) for 2 rows"),
-        (lambda x: torch.complex(x, x), "returns complex numbers.*view_as_real"),
+        (lambda x: "text", ("model-output",)),
+        (lambda x: [x, [x]], ("model-output",)),
+        (lambda x: x.sum(), ("model-output", "2")),
+        (lambda x: x.flatten(), ("model-output", "4", "2")),
+        (lambda x: torch.complex(x, x), ("model-output", "view_as_real")),
     ],
 )
 def test_outputs_that_cannot_become_columns(frame, output, message):
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         returning(output).predict(frame, feature_cols=["x"])
 
 
@@ -457,20 +457,20 @@ def test_pandas_gets_the_predictions(frame):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output_cols": "id"}, "has a column 'id' already; rename it"),
-        ({"output_cols": "ID"}, "has a column 'ID' already"),
-        ({"output_cols": ["a", "A"]}, "has a column 'A' already"),
-        ({"feature_cols": None}, "feature_cols is required"),
-        ({"feature_cols": ["y"]}, "no column 'y'"),
-        ({"batch_size": 0}, "batch_size should be a positive integer, got 0"),
-        ({"callbacks": [print]}, "predict calls no callbacks"),
-        ({"data": 1.0}, "Only XShards or Spark DataFrame are supported for predict"),
+        ({"output_cols": "id"}, ("column-duplicate", "'id'")),
+        ({"output_cols": "ID"}, ("column-duplicate", "'ID'")),
+        ({"output_cols": ["a", "A"]}, ("column-duplicate", "'A'")),
+        ({"feature_cols": None}, ("argument-missing", "feature_cols")),
+        ({"feature_cols": ["y"]}, ("column-missing", "'y'")),
+        ({"batch_size": 0}, ("argument-value", "batch_size", "0")),
+        ({"callbacks": [print]}, ("argument-conflict",)),
+        ({"data": 1.0}, ("data-type", "DataFrame")),
     ],
     ids=str,
 )
 def test_wrong_arguments_are_refused(frame, options, message):
     est = returning(lambda x: (x, x) if options.get("output_cols") == ["a", "A"] else x)
-    with pytest.raises(UsageError, match=message):
+    with refused(*message):
         est.predict(**{"data": frame, "feature_cols": ["x"], **options})
 
 

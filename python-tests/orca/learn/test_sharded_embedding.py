@@ -269,19 +269,19 @@ def test_ranks_may_read_what_and_as_often_as_they_like(crew, plans, weights):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: ShardedEmbedding(0, 2), "num_embeddings.*0"),
-        (lambda: ShardedEmbedding([], 2), "empty"),
-        (lambda: ShardedEmbedding(2, 2, storage="disk"), "storage.*disk"),
-        (lambda: ShardedEmbedding(2, 2, dtype=torch.float16), "dtype.*float16"),
-        (lambda: ShardedEmbedding(2, 2, init=0.1), "init.*0.1"),
-        (lambda: ShardedEmbedding(2, 2)(torch.tensor([0, 2])), "2 rows was asked for row 2"),
-        (lambda: ShardedEmbedding([2, 3], 2)(torch.tensor([[1, 3]])), "3 rows in field 1.*row 3"),
-        (lambda: ShardedEmbedding([2, 3], 2)(torch.tensor([1, 2, 0])), r"last dimension of 2.*3"),
-        (lambda: RowwiseAdagrad([nn.Parameter(torch.zeros(1))], lr=0), "lr"),
+        (lambda: ShardedEmbedding(0, 2), ("argument-value", "num_embeddings", "0")),
+        (lambda: ShardedEmbedding([], 2), ("argument-value",)),
+        (lambda: ShardedEmbedding(2, 2, storage="disk"), ("argument-value",)),
+        (lambda: ShardedEmbedding(2, 2, dtype=torch.float16), ("argument-value", "float16")),
+        (lambda: ShardedEmbedding(2, 2, init=0.1), ("argument-type", "0", "1")),
+        (lambda: ShardedEmbedding(2, 2)(torch.tensor([0, 2])), ("data-value", "2")),
+        (lambda: ShardedEmbedding([2, 3], 2)(torch.tensor([[1, 3]])), ("data-value", "3", "1")),
+        (lambda: ShardedEmbedding([2, 3], 2)(torch.tensor([1, 2, 0])), ("data-shape", "2", "3")),
+        (lambda: RowwiseAdagrad([nn.Parameter(torch.zeros(1))], lr=0), ("argument-value",)),
     ],
 )
 def test_wrong_use_gets_one_sentence(make, text):
-    with pytest.raises(UsageError, match=text):
+    with refused(*text):
         make()
 
 
