@@ -67,13 +67,15 @@ def private_root(base: str | None = None) -> str:
         return root
 
 
-def private_folder(path: str | os.PathLike) -> Path:
+def private_folder(path: str | os.PathLike, *, replaceable: bool = False) -> Path:
     """Make a folder that stays and that only this user can enter, with its parents.
 
     Parameters
     ----------
     path : path-like
         Below :func:`private_root` its name must hold no dot, as those of temporary folders do.
+    replaceable : bool, default False
+        Take it although others can write to its parent, where that is not ours to choose.
 
     Returns
     -------
@@ -91,11 +93,14 @@ def private_folder(path: str | os.PathLike) -> Path:
         with contextlib.suppress(FileExistsError):  # another process was first
             os.mkdir(each, 0o700)
     above = os.stat(folder.parent)
-    can_be_replaced = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
-    if above.st_uid not in (0, os.geteuid()) or can_be_replaced or not _made_private(str(folder)):
+    is_open = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    is_others = above.st_uid not in (0, os.geteuid()) or is_open
+    if (is_others and not replaceable) or not _made_private(str(folder)):
         raise UsageError(
             f"{folder} is for the files of this user only, but it or its parent belongs to or can "
-            "be replaced by another user; remove it, or name a folder that only you can write to"
+            "be replaced by another user; remove it, or name a folder that only you can write to",
+            code="path-unusable",
+            path=folder,
         )
     return folder
 
@@ -308,7 +313,9 @@ def _made_anew(path: str) -> int:
             return descriptor
     raise UsageError(
         f"The folder {path} of this program was removed and cannot be made again; start the "
-        "program again, with another TMPDIR if others write to that one"
+        "program again, with another TMPDIR if others write to that one",
+        code="path-unusable",
+        path=path,
     )
 
 

@@ -17,7 +17,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.cpu import passive_waiting
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import LockedFolder, process_folder
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
@@ -85,6 +85,8 @@ _OF_TABLES = ("pandas", "pyarrow", "pyspark.sql", "pyspark.testing.utils")
 """Modules that PySpark 4.3 imports for its first list that goes to the JVM."""
 
 _SHORT_TRACEBACK = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
+_TEMPORARY = "java.io.tmpdir"
+_LOCAL_DIRECTORY = "spark.local.dir"
 SECRET = "spark.authenticate.secret"
 
 
@@ -153,6 +155,9 @@ class LaunchedSpark:
         # Other users of this machine can read the command line of the JVM.
         shown = SparkConf().setAll([item for item in properties.items() if item[0] != SECRET])
         with resources or contextlib.ExitStack() as cleanup:
+            # It outlives this process for as long as the JVM does.
+            folder = LockedFolder("spark", remover=False)
+            cleanup.callback(folder.close)
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
@@ -161,7 +166,8 @@ class LaunchedSpark:
             if archive and properties.get("spark.driver.host") == LOOPBACK:
                 options = properties.get(_EXECUTOR_OPTIONS, "")
                 conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
-            with EnvContext({**environment, **_java_environment(java.home, archive)}):
+            variables = _java_environment(java.home, archive, folder.path)
+            with EnvContext({**environment, **variables}):
                 with _importing(_OF_TABLES):
                     gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
@@ -323,8 +329,12 @@ def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
+    conf = SparkConf().setAll(list(properties.items()))
+    is_asked = conf.contains(_LOCAL_DIRECTORY) or "SPARK_LOCAL_DIRS" in os.environ
+    if properties.get("spark.master", "").startswith("local") and not is_asked:
+        conf.set(_LOCAL_DIRECTORY, process_folder())  # everybody can read Spark's blocks
     with EnvContext(environment):
-        return _new_context(SparkConf().setAll(list(properties.items())))
+        return _new_context(conf)
 
 
 def has_foreign_gateway() -> bool:
@@ -369,6 +379,8 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         **loopback_properties(conf),
         **EVERYWHERE,
         **waiting_properties(conf),
+        # Other users of this machine reach its ports; Spark makes the secret by itself.
+        "spark.authenticate": "true",
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
@@ -404,19 +416,34 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
         **_daemon_properties(conf),
-        **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
+        **_socket_properties(conf.get(f"{_SOCKETS}.dir")),
     }
 
 
-def _java_environment(home: Path, archive: str) -> dict[str, str]:
-    """Variables that start Spark's JVM, and before it the one that makes its command line."""
+def _java_environment(home: Path, archive: str, directory: str = "") -> dict[str, str]:
+    """Variables that start Spark's JVM, and before it the one that makes its command line.
+
+    The JVM puts temporary files into `directory`; among them are Spark's blocks, which everybody on
+    the machine can read, unless ``spark.local.dir`` or ``SPARK_LOCAL_DIRS`` names another place.
+    """
     given = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    options = " ".join(filter(None, [archive, _logging_option(given), given]))
+    settings = [_temporary_option(directory), archive, _logging_option(given), given]
+    options = " ".join(filter(None, settings))
     return {
         "JAVA_HOME": str(home),
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", QUICK_JVM),
         **({"SPARK_SUBMIT_OPTS": options} if options else {}),
     }
+
+
+def _temporary_option(directory: str) -> str:
+    """The option of a JVM for its temporary files, or "" if the user has said where they go."""
+    names = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+    is_set = any(_TEMPORARY in os.environ.get(name, "") for name in names)
+    if not directory or is_set:
+        return ""
+    quoted = directory.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"-D{_TEMPORARY}={quoted}"'
 
 
 def _logging_option(options: str) -> str:
@@ -459,14 +486,16 @@ def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _socket_properties(directory: str) -> dict[str, str]:
-    """Properties for Unix sockets between a JVM and its Python workers, in `directory`.
+def _socket_properties(asked: str | None) -> dict[str, str]:
+    """Properties for Unix sockets between a JVM and its Python workers, where they are `asked` for.
 
     They are faster than TCP, but the path of one may not be long: on other machines, where an
     executor's directory may be that of a container, Spark keeps its default, TCP.
     """
-    path = f"{directory}/.{uuid.uuid4()}.sock"  # as Spark calls them
-    if len(os.fsencode(path)) > LONGEST_SOCKET or not os.access(directory, os.W_OK | os.X_OK):
+    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
+    longest = LONGEST_SOCKET - len(name)
+    directory = asked or process_folder(longest)
+    if len(os.fsencode(directory)) > longest or not os.access(directory, os.W_OK | os.X_OK):
         return {}
     return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
 

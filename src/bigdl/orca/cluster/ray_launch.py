@@ -24,6 +24,7 @@ from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
+from bigdl.common.private_folders import LockedFolder
 from bigdl.common.program_state import kept
 from bigdl.common.telemetry import is_allowed, opt_out_variables
 from bigdl.orca.cluster import connect, supervisor
@@ -86,10 +87,13 @@ def start_ray(
         {**ENVIRONMENT, **_usage_stats(), **wait, **loopback, **_authentication()}
     )
     cleanup.callback(set_environment, {**before, **debugger})
-    directory = supervisor.ray_directory()
+    folder = LockedFolder("ray", longest=supervisor.LONGEST_RAY, remover=False)
+    cleanup.callback(folder.close)
+    directory = folder.path
     # it outlives this process for as long as it takes to end its Ray
     order = {"parent": os.getpid(), "directory": directory}
-    cleanup.callback(supervisor.end, supervisor.start("ray-head", order))
+    process = supervisor.start("ray-head", order, lock=folder.descriptor)
+    cleanup.callback(supervisor.end, process)
     cleanup.callback(_end_rest, directory)
     options = {
         "include_dashboard": False,
@@ -97,7 +101,8 @@ def start_ray(
         "num_cpus": cores,
         "object_store_memory": object_store_memory or _store_size(),
         **({"_node_ip_address": host} if host else {}),
-        "_temp_dir": directory,
+        # Ray lets everybody write to its own directory, but nobody else comes through the parent
+        "_temp_dir": f"{directory}/0",
     }
     with EnvContext({supervisor.MARK: directory, "PYTHONPATH": _import_path()}):
         info = connect_ray(cleanup, **options)
@@ -577,16 +582,18 @@ def _start_node(order: dict) -> None:
     """Start the supervisor of a node, in a session of its own: Spark ends its Python workers."""
     from bigdl.orca.cluster.spark_calls import task_directory
 
-    directory = task_directory()
+    folder = LockedFolder("ray", longest=supervisor.LONGEST_RAY, remover=False)
     # Ray's workers import what those of Spark can, the program's own modules too
     path = {"PYTHONPATH": os.pathsep.join(user_import_path())}
     order = {
         **order,
         "environment": {**path, **order["environment"]},
         "command": _command(order),
-        "log": os.path.join(directory, f"bigdl-ray-node-{os.getpid()}.log"),
+        "directory": folder.path,
+        "log": os.path.join(task_directory(), f"bigdl-ray-node-{os.getpid()}.log"),
     }
-    process = supervisor.start("ray-node", order)
+    process = supervisor.start("ray-node", order, lock=folder.descriptor)
+    folder.hand_over()
     # Spark uses this process again: it shall not be the parent of a dead one
     threading.Thread(target=process.wait, daemon=True).start()
 

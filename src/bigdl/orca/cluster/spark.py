@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import threading
@@ -123,7 +124,10 @@ class SparkCluster:
     @property
     def temp_dir(self) -> str | None:
         """PySpark's own folder: it goes with the application, also when this process is killed."""
-        return getattr(self.sc, "_temp_dir", None)
+        path = getattr(self.sc, "_temp_dir", None)
+        if path is not None:  # PySpark needs it, too, and a cleaner may have removed it
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
 
     @property
     def threads_per_task(self) -> int:

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, short_traceback
+from bigdl.common.private_folders import process_folder
 from bigdl.orca.cluster import plan, versions
 from bigdl.orca.cluster.jvm import BROKEN_S, is_of_connection, loss_of
 from bigdl.runtime.jobs import (
@@ -50,7 +51,7 @@ def task_directory(number: int = 0) -> str:
         Of the task.
     """
     directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return directories[number % len(directories)] or "/tmp"
+    return directories[number % len(directories)] or process_folder()
 
 
 _WATCH_S = 0.5  # seconds between two looks for tasks that failed

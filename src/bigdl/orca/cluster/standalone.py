@@ -15,7 +15,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import LockedFolder
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.java import find_java
 
@@ -97,11 +97,12 @@ class StandaloneCluster:
         with contextlib.ExitStack() as cleanup:
             java = find_java()
             cleanup.callback(java.close)
-            folder = tempfile.mkdtemp(prefix="bigdl-standalone-", dir=directory)
-            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            locked = LockedFolder("bigdl-standalone", parent=directory, remover=False)
+            cleanup.callback(locked.close)
+            folder = locked.path
             each = executors // len(prefixes)
             order = _order(folder, secret, str(java.home), cores, memory, each, prefixes)
-            process = supervisor.start("standalone", order, replies=True)
+            process = supervisor.start("standalone", order, replies=True, lock=locked.descriptor)
             output = cleanup.enter_context(cast("IO[bytes]", process.stdout))
             cleanup.callback(supervisor.end, process)
             reply = json.loads(output.readline() or b"{}")

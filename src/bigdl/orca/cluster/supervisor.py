@@ -28,7 +28,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -41,14 +40,14 @@ DAEMON_RESTARTS = 10  # times that lost workers are replaced
 NODE_STARTS = 4  # times that a node is started: on a busy machine it may give up too early
 HEAD_MISSES = 4  # looks in a row at a head that does not answer
 CLOCK_S = 2.0  # seconds by which two processes may differ about when a third was started
-LONGEST_BASE = 20  # bytes of the folder of Ray's session, which holds sockets with long names
+LONGEST_RAY = 41  # bytes of a Ray's directory: the names of its sockets, of 64, may have 107 in all
 
 MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here: its directory
 
 _libc = ctypes.CDLL(None)
 
 
-def start(role, order, *, replies=False):
+def start(role, order, *, replies=False, lock=None):
     """Start a supervisor in a session of its own, which Ctrl-C does not reach.
 
     Parameters
@@ -58,6 +57,8 @@ def start(role, order, *, replies=False):
         What JSON can hold.
     replies : bool
         Read its standard output here.
+    lock : int, optional
+        Descriptor that it holds open: with the lock of the order's directory.
 
     Returns
     -------
@@ -72,6 +73,7 @@ def start(role, order, *, replies=False):
         stdout=subprocess.PIPE if replies else subprocess.DEVNULL,
         stderr=None if replies else subprocess.DEVNULL,
         start_new_session=True,
+        pass_fds=() if lock is None else (lock,),
     )
     process.stdin.write(json.dumps(order).encode() + b"\n")
     process.stdin.close()
@@ -152,7 +154,7 @@ def run_standalone(order):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # workers first: they end their executors
         stop([daemon.process for daemon in reversed(daemons)])
-        shutil.rmtree(order["directory"], ignore_errors=True)
+        remove(order["directory"])
 
 
 def supervise_daemons(order, daemons):
@@ -195,7 +197,7 @@ def is_over(order, seconds):
 
 def run_ray_node(order):
     node = None
-    directory = ray_directory()
+    directory = order["directory"]
     try:
         for attempt in range(NODE_STARTS):
             # nodes that share a machine and a directory would take the same sockets
@@ -208,14 +210,7 @@ def run_ray_node(order):
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop([node] if node else [])
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def ray_directory():
-    """Make a directory for a node; the names of its sockets, of 64 bytes, may have 107 in all."""
-    base = tempfile.gettempdir()
-    base = base if len(base) <= LONGEST_BASE else "/tmp"
-    return tempfile.mkdtemp(prefix="bigdl-ray-", dir=base)
+        remove(directory)
 
 
 def is_to_restart(node, order):
@@ -258,8 +253,17 @@ def end_marked(directory):
         kill(left)
         time.sleep(0.05)
         left = marked(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    remove(directory)
     return killed
+
+
+def remove(directory):
+    """Remove a directory, and the private root above it if that is empty."""
+    shutil.rmtree(directory, ignore_errors=True)
+    root = os.path.dirname(directory)
+    if re.fullmatch(rf"bigdl-{os.geteuid()}(-\w{{8}})?", os.path.basename(root)):
+        with contextlib.suppress(OSError):
+            os.rmdir(root)
 
 
 def marked(directory):

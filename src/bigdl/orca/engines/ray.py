@@ -23,6 +23,7 @@ from typing import Any, cast
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.cpu import wait_passively
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.private_folders import private_folder, process_folder
 from bigdl.orca.cluster.ray import RayCluster, refuse_lost
 from bigdl.orca.cluster.ray_launch import ray_calls
 from bigdl.runtime.engine import Engine
@@ -65,7 +66,7 @@ class RayWorker:
         from bigdl.runtime.task import execute
 
         directory = os.path.join(own_directory(), self._directory)
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        private_folder(directory, replaceable=True)  # Ray's own directory is open to all
         try:
             return execute(spec, attempt, iter(()), place, directory)
         except Unreachable as error:
@@ -74,12 +75,10 @@ class RayWorker:
 
 def own_directory() -> str:
     """Ray's own directory on this node, which goes with Ray's session."""
-    import tempfile
-
     from ray import _private
 
     node = getattr(getattr(_private, "worker", None), "_global_node", None)
-    return node.get_session_dir_path() if node is not None else tempfile.gettempdir()
+    return node.get_session_dir_path() if node is not None else process_folder()
 
 
 class RayPool:
