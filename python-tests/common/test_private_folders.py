@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import other_users as others
 import pytest
 
 from bigdl.common import private_folders
@@ -20,23 +21,6 @@ from bigdl.common.private_folders import (
     process_folder,
     scratch_folder,
 )
-
-NOBODY = 65534
-
-
-def as_nobody(function):
-    """Run a function in a child of another user; returns what it returns, a bool."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os._exit(int(bool(function())))
-        except OSError:
-            os._exit(0)
-    return bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 needs_namespaces = pytest.mark.skipif(
@@ -89,10 +73,11 @@ def test_only_the_user_can_enter_what_a_program_makes(base, umask):
 def test_another_user_can_neither_read_nor_plant_files(base):
     folder = LockedFolder("rows")
     Path(folder.path, "data").write_text("secret")
-    assert not as_nobody(lambda: os.listdir(private_root()))
-    assert not as_nobody(lambda: Path(folder.path, "data").read_text())
-    assert not as_nobody(lambda: Path(folder.path, "planted").write_text("x"))
-    assert not as_nobody(lambda: os.rename(folder.path, base / "away") is None)
+    root = private_root()
+    assert not others.can(lambda: os.listdir(root))
+    assert not others.can(lambda: Path(folder.path, "data").read_text())
+    assert not others.can(lambda: Path(folder.path, "planted").write_text("x"))
+    assert not others.can(lambda: os.rename(folder.path, base / "away") is None)
 
 
 @needs_root
@@ -104,8 +89,8 @@ def test_a_root_that_another_user_has_planted_is_not_used(base, plant, caplog):
         "link": lambda: planted.symlink_to("/var/tmp"),
         "file": planted.touch,
     }
-    as_nobody(kinds[plant])
-    assert os.lstat(planted).st_uid == NOBODY
+    others.can(kinds[plant])
+    assert os.lstat(planted).st_uid == others.NOBODY
     folder = LockedFolder("rows")
     root = Path(folder.path).parent
     assert root.name.startswith(planted.name + "-")

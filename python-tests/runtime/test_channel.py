@@ -1,5 +1,6 @@
 """The line between driver and workers, both ends in one process unless stated otherwise."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 from bigdl.common.errors import UsageError
 from bigdl.runtime.channel import CHUNK, Address, Channel, Inbox, Unreachable
 from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.frames import GREETING_SIZE, TRY_AGAIN, Handshake
 
 
 @pytest.fixture
@@ -86,6 +88,58 @@ def test_nobody_there_is_told_quickly(capfd):
             address.connect(1)
     assert time.monotonic() - started < 6
     assert capfd.readouterr().err == ""
+
+
+def test_a_worker_is_let_in_where_others_open_more_connections_than_may_wait(channel):
+    where = ("127.0.0.1", channel.address.port)
+    silent = [socket.create_connection(where) for _ in range(300)]
+    worker = channel.address.connect(1)
+    more = [socket.create_connection(where) for _ in range(300)]
+    worker.set("key", b"value")
+    assert channel.line(1).get("key") == b"value"
+    assert channel.address.connect(1).get("key") == b"value"
+    for each in silent:  # the oldest ones had to go
+        each.settimeout(10)
+        while each.recv(100):
+            pass
+    for each in (*silent, *more):
+        each.close()
+
+
+def test_a_host_with_few_connections_loses_none_to_one_with_many(channel):
+    port = channel.address.port
+    few = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+    many = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+    channel.address.connect(1).set("key", b"value")
+    few.setblocking(False)
+    assert few.recv(GREETING_SIZE)
+    with pytest.raises(BlockingIOError):
+        few.recv(1)
+    for each in (few, *many):
+        each.close()
+
+
+def test_a_worker_that_is_sent_away_tries_again_and_gives_up_in_one_sentence(monkeypatch):
+    monkeypatch.setattr("bigdl.runtime.channel.PROVE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        visits = []
+
+        def send_away():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    visits.append(connection)
+                    connection.sendall(Handshake(b"x").greeting() + TRY_AGAIN)
+                    connection.close()
+
+        thread = threading.Thread(target=send_away)
+        thread.start()
+        address = Address("127.0.0.1", server.getsockname()[1], b"x")
+        with pytest.raises(Unreachable, match=r"closed every connection for 0.5 s; others"):
+            address.connect(1)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(visits) > 1
 
 
 # Keys ------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import faults
 import numpy as np
@@ -147,6 +149,24 @@ def test_inputs_of_a_cluster_are_refused(orca_spark):
     data = orca_spark.range(4).selectExpr("double(id) as a", "double(id) as y")
     with refused("data-type", "DataFrame", 'backend="local"'):
         estimator().fit(data, feature_cols="a", label_cols="y")
+
+
+def test_a_driver_that_workers_cannot_reach_is_one_sentence():
+    with LocalEngine().open(lambda worker: None, num_workers=2) as job:
+        job._channel._server.close()
+        with pytest.raises(UsageError, match=r"^A worker cannot connect to the driver at 127.0.0"):
+            job.attempt()
+
+
+def test_fit_and_predict_go_on_when_a_cleaner_has_taken_the_files():
+    est = estimator(model=net)
+    est.fit((X, Y), epochs=1)
+    before = est.predict(X)
+    shutil.rmtree(local.session_directory())
+    assert est.predict(X) == pytest.approx(before, abs=0)  # of a model that was shipped before
+    shutil.rmtree(Path(local.session_directory()).parent)
+    est.fit((X, Y), epochs=2)
+    assert est.predict(X).shape == before.shape
 
 
 def test_processes_are_used_again():

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
+import other_users as others
 import psutil
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -200,12 +201,16 @@ def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
     switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         longest = f"{short}/{'x' * (103 - len(f'{short}//.{uuid.uuid4()}.sock'))}"
-        for folder, fits in (short, True), (longest, True), (f"{longest}x", False):
+        for folder, fits in (longest, True), (f"{longest}x", False):
             os.makedirs(folder, exist_ok=True)
+            assert (loopback_properties({place: folder}).get(switch) == "true") is fits
+            # by default they lie in the folder of this process, or in another one below /tmp
             monkeypatch.setattr(tempfile, "tempdir", folder)
-            assert (loopback_properties({}).get(switch) == "true") is fits
-            assert (local_properties(2, "3g", {}).get(place) == folder) is fits
-        assert loopback_properties({place: longest})[switch] == "true"
+            monkeypatch.setattr("bigdl.common.private_folders._of_process", {})
+            chosen = local_properties(2, "3g", {})
+            assert chosen[switch] == "true"
+            assert chosen[place].startswith("/tmp/bigdl-")
+            assert len(chosen[place]) + len(f"/.{uuid.uuid4()}.sock") <= 103
         assert local_properties(2, "3g", {switch: "false"})[switch] == "false"
 
 
@@ -276,6 +281,32 @@ def test_local_mode_listens_on_loopback_only(orca_spark):
     }
     assert addresses
     assert all(address in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address in addresses)
+
+
+def test_other_users_can_neither_read_nor_plant_what_spark_works_with(orca_spark):
+    frame = orca_spark.range(100).repartition(2).persist()
+    assert frame.count() == 100
+    jvm = orca_spark.sparkContext._jvm
+    folders = [
+        *jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirsString(),
+        jvm.java.lang.System.getProperty("java.io.tmpdir"),
+        orca_spark.sparkContext._temp_dir,
+        orca_spark.conf.get("spark.python.unix.domain.socket.dir"),
+    ]
+    for folder in folders:
+        assert os.path.isdir(folder)
+        assert os.access(folder, os.W_OK)
+        assert not others.can(lambda folder=folder: os.listdir(folder))
+        assert not others.can(lambda folder=folder: Path(folder, "planted").touch())
+    frame.unpersist()
+
+
+def test_the_ports_of_local_mode_ask_for_the_secret_of_the_run(orca_spark):
+    conf = orca_spark.sparkContext.getConf()
+    assert conf.get("spark.authenticate") == "true"
+    assert conf.get("spark.authenticate.secret") is None  # Spark keeps it to itself
+    spark = local_properties(1, "1g", {"spark.authenticate": "false"})
+    assert spark["spark.authenticate"] == "false"
 
 
 def test_a_failed_task_is_tried_again(orca_spark):

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import faults
+import other_users as others
 import pytest
 import ray_models as rays
 from refusals import refused
@@ -49,6 +50,15 @@ def test_ray_listens_on_the_loopback_interface_only(context):
     assert directory.exists()
     assert ports
     assert {ip.removeprefix("::ffff:") for ip in ports} == {"127.0.0.1"}
+
+
+def test_other_users_can_neither_read_nor_plant_what_ray_works_with(context):
+    session = Path(context.address_info["session_dir"])
+    assert (session / "sockets").is_dir()
+    assert not others.can(lambda: os.listdir(session))
+    assert not others.can(lambda: (session / "planted").write_text("x"))
+    assert not others.can(lambda: session.rename(session.with_name("away")))
+    assert not others.can(lambda: session.parent.rename(session.parent.with_name("away")))
 
 
 def test_another_call_gives_the_ray_that_is_active(context, caplog):

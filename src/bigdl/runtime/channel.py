@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,12 +28,19 @@ from bigdl.runtime.frames import (
     GREETING_SIZE,
     PROOF_SIZE,
     SIZES_SIZE,
+    TRY_AGAIN,
     Handshake,
     NotProved,
     new_secret,
     read_sizes,
 )
-from bigdl.runtime.key_value_store import KeyValueServer, KeyValueStore, keep_alive, listen
+from bigdl.runtime.key_value_store import (
+    PROVE_S,
+    KeyValueServer,
+    KeyValueStore,
+    keep_alive,
+    listen,
+)
 
 CHUNK = 8 << 20  # bytes of one value
 CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
@@ -41,6 +50,10 @@ _LOOK_S = 1.0  # seconds after which one who waits lets other threads use the co
 
 class Unreachable(Exception):
     """A worker cannot open a connection to the channel."""
+
+
+class _Displaced(Exception):
+    """The other end has closed a connection to take others, before it could be proved."""
 
 
 class LineLost(RuntimeError):
@@ -156,7 +169,22 @@ class Connection:
         self._ask(["will", key])
 
     def _open(self) -> None:
+        """Connect; again where the other end has too many connections to wait for this one."""
+        end = time.monotonic() + PROVE_S
+        while True:
+            try:
+                return self._connect()
+            except _Displaced as error:
+                if time.monotonic() > end:
+                    raise Unreachable(
+                        f"{self._address.host}:{self._address.port} (it closed every connection "
+                        f"for {PROVE_S:g} s; others that are not of this run may open too many)"
+                    ) from error
+                time.sleep(random.uniform(0.02, 0.2))
+
+    def _connect(self) -> None:
         where = f"{self._address.host}:{self._address.port}"
+        is_greeted = False
         try:
             connection = socket.create_connection(
                 (self._address.host, self._address.port), CONNECT_S
@@ -170,11 +198,21 @@ class Connection:
                 tls = self._address.certificate.context(server=False)
                 connection = tls.wrap_socket(connection)
             hands = Handshake(self._address.secret)
-            connection.sendall(hands.answer(_received(connection, GREETING_SIZE)))
-            hands.finish(_received(connection, PROOF_SIZE))
+            greeting = _received(connection, GREETING_SIZE)
+            is_greeted = True
+            connection.sendall(hands.answer(greeting))
+            proof = _received(connection, len(TRY_AGAIN))
+            if proof == TRY_AGAIN:
+                raise _Displaced
+            hands.finish(proof + _received(connection, PROOF_SIZE - len(TRY_AGAIN)))
             connection.settimeout(None)  # a driver that is stopped in a debugger answers late
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, _Displaced) as error:
+            connection.close()
+            raise _Displaced from error
         except (OSError, NotProved) as error:
             connection.close()
+            if not is_greeted and isinstance(error, ConnectionError):
+                raise _Displaced from error
             raise Unreachable(f"{where} ({error})") from error
         self._socket = connection
         self._ours, self._theirs = hands.seal(b"client"), hands.seal(b"server")

@@ -34,6 +34,7 @@ GREETING_SIZE = len(_MAGIC) + _NONCE  # of the server's first words
 ANSWER_SIZE = _NONCE + _PROOF  # of the client's answer
 PROOF_SIZE = _PROOF  # of the server's proof
 SIZES_SIZE = _SIZES.size
+TRY_AGAIN = b"BigDL\x00\x00\xff"  # instead of the server's proof, where it must take others
 
 
 class NotProved(Exception):

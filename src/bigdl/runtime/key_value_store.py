@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -23,6 +26,7 @@ from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.frames import (
     ANSWER_SIZE,
     SIZES_SIZE,
+    TRY_AGAIN,
     Handshake,
     NotProved,
     Seal,
@@ -32,7 +36,8 @@ from bigdl.runtime.frames import (
 logger = logging.getLogger("bigdl.orca")
 
 PROVE_S = 10.0  # seconds within which a connection must prove itself
-_STRANGERS = 256  # connections at once that have not proved themselves
+_STRANGERS = 256  # connections at once that have not proved themselves; the oldest one must go
+_BACKLOG = 1024  # connections that wait to be taken
 _TOLD = 20  # lines in the log about closed connections; of more only every hundredth
 _WAIT_S = 60.0  # seconds that a question may wait for its answer
 _BUFFER = 1 << 20  # bytes that are read ahead
@@ -209,7 +214,9 @@ class KeyValueServer:
     ):
         self._store, self._secret, self._listener = store, secret, listener
         self._tls = certificate and certificate.context(server=True)
-        self._strangers = self._closed = 0
+        self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
+        self._displaced = weakref.WeakSet[asyncio.StreamWriter]()
+        self._closed = 0
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="bigdl-channel", daemon=True)
@@ -227,7 +234,9 @@ class KeyValueServer:
             runner.run(self._listen())
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(self._serve, sock=self._listener, limit=_BUFFER)
+        server = await asyncio.start_server(
+            self._serve, sock=self._listener, limit=_BUFFER, backlog=_BACKLOG
+        )
         try:
             await self._stop.wait()
         finally:
@@ -258,16 +267,17 @@ class KeyValueServer:
         except (ValueError, TypeError, LookupError) as error:
             self._tell(writer, f"a message makes no sense ({error})")
         finally:
-            writer.transport.abort()
+            if writer not in self._displaced:  # which still has to hear why
+                writer.transport.abort()
             for key in wills:
                 self._store.set(key, b"")
 
     async def _meet(self, reader, writer) -> tuple[Seal, Seal]:
         """The seals of what the other end says and of what is said to it."""
-        self._strangers += 1
+        while len(self._strangers) >= _most_strangers():
+            self._displace()
+        self._strangers[writer] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
-            if self._strangers > _STRANGERS:
-                raise NotProved("too many others have not proved themselves yet")
             async with asyncio.timeout(PROVE_S):
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
@@ -276,7 +286,24 @@ class KeyValueServer:
                 writer.write(hands.check(await reader.readexactly(ANSWER_SIZE)))
                 return hands.seal(b"client"), hands.seal(b"server")
         finally:
-            self._strangers -= 1
+            self._strangers.pop(writer, None)
+
+    def _displace(self) -> None:
+        """Close the oldest stranger of the host that has most of them.
+
+        A worker of this run proves itself at once, so it is hardly ever the oldest; then it is told
+        to try again.
+        """
+        counts = Counter(self._strangers.values())
+        host, _ = counts.most_common(1)[0]
+        oldest = next(each for each, address in self._strangers.items() if address == host)
+        del self._strangers[oldest]
+        self._displaced.add(oldest)
+        if self._tls is None:
+            oldest.write(TRY_AGAIN)
+            oldest.close()
+        else:
+            oldest.transport.abort()
 
     async def _answer_all(self, reader, writer, theirs: Seal, ours: Seal, wills: list[str]) -> None:
         """Answer until the other end hangs up; `wills` are the keys to set then."""
@@ -345,6 +372,8 @@ class KeyValueServer:
             self._store.forget(waiting)
 
     def _tell(self, writer: asyncio.StreamWriter, why: str) -> None:
+        if writer in self._displaced:
+            why = "too many others came before it proved itself"
         self._closed += 1
         if self._closed <= _TOLD or self._closed % 100 == 0:
             host, port, *_ = writer.get_extra_info("peername") or ("an unknown address", 0)
@@ -355,6 +384,12 @@ class KeyValueServer:
                 port,
                 why,
             )
+
+
+def _most_strangers() -> int:
+    """The connections that may be open without a proof: no more than a quarter of all files."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _STRANGERS if most == resource.RLIM_INFINITY else max(8, min(_STRANGERS, most // 4))
 
 
 def keep_alive(connection: socket.socket) -> None:

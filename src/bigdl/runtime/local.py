@@ -11,23 +11,24 @@ import atexit
 import contextlib
 import functools
 import os
-import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from bigdl.common.checks import check_integer
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.private_folders import process_folder
-from bigdl.runtime.channel import AttemptChannel, Channel
+from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     AttemptMonitor,
     CalledJob,
+    DriverUnreachable,
     Job,
     WorkerCalls,
     interruptible,
@@ -176,20 +177,20 @@ class FileBroadcast:
 
     def __init__(self, data: bytes):
         handle, self._path = tempfile.mkstemp(dir=session_directory(), prefix="shared-")
-        self._file: BinaryIO | None = os.fdopen(handle, "w+b")
-        self._file.write(data)
-        self._file.flush()
+        self._descriptor: int | None = handle
+        weakref.finalize(self, os.close, handle)
+        with open(handle, "wb", closefd=False) as file:
+            file.write(data)
 
     def __getstate__(self) -> str:
-        if self._file is not None and not os.path.exists(self._path):
+        if self._descriptor is not None and not os.path.exists(self._path):
             session_directory()
             with open(self._path, "xb", opener=_private) as copy:
-                self._file.seek(0)
-                shutil.copyfileobj(self._file, copy)
+                copy.write(self.value)
         return self._path
 
     def __setstate__(self, path: str) -> None:
-        self._path, self._file = path, None
+        self._path, self._descriptor = path, None
 
     @classmethod
     def broadcast(cls, data: bytes) -> FileBroadcast:
@@ -199,10 +200,8 @@ class FileBroadcast:
     @property
     def value(self) -> bytes:
         """The bytes."""
-        if self._file is not None:
-            self._file.seek(0)
-            return self._file.read()
-        with open(self._path, "rb") as file:
+        path = self._path if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
+        with open(path, "rb") as file:
             return file.read()
 
 
@@ -244,11 +243,27 @@ class LocalJob(CalledJob):
         ):
             spec, directory = self._next_spec(), session_directory()
             for place, worker in enumerate(workers):
-                worker.submit(execute, spec, self._attempts, iter(()), place, directory)
+                worker.submit(_execute, spec, self._attempts, place, directory)
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
             with WorkerCalls(line, answers, kills, EOFError) as calls:
                 yield calls
+
+    def _failure(self, line, calls, outcomes):
+        if "unreachable" in outcomes:
+            return DriverUnreachable(
+                f"A worker cannot connect to the driver at {outcomes['unreachable']}; see what "
+                "else connects to that port, or give another one with channel_port="
+            )
+        return super()._failure(line, calls, outcomes)
+
+
+def _execute(spec: Any, attempt: int, place: int, directory: str) -> tuple[int, str, str]:
+    """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
+    try:
+        return execute(spec, attempt, iter(()), place, directory)
+    except Unreachable as error:
+        return place, "unreachable", str(error)
 
 
 class InProcessJob(Job):
