@@ -119,7 +119,14 @@ def test_a_traceback_names_the_cause_and_stays_if_nothing_is_the_users():
             "s3://KEY:s3cret@bucket/a and hdfs://u:s3cret@h",
             "s3://KEY:***@bucket/a and hdfs://u:***@h",
         ),
+        ("redis://app:s3c@ret@host:1", "redis://app:***@host:1"),
+        ("postgresql://app:s3/cret@db", "postgresql://app:***@db"),
+        ("https://s3cret@host/x.git", "https://***@host/x.git"),
+        ("jdbc:x://h/d?user=u&password=s3cret", "jdbc:x://h/d?user=u&password=***"),
+        ("https://h/x?sv=1&sig=s3cret&k=2", "https://h/x?sv=1&sig=***&k=2"),
+        ("x;AccountKey=s3cret;y", "x;AccountKey=***;y"),
         ("hdfs://user@host/data, not me@example.com: this", None),
+        ("hdfs://nn:8020/user@x, http://h:80/a?page=1, token=", None),
     ],
 )
 def test_passwords_of_urls_are_not_shown(given, shown):

@@ -22,6 +22,7 @@ from refusals import refused
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.cluster import launch
 from bigdl.orca.cluster import spark as spark_module
 from bigdl.orca.cluster.launch import attach, local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
@@ -197,6 +198,21 @@ def test_users_conf_wins_over_the_properties_of_local_mode():
     assert local_properties(2, "3g", {"spark.ui.port": "4050"})["spark.ui.enabled"] == "true"
 
 
+def test_the_command_line_of_the_jvm_shows_no_secrets():
+    secrets = {
+        "spark.authenticate.secret": "a",
+        "spark.hadoop.fs.s3a.secret.key": "b",
+        "spark.hadoop.fs.s3a.access.key": "c",
+        "spark.ssl.keyPassword": "d",
+        "spark.hadoop.fs.azure.account.key.x": "e",
+    }
+    others = {"spark.driver.memory": "1g", "spark.jars": "/x.jar"}
+    assert launch._without_secrets({**secrets, **others}) == others
+    fetched = {**secrets, **others, "spark.jars": "s3a://bucket/x.jar"}
+    del secrets["spark.authenticate.secret"]
+    assert launch._without_secrets(fetched).items() >= secrets.items()
+
+
 def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
     switch, place = "spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
@@ -284,12 +300,11 @@ def test_local_mode_listens_on_loopback_only(orca_spark):
 
 
 def test_other_users_can_neither_read_nor_plant_what_spark_works_with(orca_spark):
-    frame = orca_spark.range(100).repartition(2).persist()
-    assert frame.count() == 100
-    jvm = orca_spark.sparkContext._jvm
+    tasks = orca_spark.sparkContext.parallelize([0], 1)
+    (blocks,) = tasks.map(lambda _: os.environ["SPARK_LOCAL_DIRS"]).collect()
     folders = [
-        *jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager().localDirsString(),
-        jvm.java.lang.System.getProperty("java.io.tmpdir"),
+        *blocks.split(","),
+        orca_spark.sparkContext._jvm.java.lang.System.getProperty("java.io.tmpdir"),
         orca_spark.sparkContext._temp_dir,
         orca_spark.conf.get("spark.python.unix.domain.socket.dir"),
     ]
@@ -298,7 +313,6 @@ def test_other_users_can_neither_read_nor_plant_what_spark_works_with(orca_spark
         assert os.access(folder, os.W_OK)
         assert not others.can(lambda folder=folder: os.listdir(folder))
         assert not others.can(lambda folder=folder: Path(folder, "planted").touch())
-    frame.unpersist()
 
 
 def test_the_ports_of_local_mode_ask_for_the_secret_of_the_run(orca_spark):

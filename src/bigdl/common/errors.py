@@ -42,7 +42,16 @@ __all__ = [
 ]
 
 _LONGEST_LINE = 300
-_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:'\"]*:)[^\s/@'\"]*@")
+_PASSWORD = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:'\"]*:)(?!\d+/)[^\s'\"]*?@(?![^\s/'\"]*@)"
+)
+_TOKEN = re.compile(r"(https?://)[^\s/@:'\"]+@")
+_PARAMETER = re.compile(
+    r"((?:[?&;](?:password|passwd|pwd|secret|token|sig|signature|(?:access|api)_?key|"
+    r"secret_?(?:access_?)?key|access_token)|\b(?:AccountKey|SharedAccess(?:Key|Signature)))=)"
+    r"[^\s&;'\"]+",
+    re.IGNORECASE,
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _LIBRARY = re.compile(
@@ -100,7 +109,7 @@ class BigDLError(Exception):
 
 
 def without_passwords(text: str) -> str:
-    """Return a text with the passwords of its URLs replaced by ``***``.
+    """Return a text with the passwords, tokens and signatures of its URLs replaced by ``***``.
 
     Examples
     --------
@@ -108,7 +117,9 @@ def without_passwords(text: str) -> str:
     >>> without_passwords("'redis://app:s3cret@host:6379/0' cannot be used")
     "'redis://app:***@host:6379/0' cannot be used"
     """
-    return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
+    if "@" in text:
+        text = _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1***@", text))
+    return _PARAMETER.sub(r"\1***", text) if "=" in text else text
 
 
 def _plain(value: Any) -> Any:

@@ -158,7 +158,9 @@ class CheckpointDirectory:
         try:
             directory._fs.makedirs(directory._root, exist_ok=True)
             make_private(directory._fs, directory._root)
-            directory._fs.pipe_file(f"{directory._root}/.probe", name.encode())
+            probe = f"{directory._root}/.probe"
+            directory._fs.pipe_file(probe, name.encode())
+            make_private(directory._fs, probe, 0o600)
         except Exception as error:
             raise UsageError(
                 f"model_dir {model_dir!r} cannot be written ({error}); pass a folder that the "

@@ -88,6 +88,9 @@ _SHORT_TRACEBACK = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
 _TEMPORARY = "java.io.tmpdir"
 _LOCAL_DIRECTORY = "spark.local.dir"
 SECRET = "spark.authenticate.secret"
+_SECRETS = re.compile("secret|password|token|access[.]?key|account[.]?key|sas[.]", re.IGNORECASE)
+_FETCHED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
+_CLOUD = re.compile("(s3a?|s3n|abfss?|wasbs?|gs|oss|cosn?)://")
 
 
 _OF_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
@@ -153,7 +156,7 @@ class LaunchedSpark:
         shut_down_idle_gateway()
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
-        shown = SparkConf().setAll([item for item in properties.items() if item[0] != SECRET])
+        shown = SparkConf().setAll(list(_without_secrets(properties).items()))
         with resources or contextlib.ExitStack() as cleanup:
             # It outlives this process for as long as the JVM does.
             folder = LockedFolder("spark", remover=False)
@@ -194,6 +197,19 @@ class LaunchedSpark:
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         self._cleanup.close()
+
+
+def _without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what the command line of a JVM need not show: Spark has it all from its SparkConf.
+
+    The command line must show them where Spark fetches files with them before there is a SparkConf.
+    """
+    needs_all = any(_CLOUD.search(properties.get(name, "")) for name in _FETCHED)
+    return {
+        name: value
+        for name, value in properties.items()
+        if name != SECRET and (needs_all or not _SECRETS.search(name))
+    }
 
 
 @contextlib.contextmanager

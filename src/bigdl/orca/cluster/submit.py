@@ -66,7 +66,7 @@ class ContextRequest:
     cores: int = 2
     memory: str = "2g"
     num_nodes: int = 1
-    conf: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -119,7 +119,7 @@ class Machine:
         Names of properties that Spark's own configuration sets.
     """
 
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     python: str = "/usr/bin/python3"
     address: str = "127.0.0.1"
     program: tuple[str, ...] = ("",)
@@ -156,9 +156,9 @@ class Submission:
         is the driver.
     """
 
-    properties: Mapping[str, str]
-    environment: Mapping[str, str]
-    command: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+    command: tuple[str, ...] = field(default=(), repr=False)
 
 
 def submission(request: ContextRequest, machine: Machine) -> Submission:
