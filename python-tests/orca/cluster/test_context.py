@@ -319,8 +319,10 @@ def test_the_ports_of_local_mode_ask_for_the_secret_of_the_run(orca_spark):
     conf = orca_spark.sparkContext.getConf()
     assert conf.get("spark.authenticate") == "true"
     assert conf.get("spark.authenticate.secret") is None  # Spark keeps it to itself
-    spark = local_properties(1, "1g", {"spark.authenticate": "false"})
-    assert spark["spark.authenticate"] == "false"
+    asked = local_properties(1, "1g", {"spark.authenticate": "false"})
+    assert asked["spark.authenticate"] == "false"
+    for master in ("local-cluster[2,1,1024]", "spark://other:7077"):
+        assert "spark.authenticate" not in local_properties(1, "1g", {"spark.master": master})
 
 
 def test_a_failed_task_is_tried_again(orca_spark):

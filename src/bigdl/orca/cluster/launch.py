@@ -395,8 +395,7 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         **loopback_properties(conf),
         **EVERYWHERE,
         **waiting_properties(conf),
-        # Other users of this machine reach its ports; Spark makes the secret by itself.
-        "spark.authenticate": "true",
+        **_authentication(conf),
         # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
@@ -415,6 +414,15 @@ def waiting_properties(conf: Mapping[str, str]) -> dict[str, str]:
     given = {name.removeprefix(prefix): value for name, value in conf.items()}
     variables = passive_waiting({**os.environ, **given})
     return {f"{prefix}{name}": value for name, value in variables.items()}
+
+
+def _authentication(conf: Mapping[str, str]) -> dict[str, str]:
+    """Close the ports of Spark to other users of this machine; in local mode it makes the secret.
+
+    `conf` may name another master, which needs the secret of its own cluster.
+    """
+    is_local = re.fullmatch(r"local(\[.*\])?", conf.get("spark.master", "local"))
+    return {"spark.authenticate": "true"} if is_local else {}
 
 
 def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
