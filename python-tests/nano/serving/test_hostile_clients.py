@@ -411,6 +411,18 @@ def test_each_token_is_good_for_its_purpose(server, token, statuses):
             assert outcome == names[status]
 
 
+def test_a_run_is_watched_by_the_token_of_metrics(server):
+    from bigdl.nano.serving import ServingRun
+
+    url = f"http://127.0.0.1:{server.http_port}"
+    with (
+        ServingRun(f"{url}/metrics", every=60, token="look") as run,
+        Client(url, token="use") as client,
+    ):
+        client.infer("slow", {"x": ROWS})
+    assert run.rows()[0]["requests"] == 1
+
+
 def test_bearer_is_read_in_any_case_and_one_header_is_taken(server):
     def status(*headers):
         request = b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"

@@ -81,6 +81,8 @@ class ServingRun:
         that returns their text.
     every : float, default 1.0
         Seconds between two looks.
+    token : str, optional
+        That of metrics, or of requests, which the server asks for at its address.
 
     Raises
     ------
@@ -101,9 +103,16 @@ class ServingRun:
     >>> run.plot("serving.html")
     """
 
-    def __init__(self, source: str | Callable[[], bytes | str], every: float = 1.0):
+    def __init__(
+        self,
+        source: str | Callable[[], bytes | str],
+        every: float = 1.0,
+        *,
+        token: str | None = None,
+    ):
         self._every = check_number("every", every, above=0)
         self._source = source
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._looks: list[tuple[float, dict[str, _Stage]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bigdl-serving-run", daemon=True)
@@ -218,9 +227,10 @@ class ServingRun:
 
     def _text(self) -> str:
         if isinstance(self._source, str):
-            from urllib.request import urlopen
+            from urllib.request import Request, urlopen
 
-            with urlopen(self._source, timeout=_TIMEOUT_S) as answer:
+            request = Request(self._source, headers=self._headers)
+            with urlopen(request, timeout=_TIMEOUT_S) as answer:
                 return answer.read().decode()
         text = self._source()
         return text.decode() if isinstance(text, bytes) else text
