@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import cloudpickle
 import pytest
@@ -12,6 +14,7 @@ from refusals import refused
 from small_models import Branching, Convolutional, Encoder, Nested, Recurrent, images, seeded
 
 from bigdl.common.errors import UsageError
+from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration import methods
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.pytorch import InferenceOptimizer
@@ -144,6 +147,31 @@ def test_a_compiled_model_is_refused_on_a_lesser_processor(compiled, tmp_path):
     meta.write_text(meta.read_text().replace("isa:", "isa:\n- avx9000"))
     with pytest.raises(UsageError, match="compiled for a processor with avx9000"):
         InferenceOptimizer.load(tmp_path / "m")
+
+
+EVIL = """
+#include <stdio.h>
+__attribute__((constructor)) static void run(void) { fclose(fopen("VICTIM", "w")); }
+"""
+
+
+def test_a_library_that_somebody_put_into_a_compiled_model_does_not_run(compiled, tmp_path):
+    InferenceOptimizer.save(compiled, tmp_path / "m")
+    package, victim = tmp_path / "m" / "compiled.pt2", tmp_path / "victim"
+    (tmp_path / "evil.c").write_text(EVIL.replace("VICTIM", str(victim)))
+    library = tmp_path / "evil.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "evil.c"], check=True)
+    shutil.move(package, tmp_path / "old.pt2")
+    with zipfile.ZipFile(tmp_path / "old.pt2") as old, zipfile.ZipFile(package, "w") as new:
+        for name in old.namelist():
+            data = library.read_bytes() if name.endswith(".so") else old.read(name)
+            new.writestr(name, data)
+    with pytest.raises(UntrustedFileError, match=r"compiled.pt2' is compiled code, which can run"):
+        InferenceOptimizer.load(tmp_path / "m")
+    assert not victim.exists()
+    with pytest.raises(RuntimeError, match="undefined symbol"):  # so the attack is one
+        InferenceOptimizer.load(tmp_path / "m", trust=True)
+    assert victim.exists()
 
 
 def test_static_int8_agrees_with_the_original_and_is_saved(model, quantized, tmp_path):

@@ -49,9 +49,8 @@ FILES = {
 def test_every_file_of_torch_predicts(kind, tmp_path):
     path = str(tmp_path / "model.pt2")
     FILES[kind](path)
-    if kind != "script":
-        with refused("file-untrusted", "trust=True"):
-            InferenceModel().load_torch(path)
+    with refused("file-untrusted", "trust=True"):
+        InferenceModel().load_torch(path)
     model = InferenceModel(2).load_torch(path, trust=True)
     np.testing.assert_allclose(model.predict(X), expected(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.predict(X, batch_size=4), expected(), rtol=1e-5, atol=1e-6)
@@ -119,7 +118,7 @@ def test_predictions_on_an_rdd(orca_spark, tmp_path):
     batches = orca_spark.sparkContext.parallelize([X[:4], X[4:]], 2)
     save_script(str(tmp_path / "script"))
     for model in (
-        InferenceModel().load_torch(str(tmp_path / "script")),
+        InferenceModel().load_torch(str(tmp_path / "script"), trust=True),
         InferenceModel().load_module(module()),
     ):
         found = np.concatenate(model.distributed_predict(batches).collect())

@@ -426,6 +426,34 @@ def cache_directory(name: str) -> Path:
     return Path(root) / "bigdl" / name
 
 
+def private_cache(name: str) -> Path:
+    """Return the folder ``~/.cache/bigdl/<name>``, in which only this user has ever written.
+
+    It is made with mode 0700. One that cannot be made, that belongs to somebody else or that
+    others can write to is not used: a temporary one of this process takes its place.
+    """
+    folder = cache_directory(name)
+    if folder in _replaced:
+        return _replaced[folder]
+    try:
+        if os.path.lexists(folder) and os.lstat(folder).st_mode & 0o022:
+            raise UsageError(f"others can write to {folder}; remove it")
+        made = private_folder(folder)
+        for above in made.parents:
+            about = os.stat(above)
+            is_open = about.st_mode & 0o002 and not about.st_mode & stat.S_ISVTX
+            if about.st_uid not in (0, os.geteuid()) or is_open:
+                raise UsageError(f"{above} can be replaced by another user")
+        return made
+    except (UsageError, OSError) as error:
+        logger.warning("The cache %s is not used: %s", folder, error)
+        _replaced[folder] = scratch_directory(f"{name}-")
+        return _replaced[folder]
+
+
+_replaced: dict[Path, Path] = {}
+
+
 def remove_old(files: Iterable[Path], age_s: float) -> None:
     """Remove the files of a cache that have not changed for so many seconds."""
     for file in files:

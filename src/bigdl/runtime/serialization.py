@@ -8,23 +8,16 @@ holds plain data only, or when the caller says that it is trusted.
 
 import contextlib
 import functools
-import hashlib
 import hmac
 import io
-import logging
-import os
 import pickle
-import secrets
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from bigdl.common.errors import UsageError
-from bigdl.common.private_folders import cache_directory
+from bigdl.common.trust import digest_of
 from bigdl.runtime import keras_objects
-
-logger = logging.getLogger("bigdl")
 
 _TYPES = ("bytearray", "bytes", "complex", "frozenset", "range", "set", "slice")
 _PLAIN = frozenset(
@@ -236,41 +229,3 @@ class SafePickle:
                 code="file-untrusted",
             )
         return cls.load(io.BytesIO(data), trust=trust or digest is not None, **kwargs)
-
-
-def digest_of(data: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def user_signature(text: str) -> str:
-    """Return the signature of a text that only programs of this user can make.
-
-    It is an HMAC-SHA256 in hexadecimal, with a key of 32 random bytes that is made once and kept
-    in ``~/.cache/bigdl/keys`` where nobody else can read it.
-    """
-    key = _user_key(cache_directory("keys") / "pickles")
-    return hmac.digest(key, text.encode(), "sha256").hex()
-
-
-@functools.cache
-def _user_key(file: Path) -> bytes:
-    """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
-    key = secrets.token_bytes(32)
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-        whole.touch(0o600)
-        try:
-            whole.write_bytes(key)
-            with contextlib.suppress(FileExistsError):
-                os.link(whole, file)  # with all of it, or not at all
-        finally:
-            whole.unlink()
-        about = file.stat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
-            raise PermissionError("others can read or change it; remove it")
-        return file.read_bytes()
-    except OSError as error:
-        logger.warning("The key %s cannot be used, and ends with this process: %s", file, error)
-        return key

@@ -42,6 +42,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "name": str,
         "inputs": [str],
         "tensors": str,
+        "trust": bool,
         "output": str,
         "threads": int,
         "shares": {str: float},

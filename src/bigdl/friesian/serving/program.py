@@ -381,6 +381,7 @@ class Serving:
                         thread_num=config.get("ranking.threads"),
                         input_names=config.get("ranking.inputs"),
                         inputs=config.get("ranking.tensors"),
+                        trust=config.get("ranking.trust", False),
                     ),
                 )
                 self._closing.append(repository.close)

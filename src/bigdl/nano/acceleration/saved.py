@@ -1,7 +1,9 @@
 """Directories of saved models.
 
 A directory holds the files of one model and ``nano_model_meta.yml``, which says which class of
-model they make and all that it has to know. Nothing in it is a pickle.
+model they make and all that it has to know. Nothing in it is a pickle. A graph of PyTorch runs
+code when it is loaded: ``nano_model_meta.yml`` has its digest then, and ends with a signature of
+the user.
 """
 
 import os
@@ -15,6 +17,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.trust import digest_of, is_signed, untrusted, user_signature
 from bigdl.nano.acceleration.quiet import refusing
 
 yaml = LazyModule("yaml", "nano")
@@ -22,7 +25,69 @@ yaml = LazyModule("yaml", "nano")
 META_FILE = "nano_model_meta.yml"
 # What the runtimes call their threads.
 _THREADS = ("thread_num", "intra_op_num_threads", "inter_op_num_threads")
-_FILES = ("checkpoint", "onnx_path", "xml_path", "weight_path", "package_path")
+_FILES = ("checkpoint", "onnx_path", "xml_path", "weight_path", "package_path", "compile")
+_DIGEST = "code_sha256"
+_SIGNATURE = "signature: "
+
+
+class SavedMeta(dict[str, Any]):
+    """The content of ``nano_model_meta.yml``, and whether code that it names may be run.
+
+    Parameters
+    ----------
+    text : str
+        Of the file.
+    path : str or path
+        What messages call the directory; empty if there are only files.
+    trust : bool
+        Whether the caller vouches for the directory.
+    """
+
+    def __init__(self, text: str, path: str | os.PathLike = "", trust: bool = False):
+        super().__init__(yaml.safe_load(text) or {})
+        self.path, self.trust = path, trust
+        signed, _, self._signature = text.rpartition(f"\n{_SIGNATURE}")
+        self._signed = f"{signed}\n"
+
+    def vouches_for(self, data: bytes) -> bool:
+        """Return True if the content of a file may be run."""
+        return self.trust or (
+            self.get(_DIGEST) == digest_of(data)
+            and is_signed(_purpose(self._signed), self._signature.strip())
+        )
+
+
+def _purpose(text: str) -> str:
+    """Return a text that is signed as that of a saved model, and as nothing else."""
+    return f"saved model\n{text}"
+
+
+def write_code(file: Path, data: bytes) -> dict[str, str]:
+    """Write a file that runs code when it is loaded; return the entries of it for the meta."""
+    file.write_bytes(data)
+    return {_DIGEST: digest_of(data)}
+
+
+def read_code(file: Path, meta: Mapping[str, Any], content: str) -> bytes:
+    """Return the content of a file that runs code when it is loaded.
+
+    Parameters
+    ----------
+    file : Path
+    meta : SavedMeta
+    content : str
+        What the file holds, for the message, e.g. ``"a graph of TorchScript"``.
+
+    Raises
+    ------
+    UsageError
+        If no program of this user has written it, or it has changed, and nobody vouches for it.
+    """
+    data = file.read_bytes()
+    if not (isinstance(meta, SavedMeta) and meta.vouches_for(data)):
+        path = getattr(meta, "path", "")
+        raise untrusted(Path(path, file.name), content)
+    return data
 
 
 def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str, Any]]) -> None:
@@ -51,7 +116,10 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     ):
         aside.mkdir(parents=True)
     try:
-        text = yaml.safe_dump(dict(write(aside)), sort_keys=False)
+        meta = dict(write(aside))
+        text = yaml.safe_dump(meta, sort_keys=False)
+        if _DIGEST in meta:
+            text += f"{_SIGNATURE}{user_signature(_purpose(text))}\n"
         (aside / META_FILE).write_text(text, encoding="utf-8")
         _put_in_place(aside, target)
     finally:
@@ -60,8 +128,10 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
 
 @contextmanager
 def opened(
-    path: str | os.PathLike | Mapping[str, BinaryIO], thread_num: int | None = None
-) -> Iterator[tuple[Path, dict[str, Any]]]:
+    path: str | os.PathLike | Mapping[str, BinaryIO],
+    thread_num: int | None = None,
+    trust: bool = False,
+) -> Iterator[tuple[Path, SavedMeta]]:
     """Open the directory of a saved model.
 
     Parameters
@@ -70,11 +140,13 @@ def opened(
         The directory, or its files by name.
     thread_num : int, optional
         Threads of the model, instead of those that it was saved with.
+    trust : bool
+        Whether files in it may run code that no program of this user has signed.
 
     Yields
     ------
     directory : Path
-    meta : dict
+    meta : SavedMeta
         The content of ``nano_model_meta.yml``.
 
     Raises
@@ -94,13 +166,18 @@ def opened(
                 raise UsageError(
                     f"{directory} doesn't exist.", code="path-missing", path=str(directory)
                 )
-        meta = _read_meta(directory / META_FILE)
-        for key in _FILES:
-            if meta.get(key) and not (directory / meta[key]).exists():
+        meta = _read_meta(directory / META_FILE, "" if isinstance(path, Mapping) else path, trust)
+        for name in (meta[key] for key in _FILES if isinstance(meta.get(key), str)):
+            if Path(name).name != name:
                 raise UsageError(
-                    f"File {meta[key]} is required to load model.",
-                    code="path-missing",
-                    path=str(meta[key]),
+                    f"{META_FILE} of {directory} names the file {name!r}, which is not in that "
+                    "directory; save the model again",
+                    code="file-damaged",
+                    path=str(directory),
+                )
+            if not (directory / name).exists():
+                raise UsageError(
+                    f"File {name} is required to load model.", code="path-missing", path=name
                 )
         if thread_num is not None:
             meta |= dict.fromkeys(_THREADS, thread_num)
@@ -160,14 +237,14 @@ def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
     return model_class
 
 
-def _read_meta(file: Path) -> dict[str, Any]:
+def _read_meta(file: Path, path: str | os.PathLike, trust: bool) -> SavedMeta:
     if not file.exists():
         raise UsageError(
             f"File {META_FILE} is required to load model.", code="path-missing", path=META_FILE
         )
     with refusing(f"{file} cannot be read", text=str, code="file-damaged", path=str(file)):
-        meta = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not isinstance(meta, dict) or "ModelType" not in meta:
+        meta = SavedMeta(file.read_text(encoding="utf-8"), path, trust)
+    if "ModelType" not in meta:
         raise UsageError(
             f"{file} does not say what the model is; save the model again",
             code="file-damaged",

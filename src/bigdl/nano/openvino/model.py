@@ -184,13 +184,21 @@ class OpenVINOFacade(abc.ABC):
 def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
     """Return properties and the thread count of a saved model.
 
-    The directory of OpenVINO's cache is left out: it may not be on this machine.
+    Properties that name files, such as the directory of OpenVINO's cache, are left out: they may
+    not be on this machine, and a file must not name others that are read and written.
     """
-    config = renamed_properties(meta.get("config") or {})
-    config.pop("CACHE_DIR", None)
+    config = _without_files(renamed_properties(meta.get("config") or {}))
     threads = config.pop("INFERENCE_NUM_THREADS", None)
     threads = meta.get("thread_num") or threads
     return config, int(threads) if threads else None
+
+
+def _without_files(config: Mapping) -> dict[str, Any]:
+    return {
+        key: _without_files(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if not str(key).endswith(("_DIR", "_PATH", "_FILE"))
+    }
 
 
 def plain(value: Any) -> Any:

@@ -55,6 +55,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1, help="processes that share the ports")
     add("--worker", help=argparse.SUPPRESS)
     add("--inputs", help="inputs of a graph of PyTorch, e.g. 'x: FP32[-1,4]'")
+    add(
+        "--trust",
+        action="store_true",
+        help="run code in the directory (graphs of PyTorch, Lambda layers) that no program of this "
+        "user has signed: whoever can write there can run anything here",
+    )
     add("--max-request-bytes", type=int, default=64 << 20)
     add("--max-rows", type=int, default=65_536, help="rows of one request")
     add("--timeout", type=float, default=60.0, help="seconds that a request may take")
@@ -218,6 +224,7 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
         ),
         thread_num=options.threads,
         inputs=options.inputs,
+        trust=options.trust,
     )
     limits = ServingLimits(options.max_request_bytes, options.max_rows, options.timeout)
     token = _token("BIGDL_SERVE_TOKEN", options.token_file)

@@ -50,6 +50,9 @@ class ServedModel:
         Threads of one call.
     device : str, optional
         Of OpenVINO.
+    trust : bool
+        Of a path: run code that it holds (a graph of PyTorch, a Lambda layer of Keras) although no
+        program of this user has signed it.
     **arguments
         Of ``InferenceOptimizer.build``, e.g. ``calib_data`` of a module for int8 (``x`` of Keras).
 
@@ -82,6 +85,7 @@ class ServedModel:
         inputs: str | None = None,
         thread_num: int | None = None,
         device: str | None = None,
+        trust: bool = False,
         **arguments: Any,
     ):
         self._runner = make_runner(
@@ -92,6 +96,7 @@ class ServedModel:
             inputs=inputs,
             thread_num=thread_num,
             device=device,
+            trust=trust,
             **arguments,
         )
         self.batching = batching or BatchingOptions()

@@ -20,6 +20,7 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, refusing, require
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
 from bigdl.nano.acceleration.saved import META_FILE, opened
 from bigdl.nano.acceleration.structure import CallInputs, Structure, as_array, flatten
@@ -147,6 +148,7 @@ def make_runner(
     inputs: str | None = None,
     thread_num: int | None = None,
     device: str | None = None,
+    trust: bool = False,
     **arguments: Any,
 ) -> ModelRunner:
     """Return a runner of a model.
@@ -171,6 +173,9 @@ def make_runner(
         Threads of one call.
     device : str, optional
         Of OpenVINO.
+    trust : bool
+        Of a path: run code that it holds (a graph of PyTorch, a Lambda layer of Keras) although no
+        program of this user has signed it.
     **arguments
         Of ``InferenceOptimizer.build``, e.g. ``calib_data``.
 
@@ -191,7 +196,7 @@ def make_runner(
                 code="argument-conflict",
                 argument="method",
             )
-        runner = _of_path(Path(model), sample, inputs, thread_num, device)
+        runner = _of_path(Path(model), sample, inputs, thread_num, device, trust)
     else:
         runner = _of_model(model, sample, method, inputs, thread_num, device, arguments)
     names = input_names or _column_names(model, runner)
@@ -211,7 +216,12 @@ def _column_names(model: Any, runner: ModelRunner) -> Sequence[str] | None:
 
 
 def _of_path(
-    path: Path, sample: Any, inputs: str | None, thread_num: int | None, device: str | None
+    path: Path,
+    sample: Any,
+    inputs: str | None,
+    thread_num: int | None,
+    device: str | None,
+    trust: bool,
 ) -> ModelRunner:
     if not path.exists():
         raise UsageError(f"There is no model at {str(path)!r}", code="path-missing", path=str(path))
@@ -226,7 +236,7 @@ def _of_path(
             )
         path = present[0]
     if path.is_file():
-        return _of_file(path, thread_num, device)
+        return _of_file(path, thread_num, device, trust)
     # The files are copied: what is written over them must not change a model that runs.
     files = {each.name: io.BytesIO(each.read_bytes()) for each in path.iterdir() if each.is_file()}
     with opened(files, thread_num) as (directory, meta):
@@ -238,12 +248,15 @@ def _of_path(
         from bigdl.nano.tf.keras import InferenceOptimizer as KerasOptimizer
 
         _rewind(files)
-        return _of_keras(KerasOptimizer.load(files, thread_num=thread_num), kind)
+        return _of_keras(KerasOptimizer.load(files, thread_num=thread_num, trust=trust), kind)
     from bigdl.nano.pytorch import InferenceOptimizer
 
     _rewind(files)
     with refusing(f"{str(path)!r} cannot be served", code="file-damaged", path=str(path)):
-        loaded = InferenceOptimizer.load(files, thread_num=thread_num)
+        try:
+            loaded = InferenceOptimizer.load(files, thread_num=thread_num, trust=trust)
+        except UntrustedFileError:
+            raise untrusted(path, "a saved graph of PyTorch") from None
     return _of_module(loaded, sample, inputs, str(meta.get("method") or ""), _graph_specs(meta))
 
 
@@ -253,7 +266,7 @@ def _rewind(files: Mapping[str, io.BytesIO]) -> None:
         file.seek(0)
 
 
-def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRunner:
+def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool) -> ModelRunner:
     if path.suffix == ".onnx":
         require("onnxruntime", "nano")
         return _of_onnx(OnnxNetwork(OnnxFile.read(path), threads=thread_num))
@@ -273,7 +286,8 @@ def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRun
             copy = Path(folder, path.name)
             copy.write_bytes(path.read_bytes())
             with refusing(f"Keras cannot load {str(path)!r}", code="file-damaged", path=str(path)):
-                return _of_keras(keras.saving.load_model(copy, compile=False), "KerasModel")
+                model = keras.saving.load_model(copy, compile=False, safe_mode=not trust)
+                return _of_keras(model, "KerasModel")
     raise UsageError(
         f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
         "a file that ends in .onnx, .xml or .keras",

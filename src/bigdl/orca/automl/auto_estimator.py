@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.private_folders import private_root
 from bigdl.common.program_state import random_numbers_kept, start_method_kept
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import trial_data
@@ -60,8 +62,10 @@ class AutoEstimator:
     Parameters
     ----------
     model_builder : Builder
-    logs_dir : str
-        Local folder; the search is below it in ``name``.
+    logs_dir : str, optional
+        Local folder; the search is below it in ``name``. By default
+        ``bigdl-<user's number>/auto_estimator_logs`` in the directory for temporary files, where
+        only this user can write.
     resources_per_trial : dict, optional
         ``"cpu"`` (default 1 for each worker), ``"gpu"`` and further resources of Ray.
     name : str
@@ -99,7 +103,7 @@ class AutoEstimator:
     def __init__(
         self,
         model_builder: Builder,
-        logs_dir: str = "/tmp/auto_estimator_logs",
+        logs_dir: str | None = None,
         resources_per_trial: Mapping[str, float] | None = None,
         remote_dir: str | None = None,
         name: str | None = None,
@@ -124,7 +128,8 @@ class AutoEstimator:
             )
         self.model_builder = model_builder
         self.name = name
-        self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune takes no other
+        logs = Path(logs_dir or os.path.join(private_root(), "auto_estimator_logs"))
+        self.logs_dir = logs.expanduser().absolute()  # Ray Tune takes no other
         check_positive("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
@@ -144,7 +149,7 @@ class AutoEstimator:
         model_creator: Callable,
         optimizer: str | Callable,
         loss: Any,
-        logs_dir: str = "/tmp/auto_estimator_logs",
+        logs_dir: str | None = None,
         resources_per_trial: Mapping[str, float] | None = None,
         name: str = "auto_pytorch_estimator",
         remote_dir: str | None = None,
@@ -180,7 +185,7 @@ class AutoEstimator:
     def from_keras(
         *,
         model_creator: Callable,
-        logs_dir: str = "/tmp/auto_estimator_logs",
+        logs_dir: str | None = None,
         resources_per_trial: Mapping[str, float] | None = None,
         name: str = "auto_keras_estimator",
         remote_dir: str | None = None,

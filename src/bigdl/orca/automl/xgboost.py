@@ -1,5 +1,6 @@
 """Searches for the best parameters of XGBoost."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.private_folders import private_root
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, TrialModel, figures_of
 from bigdl.orca.automl.model.data import Rows, is_category
@@ -322,7 +324,7 @@ class _AutoXGBoost(AutoEstimator):
 
     def __init__(
         self,
-        logs_dir: str,
+        logs_dir: str | None,
         cpus_per_trial: int,
         name: str | None,
         remote_dir: str | None,
@@ -332,7 +334,7 @@ class _AutoXGBoost(AutoEstimator):
         check_positive("cpus_per_trial", cpus_per_trial)
         super().__init__(
             XGBoostModelBuilder(self._model_type, cpus_per_trial, xgb_configs),
-            logs_dir,
+            logs_dir or os.path.join(private_root(), f"auto_xgb_{self._model_type}_logs"),
             {"cpu": cpus_per_trial},
             remote_dir,
             name or f"auto_xgb_{self._model_type}",
@@ -354,7 +356,9 @@ class AutoXGBClassifier(_AutoXGBoost):
 
     Parameters
     ----------
-    logs_dir : str
+    logs_dir : str, optional
+        As of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`; by default its last part is
+        ``auto_xgb_classifier_logs``, or ``auto_xgb_regressor_logs``.
     cpus_per_trial : int, default 1
         Threads of a trial.
     name : str, optional
@@ -385,7 +389,7 @@ class AutoXGBClassifier(_AutoXGBoost):
 
     def __init__(
         self,
-        logs_dir: str = "/tmp/auto_xgb_classifier_logs",
+        logs_dir: str | None = None,
         cpus_per_trial: int = 1,
         name: str | None = None,
         remote_dir: str | None = None,
@@ -420,7 +424,7 @@ class AutoXGBRegressor(_AutoXGBoost):
 
     def __init__(
         self,
-        logs_dir: str = "/tmp/auto_xgb_regressor_logs",
+        logs_dir: str | None = None,
         cpus_per_trial: int = 1,
         name: str | None = None,
         remote_dir: str | None = None,

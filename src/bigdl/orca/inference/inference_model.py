@@ -14,6 +14,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.orca.inference.runtimes import (
     accelerated_model,
     file_copies,
@@ -68,7 +69,8 @@ class InferenceModel:
         model_path : str
             A TorchScript archive, an exported program (``torch.export``), or a pickled module.
         trust : bool
-            All but TorchScript can run any code: it is read only with ``trust=True``.
+            Such a file can run any code, a script of TorchScript, too: it is read only with
+            ``trust=True``.
 
         Returns
         -------
@@ -81,12 +83,12 @@ class InferenceModel:
         >>> import torch
         >>> from bigdl.orca.inference import InferenceModel
         >>> torch.jit.script(torch.nn.ReLU()).save("relu.pt")
-        >>> model = InferenceModel().load_torch("relu.pt")
+        >>> model = InferenceModel().load_torch("relu.pt", trust=True)
         >>> model.predict(np.array([[-1.0, 2.0]], dtype="float32"))
         array([[0., 2.]], dtype=float32)
         """
         # the file is shipped: a script has no pickle
-        return self._fill(file_copies, read_model(model_path), model_path, trust)
+        return self._fill(file_copies, read_model(model_path), str(model_path), trust)
 
     def load_module(
         self, module, *, accelerate: str | None = None, sample: Any = None
@@ -142,7 +144,7 @@ class InferenceModel:
         converted = accelerated_model(model, accelerate, [arguments], None)
         if converted is model:
             return self._fill(module_copies, module)
-        return self._fill(nano_copies, saved_files(converted), model)
+        return self._fill(nano_copies, saved_files(converted), model, True)
 
     def load_onnx(self, path: str) -> InferenceModel:
         """Read an ONNX model (needs onnxruntime)."""
@@ -166,7 +168,9 @@ class InferenceModel:
 
     load_openvino_ng = load_openvino
 
-    def load_nano(self, path: str | os.PathLike, module=None) -> InferenceModel:
+    def load_nano(
+        self, path: str | os.PathLike, module=None, *, trust: bool = False
+    ) -> InferenceModel:
         """Read an accelerated model of Nano.
 
         Parameters
@@ -175,8 +179,16 @@ class InferenceModel:
             A directory that ``InferenceOptimizer.save`` wrote.
         module : torch.nn.Module, optional
             The original, where the directory holds weights only.
+        trust : bool
+            Load a graph of PyTorch that no program of this user has signed, as of
+            ``InferenceOptimizer.load``.
         """
-        return self._fill(nano_copies, nano_files(path), module)
+        files = nano_files(path)
+        try:
+            copies = nano_copies(self._count, files, module, trust)
+        except UntrustedFileError:
+            raise untrusted(path, "a saved graph of PyTorch") from None
+        return self._take(copies, (nano_copies, files, module, True))  # workers have other keys
 
     def load_bigdl(self, model_path: str, weight_path: str | None = None) -> NoReturn:
         """Models of BigDL's JVM layers cannot be read."""

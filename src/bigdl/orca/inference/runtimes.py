@@ -13,6 +13,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, refusing, require
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.trust import untrusted
 from bigdl.orca.data.file import read_bytes
 
 Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -120,7 +121,12 @@ def openvino_copies(
 
 
 def nano_copies(
-    count: int, files: Mapping[str, bytes], module: Any, *, threads: int | None = None
+    count: int,
+    files: Mapping[str, bytes],
+    module: Any,
+    trust: bool,
+    *,
+    threads: int | None = None,
 ) -> list:
     """Return the files of a directory that ``InferenceOptimizer.save`` wrote, as copies.
 
@@ -133,7 +139,7 @@ def nano_copies(
 
     def load():
         opened = {name: io.BytesIO(content) for name, content in files.items()}
-        return InferenceOptimizer.load(opened, module, thread_num=threads).eval()
+        return InferenceOptimizer.load(opened, module, thread_num=threads, trust=trust).eval()
 
     model = load()
     if isinstance(model, NetworkModel):
@@ -225,10 +231,12 @@ def torch_module(data: bytes, path: str, trust: bool):
     path : str
         What messages call the file.
     trust : bool
-        Whether to read a pickled module or an exported program, which can run any code.
+        Whether to read it: each of them can run any code.
     """
     torch = require("torch", "orca")
     names: set[str] = set()
+    if data and not trust:
+        raise untrusted(path, "a program of TorchScript, an exported program or a pickled module")
     failure = f"{path!r} is not a model that torch can load"
     # a damaged file shows in many ways
     with refusing(
@@ -239,13 +247,6 @@ def torch_module(data: bytes, path: str, trust: bool):
             names = {each.rpartition("/")[2] for each in paths}
         if "constants.pkl" in names:
             return torch.jit.load(io.BytesIO(data), map_location="cpu")
-        if not trust:
-            raise UsageError(
-                f"{path!r} holds a pickled module or an exported program, and loading it can run "
-                "any code; pass trust=True if you know where it comes from",
-                code="file-untrusted",
-                path=path,
-            )
         if names & {"serialized_exported_program.json", "model.json"}:
             return torch.export.load(io.BytesIO(data)).module()
         module = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)

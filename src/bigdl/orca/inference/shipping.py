@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from bigdl.runtime.serialization import digest_of, pickled_by_value
+from bigdl.common.trust import digest_of
+from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
 
 _CACHE_BYTES = 2 << 30

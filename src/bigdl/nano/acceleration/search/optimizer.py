@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords
@@ -292,7 +293,10 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             return self._original(trial)
         directory = results.directory / trial.method
         if trial.saved and directory.exists():
-            return type(self).load(directory, self._bench.model)
+            try:
+                return type(self).load(directory, self._bench.model, trust=results.is_temporary)
+            except UntrustedFileError as error:  # somebody else wrote into cache_dir
+                warnings.warn(f"The model is built again: {error}", stacklevel=4)
         return self._bench.build(self._methods[trial.method], trial.threads).model
 
     @abc.abstractmethod

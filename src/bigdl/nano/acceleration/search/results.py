@@ -133,6 +133,11 @@ class Results(UserDict[str, Trial]):
         self._removal = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
 
     @property
+    def is_temporary(self) -> bool:
+        """True if only this process has written in the directory, and removes it."""
+        return self._removal.alive
+
+    @property
     def original(self) -> Trial:
         """The trial that all others are compared with."""
         return self[ORIGINAL]

@@ -24,7 +24,10 @@ from bigdl.common.errors import UsageError, first_line
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.saved import read_code, write_code
 from bigdl.nano.acceleration.structure import Structure, flatten
+from bigdl.nano.pytorch.compiling import compiled as compiled_by_inductor
+from bigdl.nano.pytorch.compiling import inductor_cache
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
@@ -94,7 +97,12 @@ def export_flat(
         shapes = (shapes,)
     sample = tuple(source.general_sample(axes))
     sentence = f"{type(source.model).__name__} cannot be exported as one graph"
-    with refusing(sentence, code="model-unsupported"), torch.no_grad(), quiet():
+    with (
+        refusing(sentence, code="model-unsupported"),
+        torch.no_grad(),
+        quiet(),
+        inductor_cache(),
+    ):
         return torch.export.export(module, sample, dynamic_shapes=shapes)
 
 
@@ -125,7 +133,7 @@ class CompiledGraph:
         self._package = directory / self.file
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         # it is unpacked into the directory for temporary files
-        with quiet(), EnvContext({"TMPDIR": directory}):
+        with quiet(), inductor_cache(), EnvContext({"TMPDIR": directory}):
             self._run = torch._inductor.aoti_load_package(
                 str(self._package), run_single_threaded=False
             )
@@ -160,7 +168,7 @@ class CompiledGraph:
             refusing("The graph cannot be compiled", code="model-unsupported"),
         ):
             failed.callback(shutil.rmtree, directory, ignore_errors=True)
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), inductor_cache():
                 torch._inductor.aoti_compile_and_package(
                     program,
                     package_path=str(directory / cls.file),
@@ -185,9 +193,9 @@ class CompiledGraph:
 
     def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
-        shutil.copyfile(self._package, directory / self.file)
         return {
             "graph": "compiled",
+            **write_code(directory / self.file, self._package.read_bytes()),
             "package_path": self.file,
             "shapes": self._shapes,
             "dtypes": [str(dtype).removeprefix("torch.") for dtype in self._dtypes],
@@ -196,10 +204,14 @@ class CompiledGraph:
 
     @classmethod
     def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
-        """Read what :meth:`write` wrote; raises UsageError on another kind of processor."""
+        """Read what :meth:`write` wrote; raises UsageError on another kind of processor.
+
+        The package is a library of machine code.
+        """
         _check_processor(meta["isa"])
+        package = read_code(directory / meta["package_path"], meta, "compiled code")
         copy = scratch_directory("bigdl-inductor-")  # outlives the saved directory
-        shutil.copyfile(directory / meta["package_path"], copy / cls.file)
+        (copy / cls.file).write_bytes(package)
         return cls(copy, meta["shapes"], meta["dtypes"], inputs.names)
 
 
@@ -211,6 +223,24 @@ def _check_processor(isa: Iterable[str]) -> None:
             "this one does not have; accelerate the original model again here",
             code="processor-unsupported",
         )
+
+
+def script_bytes(script: torch.jit.ScriptModule) -> bytes:
+    """Return the file of a script."""
+    file = io.BytesIO()
+    with quiet():
+        torch.jit.save(script, file)
+    return file.getvalue()
+
+
+def read_script(file: Path, meta: Mapping[str, Any]) -> torch.jit.ScriptModule:
+    """Read a script of a saved directory; it is a program that can write files."""
+    return _script_of(read_code(file, meta, "a program of TorchScript"))
+
+
+def _script_of(data: bytes) -> torch.jit.ScriptModule:
+    with quiet():
+        return torch.jit.load(io.BytesIO(data), map_location="cpu")
 
 
 class ScriptGraph:
@@ -240,15 +270,11 @@ class ScriptGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the script as its file."""
-        file = io.BytesIO()
-        with quiet():
-            torch.jit.save(self._script, file)
-        return {**vars(self), "_script": file.getvalue()}
+        return {**vars(self), "_script": script_bytes(self._script)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        with quiet():
-            self._script = torch.jit.load(io.BytesIO(state["_script"]), map_location="cpu")
+        self._script = _script_of(state["_script"])
 
     @classmethod
     def make(
@@ -326,10 +352,9 @@ class ScriptGraph:
 
     def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
-        with quiet():
-            torch.jit.save(self._script, str(directory / self.file))
         return {
             "graph": "script",
+            **write_code(directory / self.file, script_bytes(self._script)),
             "checkpoint": self.file,
             "flat": self._inputs is None,
             "sizes": self._sizes,
@@ -338,8 +363,7 @@ class ScriptGraph:
     @classmethod
     def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
         """Read what :meth:`write` wrote."""
-        with quiet():
-            script = torch.jit.load(str(directory / meta["checkpoint"]), map_location="cpu")
+        script = read_script(directory / meta["checkpoint"], meta)
         return cls(script, None if meta["flat"] else inputs, meta.get("sizes"))
 
 
@@ -358,7 +382,7 @@ class ModuleGraph:
     def __init__(self, module: FlatModule, compiled: bool):
         self.module = module
         self._compiled = compiled
-        self._run: Callable = torch.compile(module, dynamic=None) if compiled else module
+        self._run: Callable = compiled_by_inductor(module) if compiled else module
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the module; it is compiled again at its first call."""
@@ -671,7 +695,7 @@ class ModuleModel(AcceleratedModel):
 
     def _set_call(self) -> None:
         # in a dict, since it is no submodule
-        call = torch.compile(self.nano_module, dynamic=None) if self.compiled else self.nano_module
+        call = compiled_by_inductor(self.nano_module) if self.compiled else self.nano_module
         self.__dict__["nano_call"] = call
 
     def __getstate__(self) -> dict[str, Any]:
@@ -841,22 +865,16 @@ class ScriptedModel(ModuleModel):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the script as its file."""
-        file = io.BytesIO()
-        with quiet():
-            torch.jit.save(self.nano_call, file)
-        return {**vars(self), "nano_call": file.getvalue()}
+        return {**vars(self), "nano_call": script_bytes(self.nano_call)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)
-        with quiet():
-            script = torch.jit.load(io.BytesIO(state["nano_call"]), map_location="cpu")
-        self.__dict__["nano_call"] = script
+        self.__dict__["nano_call"] = _script_of(state["nano_call"])
 
     def save_to(self, directory: Path, compression: str) -> dict:
-        with quiet():
-            torch.jit.save(self.nano_call, str(directory / self.file))
         return {
             "checkpoint": self.file,
+            **write_code(directory / self.file, script_bytes(self.nano_call)),
             "channels_last": self.channels_last,
             "thread_num": self.thread_num,
             "method": self.nano_method,
@@ -864,10 +882,8 @@ class ScriptedModel(ModuleModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        with quiet():
-            script = torch.jit.load(str(directory / meta["checkpoint"]), map_location="cpu")
         loaded = cls(
-            script,
+            read_script(directory / meta["checkpoint"], meta),
             channels_last=meta["channels_last"],
             threads=meta["thread_num"],
             method=meta["method"],

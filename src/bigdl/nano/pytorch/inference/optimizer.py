@@ -178,9 +178,9 @@ class TorchBench(Bench):
 
     def load(self, directory: Path) -> Candidate:
         try:
-            return _candidate(load_model(directory))
+            return _candidate(load_model(directory, trust=True))  # of this search
         except UsageError:  # it holds weights only
-            return _candidate(load_model(directory, self.model))
+            return _candidate(load_model(directory, self.model, trust=True))
 
     def identity(self) -> tuple:
         """Return the values that a fingerprint of the search is made of."""

@@ -453,4 +453,4 @@ def _ready(settings: Settings, make: Callable[..., Any], *content: Any) -> Any:
 
 
 def _load(folder: str, source: Any, cls: type) -> Any:
-    return load_model(folder, source)
+    return load_model(folder, source, trust=True)  # of the process that started this one

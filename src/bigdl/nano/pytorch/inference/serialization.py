@@ -83,6 +83,8 @@ def load_model(
     cache_dir: str | None = None,
     shapes: str | None = None,
     thread_num: int | None = None,
+    *,
+    trust: bool = False,
 ) -> torch.nn.Module:
     """Read a model from a directory that :func:`save_model` wrote.
 
@@ -107,6 +109,10 @@ def load_model(
     thread_num : int, optional
         Threads of the model, instead of those that it was saved with; those of a graph that
         TorchInductor has compiled stay.
+    trust : bool
+        Load a graph of PyTorch (TorchScript, or compiled code) although it can run any code and no
+        program of this user has signed it: it comes from elsewhere, or was changed. Networks of
+        other runtimes and weights need none.
 
     Returns
     -------
@@ -115,7 +121,7 @@ def load_model(
     Raises
     ------
     UsageError
-        If a file is missing or an argument is needed.
+        If a file is missing, an argument is needed, or nobody vouches for a program in it.
 
     Examples
     --------
@@ -128,7 +134,7 @@ def load_model(
     True
     """
     load_options = LoadOptions(model, input_sample, inplace, device, cache_dir, shapes)
-    with opened(path, check_threads(thread_num)) as (directory, meta):
+    with opened(path, check_threads(thread_num), trust) as (directory, meta):
         if meta["ModelType"] != _PLAIN:
             model_class = class_of(meta, AcceleratedModel, model, "pytorch")
             return model_class.load_from(directory, meta, load_options)

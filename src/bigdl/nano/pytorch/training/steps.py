@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from bigdl.nano.attribute_patch import AttributePatch, OtherForward
+from bigdl.nano.pytorch.compiling import compiled
 from bigdl.nano.pytorch.training.choosing import (
     Chooser,
     Way,
@@ -313,7 +314,7 @@ class CompiledForward(OtherForward):
 
     def __init__(self, module: Any, optional: bool = False):
         super().__init__(module)
-        self._compiled = torch.compile(module.forward)
+        self._compiled = compiled(module.forward)
         self._is_tried = optional
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -260,7 +260,8 @@ def _unpickled(
     files: dict[str, bytes], model_class: type[AcceleratedKerasModel]
 ) -> AcceleratedKerasModel:
     """Return a model from its files; its class is given so that its module is imported."""
-    return load_model({name: io.BytesIO(content) for name, content in files.items()})
+    files_in_memory = {name: io.BytesIO(content) for name, content in files.items()}
+    return load_model(files_in_memory, trust=True)  # they come in a pickle
 
 
 def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
@@ -311,6 +312,8 @@ def load_model(
     device: str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     thread_num: int | None = None,
+    *,
+    trust: bool = False,
 ) -> Any:
     """Read a model that :func:`save_model` wrote.
 
@@ -326,6 +329,8 @@ def load_model(
         Classes and functions by name that Keras does not know.
     thread_num : int, optional
         Threads of the model, instead of those that it was saved with.
+    trust : bool
+        Run code that a file of Keras holds, such as a Lambda layer's.
 
     Raises
     ------
@@ -334,15 +339,23 @@ def load_model(
     """
     model = actual(model)
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
-    with opened(path, check_threads(thread_num)) as (directory, meta), scope:
+    with opened(path, check_threads(thread_num), trust) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
             with refusing("Keras cannot load the model", code="file-damaged", path=str(directory)):
-                return keras.saving.load_model(directory / meta["checkpoint"])
+                return read_keras(directory, meta)
         cls = class_of(meta, AcceleratedKerasModel, model, "tensorflow")
         loaded = cls.load_from(directory, meta, model, device)
         if model is None and meta.get("compile"):
             _compile(loaded, directory / meta["compile"])
         return loaded
+
+
+def read_keras(directory: Path, meta: Mapping[str, Any], **options: Any) -> Any:
+    """Read the file of Keras in a saved directory; code in it only if the caller vouches for it."""
+    file = directory / meta["checkpoint"]
+    if file.suffix != ".keras":  # in other formats Keras checks less
+        raise UsageError(f"{file} should be a file of Keras whose name ends in .keras")
+    return keras.saving.load_model(file, safe_mode=not getattr(meta, "trust", False), **options)
 
 
 def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
@@ -550,7 +563,7 @@ class KerasBF16Model(AcceleratedKerasModel):
 
     @classmethod
     def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> BF16Graph:
-        clone = keras.saving.load_model(directory / meta["checkpoint"], compile=False)
+        clone = read_keras(directory, meta, compile=False)
         return BF16Graph(clone, CallInputs.from_json(meta["inputs"]))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
 from bigdl.common.storage import open_file_system, read_bytes, write_bytes
+from bigdl.common.trust import untrusted, user_signature
 from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
@@ -47,7 +48,6 @@ from bigdl.orca.data.xshards.shards import (
     summarize,
 )
 from bigdl.orca.settings import OrcaContext
-from bigdl.runtime.serialization import user_signature
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,13 +131,7 @@ class XShards(ABC):
         [[0, 1], [2, 3]]
         """
         if not trust and not _are_signed(path):
-            raise UsageError(
-                f"{path} holds pickles that programs of this user did not write, or that have "
-                "changed since, and loading a pickle runs code that it names; pass trust=True if "
-                "you trust who wrote them",
-                code="file-untrusted",
-                path=path,
-            )
+            raise untrusted(path, "a folder of pickles", "pass trust=True")
         cluster = active_spark()
         if isinstance(cluster, ConnectCluster):
             refuse("load_pickle", "write the rows as Parquet, and read them with read_parquet")
@@ -632,7 +626,7 @@ class SparkXShards(XShards):
         """Write the shards as a pickle file of Spark, which :meth:`load_pickle` reads.
 
         The files, which are read once more for that, are signed with a key of this user, see
-        :func:`~bigdl.runtime.serialization.user_signature`.
+        :func:`~bigdl.common.trust.user_signature`.
 
         Parameters
         ----------

@@ -38,6 +38,7 @@ from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError, WorkerError, refusing
+from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.nnframes.preprocessing import (
@@ -50,7 +51,7 @@ from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch import PyTorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.runtime.serialization import digest_of, pickled_by_value
+from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.position import EveryEpoch, MaxEpoch, MaxIteration, Trigger
 
 __all__ = [

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.common.trust import UntrustedFileError, digest_of, untrusted
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_files
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
 from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot, dtypes_of
-from bigdl.runtime.serialization import digest_of
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -58,6 +58,8 @@ class AcceleratedSnapshot:
         Arguments of the original, where the directory holds weights of another precision.
     takes, returns : tuple of torch.dtype
         Of the original's inputs and outputs, which a runtime may change.
+    trust : bool
+        Whether code in the files may run without the signature of this user.
     """
 
     files: dict[str, bytes]
@@ -66,6 +68,7 @@ class AcceleratedSnapshot:
     sample: tuple | None = None
     takes: tuple = ()
     returns: tuple = ()
+    trust: bool = True
 
     def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
@@ -75,7 +78,11 @@ class AcceleratedSnapshot:
         original = None if self.original is None else self.original.ready(cpu).model
         files = {name: io.BytesIO(content) for name, content in self.files.items()}
         model = InferenceOptimizer.load(
-            files, original, input_sample=self.sample, thread_num=self.threads
+            files,
+            original,
+            input_sample=self.sample,
+            thread_num=self.threads,
+            trust=self.trust,
         )
         return TorchReady(model.eval(), cpu, "fp32", self.takes, self.returns)
 
@@ -138,14 +145,18 @@ class Acceleration:
             if files is None:
                 return snapshot
             takes = dtypes_of(batches[0])
-            saved = AcceleratedSnapshot(files, threads, takes=takes, returns=returns)
+            is_ours = self._files is None
+            saved = AcceleratedSnapshot(files, threads, takes=takes, returns=returns, trust=is_ours)
             try:
                 loaded = saved.ready(None)
+            except UntrustedFileError:
+                advice = "load it by InferenceOptimizer.load(…, trust=True) and save it again"
+                raise untrusted(self._name, "a saved graph of PyTorch", advice) from None
             except UsageError:  # the files alone make no model
                 saved = replace(saved, original=snapshot, sample=batches[0])
                 loaded = saved.ready(None)
             _check(self._name, _outputs(loaded.model, compared), expected)
-        return saved
+        return replace(saved, trust=True)  # it is read as it was here, by users with other keys
 
 
 def _directory_of(accelerate: Any) -> Path | None:

@@ -15,6 +15,7 @@ import torch
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import write_bytes
+from bigdl.common.trust import digest_of
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
@@ -49,7 +50,6 @@ from bigdl.orca.learn.pytorch.parts import (
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.runtime.serialization import digest_of
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.fit import TrainingSession

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.inference.shipping import ModelBytes, shipped_of
@@ -29,7 +30,6 @@ from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.figures import NamedFigures

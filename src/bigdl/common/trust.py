@@ -1,0 +1,97 @@
+"""Who vouches for a file that runs code when it is read.
+
+Pickles, TorchScript and compiled graphs are programs: whoever can write such a file decides what
+its reader runs.  BigDL signs those that it writes, with a key that only programs of this user can
+read.  It reads one whose signature is of this user and of this content, or for which the caller
+passes ``trust=True``.
+
+A writer signs the bytes that it has in memory.  A reader checks the bytes that it then loads, not a
+file that may be replaced in between.
+"""
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import cache_directory, private_folder
+
+logger = logging.getLogger("bigdl")
+
+OPTIONS = (
+    "trust=True (bigdl-serve: --trust; a configuration of the recommender: ranking.trust: true)"
+)
+"""How a caller vouches for a model."""
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def user_signature(text: str) -> str:
+    """Return the signature of a text that only programs of this user can make.
+
+    It is an HMAC-SHA256 in hexadecimal, with a key of 32 random bytes that is made once and kept
+    in ``~/.cache/bigdl/keys`` where nobody else can read it.
+    """
+    key = _user_key(cache_directory("keys") / "pickles")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def is_signed(text: str, signature: object) -> bool:
+    """Return True if a program of this user has signed a text."""
+    return isinstance(signature, str) and hmac.compare_digest(
+        signature.encode(), user_signature(text).encode()
+    )
+
+
+class UntrustedFileError(UsageError):
+    """A file can run code when it is read, and nobody vouches for it."""
+
+
+def untrusted(path: object, content: str, advice: str = f"pass {OPTIONS}") -> UntrustedFileError:
+    """Return the error for a file that nobody vouches for.
+
+    Parameters
+    ----------
+    path : str or path
+    content : str
+        What it holds, e.g. ``"a pickled module"``.
+    advice : str
+        What to do for a file whose writer is trusted.
+    """
+    return UntrustedFileError(
+        f"{str(path)!r} is {content}, which can run any code when it is read, and no program of "
+        f"this user has signed it as it is now; {advice} if you trust whoever can write it",
+        code="file-untrusted",
+        path=str(path),
+    )
+
+
+@functools.cache
+def _user_key(file: Path) -> bytes:
+    """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
+    key = secrets.token_bytes(32)
+    try:
+        private_folder(file.parent)
+        whole = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+        whole.touch(0o600)
+        try:
+            whole.write_bytes(key)
+            with contextlib.suppress(FileExistsError):
+                os.link(whole, file)  # with all of it, or not at all
+        finally:
+            whole.unlink()
+        about = file.stat()
+        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise PermissionError("others can read or change it; remove it")
+        return file.read_bytes()
+    except (OSError, UsageError) as error:
+        logger.warning("The key %s cannot be used, and ends with this process: %s", file, error)
+        return key

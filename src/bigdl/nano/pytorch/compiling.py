@@ -1,0 +1,84 @@
+"""TorchInductor with its cache in a directory of the user's.
+
+By itself it keeps compiled libraries, and loads them again, in a temporary directory whose name is
+known beforehand: on a shared machine another user can make it first.  What BigDL compiles is kept
+in ``~/.cache/bigdl/inductor``, unless the program has chosen a directory by
+``TORCHINDUCTOR_CACHE_DIR``.  The environment is the program's again when that is done.
+"""
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from bigdl.common.environment import EnvContext
+from bigdl.common.private_folders import private_cache
+
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_TRITON = "TRITON_CACHE_DIR"
+_lock = threading.Lock()
+_holders = 0
+_restore = ExitStack()
+
+
+@contextmanager
+def inductor_cache() -> Iterator[None]:
+    """Let TorchInductor use the user's own cache, in all threads, until the last one leaves."""
+    global _holders, _restore
+    with _lock:
+        if not _holders:
+            with ExitStack() as entered:
+                _enter(entered)
+                _restore = entered.pop_all()
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if not _holders:
+                _restore.close()
+
+
+def _enter(stack: ExitStack) -> None:
+    # TorchInductor sets the variable itself where it, or an import of Dynamo, has needed it
+    default = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    if not os.environ.get(_VARIABLE, default).startswith(default):
+        return
+    directory = private_cache("inductor")
+    variables: dict[str, object] = {_VARIABLE: directory}
+    if os.environ.get(_TRITON, default).startswith(default):
+        variables[_TRITON] = directory / "triton"
+    stack.enter_context(EnvContext(variables))
+    from torch._inductor import codecache
+
+    headers = directory / "precompiled_headers"
+    for name, place in {"_HEADER_DIR": headers, "_HEADER_LOCK_DIR": headers / "locks"}.items():
+        if hasattr(codecache, name):  # follows no variable
+            stack.callback(setattr, codecache, name, getattr(codecache, name))
+            setattr(codecache, name, str(place))
+
+
+def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
+    """Return ``torch.compile(function)``, whose graphs are compiled in :func:`inductor_cache`."""
+    with inductor_cache():  # Dynamo, which this imports, looks there, too
+        return torch.compile(function, dynamic=dynamic, backend=_compile_graph)
+
+
+def _compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
+    """Compile a graph by TorchInductor, and its backward pass when that is needed first."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    with inductor_cache():
+        inner = partial(_compile_part, compile_fx_inner)
+        return compile_fx(graph, inputs, inner_compile=inner, **options)
+
+
+def _compile_part(compile_inner: Callable, *args: Any, **options: Any) -> Any:
+    with inductor_cache():
+        return compile_inner(*args, **options)
