@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from bigdl.common.errors import UsageError
@@ -199,6 +200,24 @@ def test_a_meta_that_names_a_file_elsewhere_is_refused(tmp_path):
         InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
 
 
+def test_weights_that_are_a_script_and_settings_that_name_files_do_nothing(saved, tmp_path):
+    InferenceOptimizer.save(nn.Linear(3, 2), tmp_path / "plain")
+    write_evil_script(tmp_path / "plain" / "saved_weight.pt", tmp_path / "victim")
+    (tmp_path / "victim").unlink(missing_ok=True)
+    with pytest.raises(UsageError, match=r"saved_weight.pt' holds no weights"):
+        InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
+    assert not (tmp_path / "victim").exists()
+    fast = InferenceOptimizer.trace(nn.Linear(3, 2), X, accelerator="openvino")
+    InferenceOptimizer.save(fast, tmp_path / "network")
+    meta = tmp_path / "network" / "nano_model_meta.yml"
+    inner = f"{{CACHE_DIR: {tmp_path}/inner}}"
+    properties = f"{{CACHE_DIR: {tmp_path}/outer, DEVICE_PROPERTIES: {{CPU: {inner}}}}}"
+    content = yaml.safe_load(meta.read_text()) | {"config": yaml.safe_load(properties)}
+    meta.write_text(yaml.safe_dump(content))
+    torch.testing.assert_close(InferenceOptimizer.load(tmp_path / "network")(X), fast(X))
+    assert not [*tmp_path.glob("inner"), *tmp_path.glob("outer")]
+
+
 def test_results_of_a_search_are_loaded_without_a_word(tmp_path):
     optimizer = InferenceOptimizer()
     optimizer.optimize(
@@ -232,6 +251,10 @@ def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch, caplog)
         (tmp_path / "bigdl" / "foreign").mkdir(mode=0o700)
         os.chown(tmp_path / "bigdl" / "foreign", 65534, 65534)
         assert private_cache("foreign") != tmp_path / "bigdl" / "foreign"
+    (tmp_path / "of a group").mkdir()
+    (tmp_path / "of a group").chmod(0o775)  # as the umask 002 makes it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of a group"))
+    assert private_cache("inductor") == tmp_path / "of a group" / "bigdl" / "inductor"
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))

@@ -55,3 +55,30 @@ def test_a_file_of_keras_is_served(model, tmp_path):
     model.save(tmp_path / "model.keras")
     with ServedModel(tmp_path) as served:
         check(served, model)
+
+
+def test_a_saved_model_that_writes_files_does_not_get_into_a_server(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    from bigdl.common.errors import UsageError
+    from bigdl.nano.tf.keras import InferenceOptimizer
+
+    class Writing(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32)])
+        def serve(self, x):
+            tf.io.write_file(str(tmp_path / "victim"), "written")
+            return x
+
+    module = Writing()
+    tf.saved_model.save(module, str(tmp_path / "graph"), signatures={"serve": module.serve})
+    x = keras.Input((2,))
+    layer = keras.layers.TFSMLayer(str(tmp_path / "graph"), call_endpoint="serve")
+    InferenceOptimizer.save(keras.Model(x, layer(x)), tmp_path / "model")
+    (tmp_path / "victim").unlink(missing_ok=True)
+    for load in (InferenceOptimizer.load, ServedModel):
+        with pytest.raises(UsageError, match="TFSMLayer"):
+            load(tmp_path / "model")
+    with pytest.raises(UsageError, match="holds no model"):
+        ServedModel(tmp_path / "graph")
+    assert not (tmp_path / "victim").exists()

@@ -436,19 +436,35 @@ def private_cache(name: str) -> Path:
     if folder in _replaced:
         return _replaced[folder]
     try:
-        if os.path.lexists(folder) and os.lstat(folder).st_mode & 0o022:
-            raise UsageError(f"others can write to {folder}; remove it")
-        made = private_folder(folder)
-        for above in made.parents:
-            about = os.stat(above)
-            is_open = about.st_mode & 0o002 and not about.st_mode & stat.S_ISVTX
-            if about.st_uid not in (0, os.geteuid()) or is_open:
-                raise UsageError(f"{above} can be replaced by another user")
-        return made
-    except (UsageError, OSError) as error:
+        make_own(folder)
+    except OSError as error:
         logger.warning("The cache %s is not used: %s", folder, error)
         _replaced[folder] = scratch_directory(f"{name}-")
         return _replaced[folder]
+    return folder
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder with mode 0700, or check that only this user has been able to write to it.
+
+    Its parents may let the user's group write, as home directories often do.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made, or others can write to it or replace it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is a link or another user's; remove it")
+    if about.st_mode & 0o022:
+        raise PermissionError(f"others can write to {folder}; remove it")
+    for above in folder.absolute().parents:
+        about = above.stat()
+        is_open = about.st_mode & 0o002 and not about.st_mode & stat.S_ISVTX
+        if about.st_uid not in (0, os.geteuid()) or is_open:
+            raise PermissionError(f"another user can replace {above}")
 
 
 _replaced: dict[Path, Path] = {}

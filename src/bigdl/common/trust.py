@@ -19,7 +19,7 @@ import secrets
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
-from bigdl.common.private_folders import cache_directory, private_folder
+from bigdl.common.private_folders import cache_directory, make_own
 
 logger = logging.getLogger("bigdl")
 
@@ -79,7 +79,7 @@ def _user_key(file: Path) -> bytes:
     """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
     key = secrets.token_bytes(32)
     try:
-        private_folder(file.parent)
+        make_own(file.parent)
         whole = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
         whole.touch(0o600)
         try:
@@ -92,6 +92,6 @@ def _user_key(file: Path) -> bytes:
         if about.st_uid != os.getuid() or about.st_mode & 0o077:
             raise PermissionError("others can read or change it; remove it")
         return file.read_bytes()
-    except (OSError, UsageError) as error:
+    except OSError as error:
         logger.warning("The key %s cannot be used, and ends with this process: %s", file, error)
         return key

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from bigdl.common.cpu import thread_scope
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
@@ -182,7 +182,9 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
     UsageError
         If the weights are not this module's.
     """
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    failure = f"{str(path)!r} holds no weights that torch can read without running code"
+    with refusing(failure, text=first_line, code="file-damaged", path=str(path)):
+        state = torch.load(path, map_location="cpu", weights_only=True)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
