@@ -94,7 +94,10 @@ def supports_bf16() -> bool:
 def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return properties under the names that OpenVINO has for them today."""
     return {
-        _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value) for key, value in config.items()
+        _RENAMED.get(key, key): _RENAMED_VALUES.get(value, value)
+        if isinstance(value, str)
+        else value
+        for key, value in config.items()
     }
 
 
