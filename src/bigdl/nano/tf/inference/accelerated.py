@@ -354,7 +354,11 @@ def read_keras(directory: Path, meta: Mapping[str, Any], **options: Any) -> Any:
     """Read the file of Keras in a saved directory; code in it only if the caller vouches for it."""
     file = directory / meta["checkpoint"]
     if file.suffix != ".keras":  # in other formats Keras checks less
-        raise UsageError(f"{file} should be a file of Keras whose name ends in .keras")
+        raise UsageError(
+            f"{file} should be a file of Keras whose name ends in .keras",
+            code="file-format",
+            path=str(file),
+        )
     return keras.saving.load_model(file, safe_mode=not getattr(meta, "trust", False), **options)
 
 
