@@ -463,8 +463,18 @@ def make_own(folder: Path) -> None:
     for above in folder.absolute().parents:
         about = above.stat()
         is_open = about.st_mode & 0o002 and not about.st_mode & stat.S_ISVTX
-        if about.st_uid not in (0, os.geteuid()) or is_open:
+        if about.st_uid not in (os.geteuid(), 0, *_unmapped_root()) or is_open:
             raise PermissionError(f"another user can replace {above}")
+
+
+def _unmapped_root() -> list[int]:
+    """Return the number that root of the machine has in a container that does not map it."""
+    try:
+        if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+            return []
+        return [int(Path("/proc/sys/kernel/overflowuid").read_text())]
+    except (OSError, ValueError):
+        return []
 
 
 _replaced: dict[Path, Path] = {}
