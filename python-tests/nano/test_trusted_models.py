@@ -16,7 +16,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import private_cache
 from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
-from bigdl.nano.pytorch.compiling import inductor_cache
+from bigdl.nano.pytorch.inference.compiling import inductor_cache
 from bigdl.nano.serving import ModelRepository, ServedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -280,7 +280,7 @@ COMPILES = """
 import os
 import torch
 from bigdl.nano.pytorch import InferenceOptimizer
-from bigdl.nano.pytorch.compiling import compiled
+from bigdl.nano.pytorch.inference.compiling import compiled
 
 x, model = torch.rand(3, 4), torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
 for fast in (InferenceOptimizer.build(model, "inductor_fp32"), compiled(model.train().forward)):

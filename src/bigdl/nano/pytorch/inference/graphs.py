@@ -26,8 +26,6 @@ from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.saved import read_code, write_code
 from bigdl.nano.acceleration.structure import Structure, flatten
-from bigdl.nano.pytorch.compiling import compiled as compiled_by_inductor
-from bigdl.nano.pytorch.compiling import inductor_cache
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
@@ -35,6 +33,8 @@ from bigdl.nano.pytorch.inference.accelerated import (
     module_with_weights,
     save_weights,
 )
+from bigdl.nano.pytorch.inference.compiling import compiled as compiled_by_inductor
+from bigdl.nano.pytorch.inference.compiling import inductor_cache
 from bigdl.nano.pytorch.inference.source import (
     FlatModule,
     ForwardInputs,

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from bigdl.nano.attribute_patch import AttributePatch, OtherForward
-from bigdl.nano.pytorch.compiling import compiled
+from bigdl.nano.pytorch.inference.compiling import compiled
 from bigdl.nano.pytorch.training.choosing import (
     Chooser,
     Way,
