@@ -280,6 +280,9 @@ OF_THIS_RUN = {
 
 ON_REQUEST = {
     "nano/pytorch/encryption.py",  # torch.load's own weights_only
+    "nano/pytorch/inference/graphs.py",  # read_code
+    "nano/serving/runners.py",
+    "nano/tf/inference/accelerated.py",
     "orca/data/xshards/spark.py",
     "orca/inference/runtimes.py",
     "orca/learn/nnframes/stages.py",
@@ -287,9 +290,11 @@ ON_REQUEST = {
     "orca/learn/tf2/model_files.py",
     "runtime/serialization.py",
 }
-"""They unpickle files of the user: with trust=True, or what the user's own programs signed."""
+"""They read files of the user that can run code: with trust=True, or what the user's own programs
+signed. SECURITY.md has a row for each."""
 
 BETWEEN_PROCESSES = {
+    "nano/pytorch/inference/pipeline.py",
     "nano/pytorch/training/processes.py",
     "nano/pytorch/training/shared_objects.py",
     "nano/tf/inference/optimizer.py",
@@ -326,17 +331,31 @@ def _unpicklers() -> set[str]:
     }
 
 
+_LOADERS = {
+    *("Unpickler", "pickleFile", "read_pickle", "_unpickle_model"),
+    *("aoti_load_package", "load_library", "register_custom_ops_library", "TFSMLayer"),
+    *("enable_unsafe_deserialization", "exec_module"),
+}
+
+
 def _runs_code(node: ast.Attribute | ast.Call) -> bool:
     if isinstance(node, ast.Attribute):
         named = ast.unparse(node)
         is_loader = named.startswith(("pickle.load", "cloudpickle.load", "joblib.load"))
-        return is_loader or node.attr in ("Unpickler", "pickleFile", "read_pickle")
+        return (
+            is_loader
+            or node.attr in _LOADERS
+            or named in ("torch.jit.load", "torch.export.load", "tf.saved_model.load")
+            or named.startswith(("marshal.load", "dill.load", "torch.package."))
+        )
     keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
     named = ast.unparse(node.func)
     return (
         (named in ("torch.load", "_torch_load") and keywords.get("weights_only") != "True")
         or keywords.get("allow_pickle", "False") != "False"
         or keywords.get("safe_mode", "True") != "True"
+        or "trust_remote_code" in keywords
+        or named in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load")
     )
 
 
