@@ -125,6 +125,8 @@ def test_a_recommender_is_loaded_served_asked_and_outlives_a_pod(kubernetes, tmp
         command = ("exec", "deployment/bigdl-recommender", "--", "python", "-c", ASK)
         answer, refused = kubectl(*command).splitlines()
         found = json.loads(answer)["recommendations"]
+        sources = {each["source"] for each in found}
+        assert sources == {"ranked"}, kubectl("logs", "deployment/bigdl-recommender")
         assert [each["items"] for each in found] == expected(folder, [1, 3], 5)
         assert refused == "401"
         client = ("bigdl-friesian-serve", "client", "--users", "1,2", "-k", "3")
