@@ -59,7 +59,7 @@ MLFLOW = [*ORCA, "mlflow-skinny>=3.17,<4"]
 INC = [*NANO, "neural-compressor[pt]>=3.5"]
 JAX = [*ORCA, "jax>=0.10,<0.11", "keras>=3.12,<4"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
-FRIESIAN = ORCA
+FRIESIAN = [*ORCA, "xxhash>=3.5"]
 SERVING = [
     *FRIESIAN,
     *NANO,

@@ -6,6 +6,11 @@ import hashlib
 import pytest
 from table_reference import column
 
+from bigdl.friesian.ops.hashing import hashes
+
+# XXH64 with the seed 42 of "", "a" and 32 times "x".
+KNOWN = [-7444071767201028348, -8582455328737087284, 1299777543150008824]
+
 
 def hashed(value, bins, method="md5"):
     return int(hashlib.new(method, str(value).encode()).hexdigest(), 16) % bins
@@ -62,3 +67,14 @@ def test_cross_hashes_the_values_behind_each_other(messy, rows):
     assert flat.to_list("city_item") == list(wanted(["city", "item"], 100))
     apart = messy.cross_columns([["city", "item"]], [100], ["x"], sep="|")
     assert apart.to_list("x") == list(wanted(["city", "item"], 100, "|"))
+
+
+def test_the_fast_hash_is_that_of_spark(make):
+    """For every way in which XXH64 treats a length."""
+    texts = ["Zürich"[: n % 7] + "x" * n for n in range(100)]
+    found = make([(text,) for text in texts], "v string")
+    bins = 2**31 - 1
+    expected = hashes([text.encode() for text in texts]) % bins
+    assert found.hash_encode("v", bins, "xxhash64").to_list("v") == expected.tolist()
+    assert hashes([b"", b"a", b"x" * 32]).tolist() == KNOWN
+    assert hashes([]).tolist() == []

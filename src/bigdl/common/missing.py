@@ -59,6 +59,7 @@ PACKAGES = {
     "uvicorn": "uvicorn",
     "uvloop": "uvloop",
     "xgboost": "xgboost",
+    "xxhash": "xxhash",
     "yaml": "PyYAML",
 }
 """What extras bring, by the names that are imported."""

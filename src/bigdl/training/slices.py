@@ -8,14 +8,14 @@ manifest; so it can be read by another number of workers, and by anything that r
 
 from __future__ import annotations
 
-import ast
+import io
 import mmap
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.lib.format as npy
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
@@ -23,7 +23,6 @@ from bigdl.runtime.collectives.rows import rows_of_rank
 
 BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
 _PIECE = 1 << 24  # bytes that are read or written at once
-_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 def file_name(array: str, rank: int) -> str:
@@ -41,10 +40,10 @@ def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict:
     rows : ndarray
         Contiguous; it is read where it lies.
     """
+    buffer = io.BytesIO()
     form = {"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}
-    header = repr(form).encode("latin1")
-    header += b" " * (-(len(_MAGIC) + 2 + len(header) + 1) % 64) + b"\n"
-    header = _MAGIC + struct.pack("<H", len(header)) + header
+    npy.write_array_header_1_0(buffer, form)
+    header = buffer.getvalue()
     checksum, size = zlib.crc32(header), len(header)
     with fs.open(path, "wb") as file:
         file.write(header)
@@ -195,16 +194,26 @@ class SavedSlices:
             ) from error
 
 
+def _header(content: bytes) -> tuple:
+    """Return shape, order and type of the array whose file begins with these bytes."""
+    buffer = io.BytesIO(content)
+    try:
+        npy.read_magic(buffer)
+        return npy.read_array_header_1_0(buffer)
+    except Exception as error:  # of NumPy's parser: one of many kinds
+        raise ValueError("it does not begin as a file of NumPy's format") from error
+
+
 def _blocks(fs: Any, path: str, described: dict) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the rows of a file in blocks, with the place of the first; then check them."""
     with fs.open(path, "rb") as file:
-        start = file.read(len(_MAGIC) + 2)
-        header = file.read(struct.unpack("<H", start[len(_MAGIC) :])[0])
-        form = ast.literal_eval(header.decode("latin1").strip())
+        start = file.read(npy.MAGIC_LEN + 2)
+        header = start + file.read(int.from_bytes(start[npy.MAGIC_LEN :], "little"))
+        form = _header(header)
         shape, dtype = tuple(described["shape"]), np.dtype(described["dtype"])
-        if tuple(form["shape"]) != shape or form["descr"] != dtype.str:
+        if form != (shape, False, dtype):
             raise ValueError("it is not what the manifest says")
-        checksum = zlib.crc32(header, zlib.crc32(start))
+        checksum = zlib.crc32(header)
         width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         step = max(1, _PIECE // max(1, width))
         for first in range(0, shape[0], step):
