@@ -40,7 +40,7 @@ IMPORTS = {
     "serving": ["bigdl.friesian.serving.program", "bigdl.nano.serving.main", "faiss", "redis"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
-    "friesian": ["bigdl.friesian.feature", "bigdl.friesian.models"],
+    "friesian": ["bigdl.friesian.feature", "bigdl.friesian.models", "xxhash"],
     "serving-ray": ["bigdl.friesian.serving", "ray.serve"],
     "all": ["bigdl.orca.learn.pytorch", "bigdl.nano.pytorch.trainer", "bigdl.friesian.feature"],
 }
