@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -156,6 +158,31 @@ def test_a_driver_that_workers_cannot_reach_is_one_sentence():
         job._channel._server.close()
         with pytest.raises(UsageError, match=r"^A worker cannot connect to the driver at 127.0.0"):
             job.attempt()
+
+
+def test_a_program_starts_although_strangers_fill_the_channel():
+    with LocalEngine().open(lambda worker: worker.rank, num_workers=2) as job:
+        where = ("127.0.0.1", job._channel.address.port)
+        is_over = threading.Event()
+
+        def renew():
+            silent = []
+            while not is_over.is_set():
+                new = [socket.create_connection(where) for _ in range(300)]
+                for each in silent:
+                    each.close()
+                silent = new
+                is_over.wait(0.2)
+            for each in silent:
+                each.close()
+
+        thread = threading.Thread(target=renew)
+        thread.start()
+        try:
+            assert job.attempt() == [0, 1]
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_fit_and_predict_go_on_when_a_cleaner_has_taken_the_files():
