@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -399,3 +400,17 @@ def test_each_trial_that_ends_is_shown(tmp_path, capfd):
     assert [line.split(":")[0] for line in lines] == ["trial 1/2", "trial 2/2"]
     assert "left" in lines[0]
     assert "best" in lines[1]
+
+
+def test_searches_without_a_folder_are_kept_where_only_their_user_can_write(tmp_path, monkeypatch):
+    from bigdl.orca.automl.auto_estimator import AutoEstimator
+    from bigdl.orca.automl.xgboost import AutoXGBRegressor
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    root = tmp_path / f"bigdl-{os.geteuid()}"
+    for made, name in (
+        (AutoEstimator.from_keras(model_creator=print, backend="local"), "auto_estimator_logs"),
+        (AutoXGBRegressor(backend="local"), "auto_xgb_regressor_logs"),
+    ):
+        assert made.logs_dir == root / name
+    assert root.stat().st_mode & 0o777 == 0o700

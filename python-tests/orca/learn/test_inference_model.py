@@ -12,6 +12,7 @@ from torch import nn
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.orca.inference import InferenceModel
+from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.torch import TorchLoss, TorchModel, TorchOptim
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
@@ -245,3 +246,22 @@ def test_a_scheduler_goes_on_with_another_optimizer():
     assert walk(other, wrapped.scheduler_creator(other, {}), 5) == pytest.approx(wanted)
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert TorchOptim.from_pytorch(other).scheduler_creator is None
+
+
+def test_graphs_of_nano_that_nobody_vouches_for_are_refused(tmp_path, monkeypatch):
+    original = module().eval()
+    fast = InferenceOptimizer.trace(original, torch.from_numpy(X), "jit")
+    InferenceOptimizer.save(fast, tmp_path / "saved")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home of another user")
+    with refused("file-untrusted", "saved' is a saved graph of PyTorch"):
+        InferenceModel().load_nano(tmp_path / "saved")
+    model = InferenceModel().load_nano(tmp_path / "saved", trust=True)
+    np.testing.assert_allclose(model.predict(X), expected(), rtol=1e-5, atol=1e-6)
+    estimator = Estimator.from_torch(model=original, backend="local")
+    with refused("file-untrusted", "save it again"):
+        estimator.predict(X, accelerate=str(tmp_path / "saved"))
+    InferenceOptimizer.save(
+        InferenceOptimizer.load(tmp_path / "saved", trust=True), tmp_path / "mine"
+    )
+    found = estimator.predict(X, accelerate=str(tmp_path / "mine"))
+    np.testing.assert_allclose(found, expected(), rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,8 +129,9 @@ class AutoEstimator:
             )
         self.model_builder = model_builder
         self.name = name
-        logs = Path(logs_dir or os.path.join(private_root(), "auto_estimator_logs"))
-        self.logs_dir = logs.expanduser().absolute()  # Ray Tune takes no other
+        if logs_dir is None:
+            logs_dir = os.path.join(private_root(tempfile.gettempdir()), "auto_estimator_logs")
+        self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune takes no other
         check_positive("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(

@@ -1,6 +1,7 @@
 """Searches for the best parameters of XGBoost."""
 
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -332,9 +333,15 @@ class _AutoXGBoost(AutoEstimator):
         xgb_configs: dict[str, Any],
     ):
         check_positive("cpus_per_trial", cpus_per_trial)
+        if logs_dir is None:
+            root = private_root(tempfile.gettempdir())
+            logs_dir = os.path.join(root, f"auto_xgb_{self._model_type}_logs")
         super().__init__(
             XGBoostModelBuilder(self._model_type, cpus_per_trial, xgb_configs),
-            logs_dir or os.path.join(private_root(), f"auto_xgb_{self._model_type}_logs"),
+            logs_dir
+            or os.path.join(
+                private_root(tempfile.gettempdir()), f"auto_xgb_{self._model_type}_logs"
+            ),
             {"cpu": cpus_per_trial},
             remote_dir,
             name or f"auto_xgb_{self._model_type}",
