@@ -1,5 +1,6 @@
 """The servers for HTTP and gRPC: answers, refusals, limits, and what hostile clients send."""
 
+import asyncio
 import datetime
 import gzip
 import http.client
@@ -9,7 +10,9 @@ import re
 import socket
 import threading
 import time
+import tracemalloc
 import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
@@ -23,15 +26,20 @@ from bigdl.nano.serving import (
     BatchingOptions,
     Client,
     HttpAnswer,
+    ModelRepository,
     ModelServer,
+    OverloadError,
     ServedModel,
     ServerError,
     ServingLimits,
     Signature,
     TensorSpec,
 )
-from bigdl.nano.serving.messages import SERVICE
+from bigdl.nano.serving.http_app import _BodyThreads
+from bigdl.nano.serving.messages import SERVICE, check_fields, messages
+from bigdl.nano.serving.open_inference import parse_json, read_request
 from bigdl.nano.serving.runners import ModelRunner
+from bigdl.nano.serving.service import BytesAtOnce
 
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], "float32")
 GOOD = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
@@ -58,8 +66,6 @@ def double_runner():
 
 @pytest.fixture(scope="module")
 def server():
-    from bigdl.nano.serving import ModelRepository
-
     async def hello(request, name):
         return HttpAnswer(f"hello {name}".encode(), content_type="text/plain")
 
@@ -259,12 +265,22 @@ def wrong(**changes):
         (wrong(name="z"), "takes the inputs x, but got z"),
         (wrong(datatype="FP31"), "no datatype 'FP31'"),
         (wrong(datatype="INT64"), "has the datatype FP32, but INT64 was given"),
-        (wrong(shape=[1, 4]), "has to hold 4 values"),
+        (wrong(shape=[1, 4]), "has the shape [-1, 3]"),
         (wrong(shape=[3]), r"has the shape [-1, 3]"),
         (wrong(shape=[-1, 3]), "has to be a list of at most 32 sizes"),
         (wrong(shape=[10**30]), "has to be a list of"),
-        (wrong(shape=[10**18, 10**18]), "has to hold"),
+        (wrong(shape=[10**18, 10**18]), "larger than any"),
         (wrong(shape=[1.5]), "has to be a list of"),
+        (wrong(shape=[0, 2**63], data=[]), "larger than any"),
+        (wrong(shape=[0, 2**62, 2**62], data=[]), "larger than any"),
+        (wrong(shape=[0] * 20_000), "got a list of 20000 values"),
+        (wrong(name="z" * 9000), "takes the inputs x, but got zzz"),
+        (wrong(data=["a" * 9000, 2, 3]), "holds other values"),
+        (wrong(data=[[]] * 9000), "holds 0"),
+        (wrong(data=[True, 2.5, 3]), "holds other values"),
+        ({"inputs": [GOOD], "outputs": [{"name": "y"}] * 2}, "asked for twice"),
+        ({"inputs": [GOOD] * 1000, "outputs": [{"name": "y"}]}, "given twice"),
+        ({"inputs": [{}] * 5000}, "may have 4096 inputs"),
         (wrong(shape=[0, 3], data=[]), "hold no row"),
         (wrong(data=["1", "2", "3"]), "holds other values"),
         (wrong(data=[1, None, 3]), "holds other values"),
@@ -332,6 +348,125 @@ def test_other_refusals_have_their_status(server):
     assert ask(server, "POST", "/v2/models/%2e%2e%2fetc/infer", b"{}")[0] == 404
 
 
+def test_a_compressed_body_may_not_become_far_larger():
+    repository = ModelRepository()
+    repository.add("double", ServedModel(double_runner()))
+    with ModelServer(repository, http_port=0, grpc_port=None) as server:
+        zeros = gzip.compress(json.dumps(wrong(data=[0] * 500_000)).encode())
+        status, answer = post(server, zeros, Content_Encoding="gzip")
+        assert (status, "100 times" in answer["error"]) == (413, True)
+        good = json.dumps({"inputs": [GOOD]}).encode()
+        for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):
+            assert post(server, pack(good), Content_Encoding=name)[0] == 200
+            assert post(server, pack(good)[:-5], Content_Encoding=name)[0] == 400
+            assert post(server, pack(good) + b"x", Content_Encoding=name)[0] == 400
+        numbers = np.random.default_rng(1).random((9000, 3)).astype("float32")
+        large = {"inputs": [{**GOOD, "shape": [9000, 3], "data": numbers.ravel().tolist()}]}
+        packed = gzip.compress(json.dumps(large).encode())
+        status, answer = post(server, packed, Content_Encoding="gzip")
+        assert status == 200
+        np.testing.assert_array_equal(
+            np.array(answer["outputs"][0]["data"], "float32"), 2 * numbers.ravel()
+        )
+
+
+def test_large_answers_come_whole_and_too_large_ones_are_refused():
+    rows = np.arange(120_000, dtype="float32").reshape(-1, 3) / 7
+    repository = ModelRepository()
+    repository.add("double", ServedModel(double_runner()))
+    limits = ServingLimits(max_answer_bytes=3_000_000)
+    with (
+        ModelServer(repository, http_port=0, grpc_port=0, limits=limits) as server,
+        Client(f"http://127.0.0.1:{server.http_port}") as http,
+        Client(f"grpc://127.0.0.1:{server.grpc_port}") as over_grpc,
+    ):
+        np.testing.assert_array_equal(http.infer("double", rows, binary=False), 2 * rows)
+        limits_of_all = (server.service, "limits", ServingLimits(max_answer_bytes=400_000))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(*limits_of_all)
+            for client, binary in ((http, True), (http, False), (over_grpc, True)):
+                with pytest.raises(ServerError, match="answer would have about"):
+                    client.infer("double", rows, binary=binary)
+                client.infer("double", rows[:100], binary=binary)
+
+
+def test_requests_that_are_too_large_together_are_refused_but_for_small_ones():
+    budget = BytesAtOnce(1_000_000)
+    with budget.holding() as first, budget.holding() as second:
+        first(1_000_000)
+        with pytest.raises(OverloadError, match="too large together"):
+            second(200_000)
+        second(60_000)
+        first(500_000)
+        second(500_000)
+    with budget.holding() as third:
+        third(1_000_000)
+
+
+def test_bodies_wait_for_threads_and_the_event_loop_for_none_of_them():
+    async def use():
+        threads, gate, done = _BodyThreads(), threading.Event(), []
+        works = [asyncio.create_task(threads.run(gate.wait, 1 << 20)) for _ in range(256)]
+        await asyncio.sleep(0)  # all have begun; the loop goes on
+        with pytest.raises(OverloadError, match="Too many large requests"):
+            await threads.run(gate.wait, 1 << 20)
+        assert await threads.run(lambda: "small", 100) == "small"
+        gate.set()
+        done = await asyncio.gather(*works)
+        assert done == [True] * 256
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [
+        (["a" * 90_000] + ["b"] * 999, [1000]),  # NumPy makes 1000 texts of the longest's length
+        ([[]] * 30_000, [1]),
+        ([[[0] * 10] * 100] * 100, [1]),
+        ("[" * 900 + "0, " * 9000 + "0" + "]" * 900, [2]),
+    ],
+    ids=["text", "empty", "nested", "deep"],
+)
+def test_memory_for_wrong_values_is_that_of_the_request(data, shape):
+    tensor = json.dumps({**GOOD, "shape": shape, "data": 0})
+    encoded = data if isinstance(data, str) else json.dumps(data)
+    body = f'{{"inputs": [{tensor[:-2]}{encoded}}}]}}'.encode()
+    spec = Signature((TensorSpec("x", np.dtype("float32"), (-1,)),), ())
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError):
+            read_request(body, None, spec)
+        assert tracemalloc.get_traced_memory()[1] < 50 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_json_and_messages_of_very_many_values_are_refused_before_they_are_read():
+    for each in (b"0,", b"[],", b'"",', b'{"":0},'):
+        body = b'{"inputs": [' + each * (5 << 20) + b"0]}"
+        with pytest.raises(UsageError, match="send large tensors as binary data"):
+            parse_json(body)
+    made = messages()["ModelInferRequest"]
+    empty = made(model_name="double")
+    for name, count in (("inputs", 300_000), ("raw_input_contents", 300_000)):
+        many = made()
+        if name == "inputs":
+            many.inputs.extend([made.InferInputTensor()] * count)
+        else:
+            many.raw_input_contents.extend([b""] * count)
+        with pytest.raises(UsageError, match="fields and texts"):
+            check_fields(many.SerializeToString())
+    for field, value in (("int64_contents", 1), ("bool_contents", True), ("fp32_contents", 1.5)):
+        typed = made.FromString(empty.SerializeToString())
+        getattr(typed.inputs.add(name="x").contents, field).extend([value] * (5 << 20))
+        with pytest.raises(UsageError, match="numbers in typed contents"):
+            check_fields(typed.SerializeToString())
+    raw = made(raw_input_contents=[bytes(20 << 20)])
+    check_fields(raw.SerializeToString())
+    check_fields(b"\xff" * 1_000_000)  # no message, as the parser will say
+
+
 def grpc_status(server, message, method="ModelInfer"):
     import grpc
 
@@ -345,8 +480,6 @@ def grpc_status(server, message, method="ModelInfer"):
 
 
 def test_wrong_requests_over_grpc_have_their_status(server):
-    from bigdl.nano.serving.messages import messages
-
     made = messages()["ModelInferRequest"]
 
     def request(raw=(), model="double", **tensor):
@@ -373,6 +506,19 @@ def test_wrong_requests_over_grpc_have_their_status(server):
     ):
         assert grpc_status(server, wrong_request) == "INVALID_ARGUMENT"
     assert grpc_status(server, b"\xff" * 100) in ("INTERNAL", "INVALID_ARGUMENT", "UNKNOWN")
+    for wrong_request in (
+        request(shape=[0, 2**62]),
+        request([b""], shape=[0, 2**62, 2**62]),
+        request([data], shape=[2**62, 2**62]),
+        request(shape=[0] * 10_000),
+        request([data], name="z" * 9000),
+    ):
+        assert grpc_status(server, wrong_request) == "INVALID_ARGUMENT"
+    twice = made.FromString(request([data]))
+    twice.outputs.add(name="y")
+    assert grpc_status(server, twice.SerializeToString()) == "OK"
+    twice.outputs.add(name="y")
+    assert grpc_status(server, twice.SerializeToString()) == "INVALID_ARGUMENT"
     assert grpc_status(server, b"\0" * 200_000) == "RESOURCE_EXHAUSTED"
     assert grpc_status(server, b"", "Nothing") == "UNIMPLEMENTED"
 

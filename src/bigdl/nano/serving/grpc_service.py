@@ -19,6 +19,7 @@ from bigdl.nano.serving.http_app import _Results, server_metadata
 from bigdl.nano.serving.messages import (
     METHODS,
     SERVICE,
+    check_fields,
     describe_tensor,
     messages,
     parameters_of,
@@ -142,7 +143,9 @@ class InferenceHandlers:
 
     async def _model_infer(self, content: bytes, call: Call) -> bytes:
         try:
-            return await self._inferred(content, call)
+            with self.service.bytes_at_once.holding() as hold:
+                hold(len(content))
+                return await self._inferred(content, call)
         except GrpcRefusal:
             raise
         except Exception as error:
@@ -150,6 +153,7 @@ class InferenceHandlers:
 
     async def _inferred(self, content: bytes, call: Call) -> bytes:
         """Answer a request in the event loop; what is large is read and written in threads."""
+        self.service.loops.add(asyncio.get_running_loop())
         service, begin, is_small = self.service, time.monotonic(), len(content) <= _SMALL
 
         async def run(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -182,6 +186,8 @@ class InferenceHandlers:
                 ) from None
             with answering.stage("encode"):
                 is_small = sum(results[position].nbytes for position, _ in wanted) <= _SMALL
+                most = service.limits.max_answer_bytes
+                protocol.check_answer(wanted, results, most)
                 return await run(_encoded, asked, wanted, results, name, deployed.version)
 
     def _RepositoryIndex(self, request: Any) -> Any:
@@ -209,6 +215,7 @@ def _refusal(name: str, error: Exception) -> GrpcRefusal:
 
 def _parsed(content: bytes) -> Any:
     """Return the request in the bytes of a message."""
+    check_fields(content)
     try:
         return messages()["ModelInferRequest"].FromString(content)
     except Exception:  # whatever protobuf says of bytes that are no message
@@ -219,7 +226,7 @@ def _decoded(
     request: Any, signature: Any, most_rows: int
 ) -> tuple[protocol.InferRequest, list[tuple[int, Any]], list[np.ndarray]]:
     """Return the request, its outputs by their positions, and the model's inputs."""
-    inputs = read_tensors(request.inputs, request.raw_input_contents)
+    inputs = read_tensors(request.inputs, request.raw_input_contents, signature, most_rows)
     for each in request.outputs:
         protocol.refuse_output_parameters(each.name, each.parameters)
     asked = protocol.InferRequest(

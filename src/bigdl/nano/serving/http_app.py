@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
 import logging
 import re
+import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.serving import open_inference as protocol
@@ -22,12 +24,21 @@ from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadErro
 from bigdl.nano.serving.openapi import openapi, page
 from bigdl.nano.serving.repository import UnknownModelError
 from bigdl.nano.serving.service import AccessError, InferenceService
+from bigdl.nano.serving.signature import Signature
 
 __all__ = ["HttpAnswer", "HttpApp", "HttpRequest"]
 
 orjson = LazyModule("orjson", "serving")
 _log = logging.getLogger(__name__)
 _JSON = "application/json"
+
+_SMALL = 32 << 10  # bytes that are read or written at once in the event loop
+_THREADS = 2  # for larger ones; each of them takes memory
+_MOST_WAITING = 256  # bodies that wait for these threads
+_RATIO = 100  # of a compressed body
+_ANY_RATIO = 256 << 10  # bytes to which any body may be unpacked
+_MOST_COMMAND = 1 << 20  # bytes of a request that changes models or asks for them
+_LONGEST_SENTENCE = 2000  # clients choose names that errors repeat
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class HttpRequest:
     body : bytes
     query : str
         What follows the question mark.
+    receive : callable, optional
+        Of ASGI; see :meth:`wait_until_gone`.
 
     Examples
     --------
@@ -55,10 +68,18 @@ class HttpRequest:
     headers: Mapping[str, str]
     body: bytes = b""
     query: str = ""
+    receive: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object of JSON; an empty body is an empty object."""
         return protocol.parse_json(self.body) if self.body.strip() else {}
+
+    async def wait_until_gone(self) -> None:
+        """Return when the client has closed its connection, or is answered."""
+        while self.receive is not None:
+            if (await self.receive())["type"] == "http.disconnect":
+                return
+        await asyncio.Event().wait()
 
 
 @dataclass(frozen=True)
@@ -140,6 +161,7 @@ class HttpApp:
         self.service = service
         self._paths = dict(paths or {})
         self._results = _Results()
+        self._bodies = _BodyThreads()
         own: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
             ("GET", "/v2/health/ready"): self._ready,
@@ -179,6 +201,7 @@ class HttpApp:
         if scope["type"] != "http":  # a websocket
             await send({"type": "websocket.close", "code": 1003})
             return
+        self.service.loops.add(asyncio.get_running_loop())
         answer = await self._answer(scope, receive)
         headers = [
             (b"content-type", answer.content_type.encode()),
@@ -227,19 +250,23 @@ class HttpApp:
         if handler is None:
             allowed = ", ".join(sorted(methods))
             raise _Refused(405, f"{path} takes {allowed}, not {method}", allow=allowed)
-        body = b""
-        if method not in ("GET", "HEAD"):
-            try:
-                async with asyncio.timeout(self.service.limits.body_timeout):
-                    body = await self._body(headers, receive)
-            except TimeoutError:
-                raise _Refused(
-                    408, "The body of the request did not arrive in time", connection="close"
-                ) from None
         query = scope.get("query_string", b"").decode("latin-1")
-        return await handler(HttpRequest(method, path, headers, body, query), **arguments)
+        with self.service.bytes_at_once.holding() as hold:
+            body = b""
+            if method not in ("GET", "HEAD"):
+                try:
+                    async with asyncio.timeout(self.service.limits.body_timeout):
+                        body = await self._body(headers, receive, hold)
+                except TimeoutError:
+                    raise _Refused(
+                        408, "The body of the request did not arrive in time", connection="close"
+                    ) from None
+            request = HttpRequest(method, path, headers, body, query, receive)
+            return await handler(request, **arguments)
 
-    async def _body(self, headers: Mapping[str, str], receive: Any) -> bytes:
+    async def _body(
+        self, headers: Mapping[str, str], receive: Any, hold: Callable[[int], None]
+    ) -> bytes:
         most = self.service.limits.max_request_bytes
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
@@ -253,11 +280,20 @@ class HttpApp:
             size += len(part)
             if size > most:
                 raise _too_large(most)
+            hold(size)
             parts.append(part)
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         encoding = headers.get("content-encoding", "identity").lower()
-        return body if encoding == "identity" else _unpacked(body, encoding, most)
+        if encoding == "identity":
+            return body
+        # As large as it may become, before it does.
+        allowed = min(most, max(_ANY_RATIO, _RATIO * size))
+        hold(allowed)
+        unpack = partial(_unpacked, body, encoding, allowed, most)
+        content = await self._bodies.run(unpack, allowed // _ANY_RATIO * _SMALL)
+        hold(len(content))
+        return content
 
     # -- the protocol --------------------------------------------------------------------------
 
@@ -291,33 +327,38 @@ class HttpApp:
     ) -> HttpAnswer:
         service, headers = self.service, request.headers
         version = version or headers.get("x-model-version")
+        begin = time.monotonic()
         with (
             service.answering(model, version, "http") as answering,
             service.repository.lease(model, version, headers.get("x-request-key")) as deployed,
         ):
             answering.deployed, served = deployed, deployed.model
             with answering.stage("decode"):
-                length = _header_length(headers.get(protocol.HEADER_LENGTH))
-                asked = protocol.read_request(request.body, length)
-                most = service.limits.max_rows
-                arrays = protocol.strict_inputs(served.signature, asked.inputs, most)
-                asked.wanted(served.signature)  # before anything is computed
+                read = partial(_read, request, served.signature, service.limits.max_rows)
+                size = _slow_bytes(request, served.signature)
+                asked, arrays = await self._bodies.run(read, size)
             seconds = service.seconds_of(asked.timeout)
+            late = DeadlineError(f"The request was not answered within its time of {seconds:g} s")
+            left = seconds - (time.monotonic() - begin)
+            if left <= 0:
+                raise late
             answering.mirror(arrays)
-            future = served.submit(arrays, seconds)
+            future = served.submit(arrays, left)
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(left):
                     results = await self._results.of(future)
             except DeadlineError:
                 raise
             except TimeoutError:
-                raise DeadlineError(
-                    f"The request was not answered within its time of {seconds:g} s"
-                ) from None
+                raise late from None
             with answering.stage("encode"):
-                written = protocol.write_answer(
-                    asked, served.signature, results, model, deployed.version
+                write = partial(
+                    protocol.write_answer,
+                    *(asked, served.signature, results, model, deployed.version),
+                    service.limits.max_answer_bytes,
                 )
+                size = sum(each.nbytes for each in results)
+                written = await self._bodies.run(write, size, refuses=False)
                 if not written.tensors:
                     return HttpAnswer(written.header)
                 return HttpAnswer(
@@ -329,7 +370,7 @@ class HttpApp:
     # -- the repository ------------------------------------------------------------------------
 
     async def _index(self, request: HttpRequest) -> HttpAnswer:
-        wanted = request.json().get("ready") is True
+        wanted = _command(request).get("ready") is True
         entries = self.service.repository.index()
         return json_answer([e for e in entries if not wanted or e["state"] == "READY"])
 
@@ -343,7 +384,7 @@ class HttpApp:
 
     async def _traffic(self, request: HttpRequest, model: str) -> HttpAnswer:
         self.service.check_changes()
-        content = request.json()
+        content = _command(request)
         shares, shadow = content.get("shares") or {}, content.get("shadow")
         if not isinstance(shares, dict) or not isinstance(shadow, str | None):
             raise UsageError(
@@ -366,6 +407,32 @@ class HttpApp:
 
     async def _docs(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(page(self._paths).encode(), content_type="text/html; charset=utf-8")
+
+
+class _BodyThreads:
+    """Threads that read and write large bodies, so that the event loop answers others meanwhile."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, "bigdl-serving-bodies")
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], Any], size: int, refuses: bool = True) -> Any:
+        """Return what a function gives, called in the event loop if it is about few bytes.
+
+        Raises
+        ------
+        OverloadError
+            If too many others wait, and this one may be refused.
+        """
+        if size <= _SMALL:
+            return work()
+        if refuses and self._waiting >= _MOST_WAITING:
+            raise OverloadError("Too many large requests wait to be read; try again later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._waiting -= 1
 
 
 class _Results:
@@ -445,24 +512,62 @@ def _too_large(most: int) -> _Refused:
     return _Refused(413, f"A request may have {most} bytes at most", connection="close")
 
 
-def _unpacked(body: bytes, encoding: str, most: int) -> bytes:
-    """The content of a compressed body, which must not be larger than any other."""
+def _slow_bytes(request: HttpRequest, signature: Signature) -> int:
+    """Return the bytes of a request that take time to read: all but those of binary numbers."""
+    has_texts = any(each.dtype == object for each in signature.inputs)
+    length = None if has_texts else _header_length(request.headers.get(protocol.HEADER_LENGTH))
+    return len(request.body) if length is None else length
+
+
+def _read(
+    request: HttpRequest, signature: Signature, most_rows: int
+) -> tuple[protocol.InferRequest, list[np.ndarray]]:
+    """Return the request in a body, and its arrays in the model's order."""
+    length = _header_length(request.headers.get(protocol.HEADER_LENGTH))
+    asked = protocol.read_request(request.body, length, signature, most_rows)
+    arrays = protocol.strict_inputs(signature, asked.inputs, most_rows)
+    asked.wanted(signature)  # before anything is computed
+    return asked, arrays
+
+
+def _command(request: HttpRequest) -> dict[str, Any]:
+    if len(request.body) > _MOST_COMMAND:
+        raise _too_large(_MOST_COMMAND)
+    return request.json()
+
+
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def _unpacked(body: bytes, encoding: str, allowed: int, most: int) -> bytes:
+    """Return the content of a compressed body of at most `allowed` bytes, of `most` for any."""
+    if encoding not in _WINDOWS:
+        raise _Refused(415, f"Content-Encoding may be gzip or deflate, not {encoding[:60]!r}")
+    unpacking = zlib.decompressobj(_WINDOWS[encoding])
     try:
-        if encoding == "gzip":
-            with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
-                content = file.read(most + 1)
-        elif encoding == "deflate":
-            content = zlib.decompressobj().decompress(body, most + 1)
-        else:
-            raise _Refused(415, f"Content-Encoding may be gzip or deflate, not {encoding[:60]!r}")
-    except (OSError, EOFError, zlib.error) as error:
+        content = unpacking.decompress(body, allowed + 1)
+    except zlib.error as error:
         raise UsageError(
             f"The body is not in the encoding {encoding}: {error}", code="request-invalid"
         ) from None
-    if len(content) > most:
+    if len(content) > allowed and allowed < most:
+        raise _Refused(
+            413,
+            f"A compressed body may become {_RATIO} times as large and {most} bytes at most; send "
+            "it as it is",
+            connection="close",
+        )
+    if len(content) > allowed:
         raise _too_large(most)
+    if not unpacking.eof or unpacking.unused_data:
+        raise UsageError(
+            f"The body is not in the encoding {encoding}: it ends too early or late",
+            code="request-invalid",
+        )
     return content
 
 
 def _failure(status: int, sentence: str, **headers: str) -> HttpAnswer:
+    if len(sentence) > _LONGEST_SENTENCE:
+        sentence = f"{sentence[:_LONGEST_SENTENCE]}…"
     return HttpAnswer(orjson.dumps({"error": sentence}), status, headers=headers)

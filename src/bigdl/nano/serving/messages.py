@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.serving.open_inference import count_of, from_bytes, from_values
-from bigdl.nano.serving.signature import datatype_of
+from bigdl.nano.serving.open_inference import (
+    MOST_VALUES,
+    check_declared,
+    count_of,
+    from_bytes,
+    from_values,
+)
+from bigdl.nano.serving.signature import Signature, datatype_of
 
 SERVICE = "inference.GRPCInferenceService"
 METHODS = (
@@ -88,7 +94,88 @@ def set_parameter(message: Any, name: str, value: bool | int | float | str) -> N
         parameter.string_param = value
 
 
-def read_tensors(tensors: Any, raw: Any) -> dict[str, np.ndarray]:
+def check_fields(content: bytes) -> None:
+    """Refuse a message that would be far larger in memory than its bytes, before it is parsed.
+
+    An empty message or text within another takes two bytes, and about a hundred when it is parsed.
+    A number takes one byte, and up to eight.
+
+    Parameters
+    ----------
+    content : bytes
+
+    Raises
+    ------
+    UsageError
+        If it has more than :data:`MOST_VALUES` fields and packed numbers.
+    """
+    if len(content) <= MOST_VALUES // 16:
+        return
+    most = MOST_VALUES // 16  # fields; each one costs as much as sixteen numbers
+    fields = numbers = 0
+    waiting = [(memoryview(content), 0)]
+    while waiting:
+        view, depth = waiting.pop()
+        begin, end = 0, len(view)
+        while begin < end:
+            fields += 1
+            if fields > most:
+                raise UsageError(
+                    f"A message may have {most} fields and texts; send large tensors as raw "
+                    "contents",
+                    code="request-limit",
+                )
+            key, begin = _varint(view, begin)
+            number, kind = key >> 3, key & 7
+            if kind == 0:
+                _, begin = _varint(view, begin)
+            elif kind in _FIXED:
+                begin += _FIXED[kind]
+            elif kind == 2:
+                length, begin = _varint(view, begin)
+                part = view[begin : begin + length]
+                begin += length
+                if number in _NESTED[depth]:
+                    waiting.append((part, depth + 1))
+                elif (size := _PACKED[depth].get(number)) is not None:
+                    numbers += len(part) // size if size else _count_varints(part)
+            elif kind > 5:  # what is no field; who parses it says so
+                break
+    if numbers > MOST_VALUES:
+        raise UsageError(
+            f"A message may have {MOST_VALUES} numbers in typed contents, but has {numbers}; send "
+            "large tensors as raw contents",
+            code="request-limit",
+        )
+
+
+_FIXED = {1: 8, 5: 4}  # bytes of a field, by its kind on the wire
+# Of ModelInferRequest, its tensors and their contents, by depth: the fields that hold messages, and
+# those that hold packed numbers, with the bytes of one (0: of various lengths).
+_NESTED: tuple[frozenset[int], ...] = (frozenset((4, 5, 6)), frozenset((2, 4, 5)), frozenset())
+_PACKED: tuple[dict[int, int], ...] = ({}, {3: 0}, {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 4, 7: 8})
+
+
+def _count_varints(part: memoryview) -> int:
+    return int(np.count_nonzero(np.frombuffer(part, np.uint8) < 128))
+
+
+def _varint(view: memoryview, begin: int) -> tuple[int, int]:
+    """Return the number at an offset, and the offset after it; past the end it is 0."""
+    value = shift = 0
+    while begin < len(view):
+        byte = view[begin]
+        begin += 1
+        value |= (byte & 127) << shift
+        if byte < 128 or shift > 63:
+            return value, begin
+        shift += 7
+    return 0, len(view)
+
+
+def read_tensors(
+    tensors: Any, raw: Any, signature: Signature | None = None, most_rows: int | None = None
+) -> dict[str, np.ndarray]:
     """Return the tensors of a request or an answer by their names.
 
     Parameters
@@ -96,6 +183,10 @@ def read_tensors(tensors: Any, raw: Any) -> dict[str, np.ndarray]:
     tensors : sequence of message
     raw : sequence of bytes
         Their contents, or none where they are in the messages.
+    signature : Signature, optional
+        Of the model. What does not fit it is refused before an array is made.
+    most_rows : int, optional
+        Of a tensor.
 
     Raises
     ------
@@ -122,11 +213,13 @@ def read_tensors(tensors: Any, raw: Any) -> dict[str, np.ndarray]:
                 argument=name,
             )
         count_of(shape, name)
+        if signature is not None:
+            check_declared(signature, name, datatype, shape, most_rows)
         if raw:
             if tensor.HasField("contents"):
                 raise UsageError(
                     f"Tensor {name!r} has both contents and raw contents",
-                    code="request-invalid",
+                    code="request-limit",
                     argument=name,
                 )
             arrays[name] = from_bytes(raw[position], datatype, shape, name)

@@ -7,21 +7,38 @@ wrong is a :class:`UsageError`, which a server answers with status 400.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
+from bigdl.nano.serving.signature import (
+    Signature,
+    TensorSpec,
+    check_rows,
+    datatype_of,
+    dtype_of,
+)
 
 orjson = LazyModule("orjson", "serving")
 
 HEADER_LENGTH = "inference-header-content-length"
 """The header that says how many bytes of JSON stand before the binary tensors."""
 
+MOST_VALUES = 4 << 20
+"""Values of JSON, or of typed fields, that one request may have: a list of them takes about 160 MB
+of memory, however few bytes it has."""
+
 _MOST_DIMENSIONS = 32
+_MOST_TENSORS = 4096
+_MOST_ELEMENTS = 1 << 40  # of a shape; NumPy refuses 2**63 bytes, in words of its own
+_MARKS = (b",", b"[", b"{", b":")  # one of them stands before each value of JSON, key or container
+_LARGE = 1 << 16  # numbers that are written as JSON in one step, during which no thread runs
+_TEXT_BYTES = {1: 5, 2: 9, 4: 15, 8: 22}  # of a number in JSON, by the bytes that it has in memory
 
 
 @dataclass(frozen=True)
@@ -60,18 +77,21 @@ class InferRequest:
         Raises
         ------
         UsageError
-            If the model has no such output.
+            If the model has no such output, or one is asked for twice.
         """
         names = [spec.name for spec in signature.outputs]
         if not self.outputs:
             return [(i, RequestedOutput(name, self.binary)) for i, name in enumerate(names)]
+        asked = set()
         for each in self.outputs:
             if each.name not in names:
                 raise UsageError(
-                    f"The model has no output {each.name!r}; it has {', '.join(names)}",
+                    f"The model has no output {_short(each.name)}; it has {', '.join(names)}",
                     code="request-invalid",
-                    allowed=list(names),
                 )
+            if each.name in asked:
+                raise UsageError(f"Output {each.name!r} is asked for twice", code="request-invalid")
+            asked.add(each.name)
         return [(names.index(each.name), each) for each in self.outputs]
 
 
@@ -97,13 +117,39 @@ def strict_inputs(
     return signature.arrays(inputs, most_rows)
 
 
+def check_declared(
+    signature: Signature, name: str, datatype: str, shape: Sequence[int], most_rows: int | None
+) -> None:
+    """Refuse an input by what a request says of it, before its values are looked at.
+
+    Raises
+    ------
+    UsageError
+        If the model has no such input, or one of another datatype or shape.
+    """
+    spec = next((each for each in signature.inputs if each.name == name), None)
+    if spec is None:
+        expected = ", ".join(each.name for each in signature.inputs)
+        raise UsageError(
+            f"The model takes the inputs {expected}, but got {name[:60]}", code="request-invalid"
+        )
+    if dtype_of(datatype) != spec.dtype:
+        raise UsageError(
+            f"Input {name!r} has the datatype {spec.datatype}, but {datatype} was given",
+            code="request-invalid",
+        )
+    spec.check_shape(tuple(shape))
+    if most_rows is not None and signature.has_rows:
+        check_rows(shape[0], most_rows)
+
+
 def count_of(shape: Any, name: str) -> int:
     """Return the number of elements of a shape of a request.
 
     Raises
     ------
     UsageError
-        If it is no shape.
+        If it is no shape, or one of more elements than an array can have.
     """
     if (
         not isinstance(shape, list | tuple)
@@ -115,6 +161,12 @@ def count_of(shape: Any, name: str) -> int:
             f"got {_short(shape)}",
             code="request-invalid",
             argument=name,
+        )
+    if math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:  # with the zeros left out
+        raise UsageError(
+            f"The shape of tensor {name!r} is larger than any that can be computed, got "
+            f"{_short(shape)}",
+            code="request-invalid",
         )
     return math.prod(shape)
 
@@ -148,8 +200,10 @@ def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.
 
 def _texts(data: Any, count: int, name: str) -> np.ndarray:
     if len(data) < 4 * count:  # before as many objects are allocated as a shape can name
+        raise UsageError(f"Tensor {name!r} holds fewer than {count} texts", code="request-invalid")
+    if count > MOST_VALUES:
         raise UsageError(
-            f"Tensor {name!r} holds fewer than {count} texts", code="request-invalid", argument=name
+            f"Tensor {name!r} has {count} texts, but may have {MOST_VALUES}", code="request-limit"
         )
     texts = np.empty(count, object)
     view, begin = memoryview(data), 0
@@ -195,7 +249,7 @@ def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> 
     dtype, count = dtype_of(datatype), count_of(shape, name)
     problem = f"Tensor {name!r} has to hold {count} values of {datatype}"
     if dtype.kind == "O":
-        texts = _flat_texts(values, problem)
+        texts = _flat_texts(values, count, problem)
         if len(texts) != count:
             raise UsageError(
                 f"{problem}, but holds {len(texts)}", code="request-invalid", argument=name
@@ -203,33 +257,56 @@ def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> 
         array = np.empty(count, object)
         array[:] = texts
         return array.reshape(shape)
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
+    flat, types = _flat_numbers(values, count, problem)
+    if not types <= _TYPES[dtype.kind]:
+        raise UsageError(f"{problem}, but holds other values", code="request-invalid")
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return np.array(flat, np.float64).astype(dtype, copy=False).reshape(shape)
+    try:  # as wide as JSON's numbers, so that nothing wraps around
+        array = np.array(flat, {"b": bool, "i": np.int64, "u": np.uint64}[dtype.kind])
+    except OverflowError:
         raise UsageError(
-            f"{problem}, but its lists have different lengths",
-            code="request-invalid",
-            argument=name,
+            f"{problem}, but one is out of its range", code="request-invalid"
         ) from None
-    kinds = {"f": "fiu", "b": "b", "i": "iu", "u": "iu"}[dtype.kind]
-    if array.size != count:
-        raise UsageError(
-            f"{problem}, but holds {array.size}", code="request-invalid", argument=name
-        )
-    if count and array.dtype.kind not in kinds:
-        raise UsageError(
-            f"{problem}, but holds other values", code="request-invalid", argument=name
-        )
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise UsageError(
-            f"{problem}, but one is out of its range", code="request-invalid", argument=name
-        )
+    cast = array.astype(dtype, copy=False)
+    if not np.array_equal(cast, array):
+        raise UsageError(f"{problem}, but one is out of its range", code="request-invalid")
     return cast.reshape(shape)
 
 
-def _flat_texts(values: Any, problem: str) -> list[bytes]:
+_TYPES: dict[str, set[type]] = {"f": {float, int}, "b": {bool}, "i": {int}, "u": {int}}
+
+
+def _flat_numbers(values: Any, count: int, problem: str) -> tuple[Sequence[Any], set[type]]:
+    """Return the values of nested lists in one list of `count`, and their types.
+
+    No array is made here: NumPy would look for a type that holds all values, and make texts of
+    numbers as long as the longest of them.
+    """
+    if not isinstance(values, Sequence):
+        if not hasattr(values, "__len__") or isinstance(values, Mapping):
+            raise UsageError(f"{problem} in a list", code="request-invalid")
+    elif isinstance(values, str):
+        raise UsageError(f"{problem} in a list", code="request-invalid")
+    while True:
+        types = set(map(type, values))
+        if list not in types:
+            break
+        if len(types) > 1 or len(set(map(len, values))) > 1:
+            raise UsageError(
+                f"{problem}, but its lists have different lengths", code="request-invalid"
+            )
+        if len(values) * len(values[0]) > count or not values[0]:
+            break
+        values = list(chain.from_iterable(values))
+    size = len(values) * (len(values[0]) if list in types else 1)
+    if size != count:
+        raise UsageError(f"{problem}, but holds {size}", code="request-invalid")
+    return ([], set()) if not count else (values, types)
+
+
+def _flat_texts(values: Any, count: int, problem: str) -> list[bytes]:
     if not isinstance(values, list):
         raise UsageError(f"{problem} in a list", code="request-invalid")
     texts: list[bytes] = []
@@ -241,22 +318,51 @@ def _flat_texts(values: Any, problem: str) -> list[bytes]:
                 break
             if not isinstance(each, str):
                 raise UsageError(f"{problem}, but holds {_short(each)}", code="request-invalid")
+            if len(texts) == count:
+                raise UsageError(f"{problem}, but holds more", code="request-invalid")
             texts.append(each.encode())
         else:
             waiting.pop()
     return texts
 
 
-def parse_json(body: Any) -> dict[str, Any]:
-    """Return an object of JSON.
+def check_json(body: bytes, end: int) -> None:
+    """Refuse JSON of more than :data:`MOST_VALUES` values, before it is parsed.
 
     Raises
     ------
     UsageError
-        If it is none.
     """
+    if end <= MOST_VALUES:
+        return
+    count = sum(body.count(each, 0, end) for each in _MARKS)
+    if count > MOST_VALUES:
+        raise UsageError(
+            f"The JSON of a request may have about {MOST_VALUES} values, but has {count}; send "
+            "large tensors as binary data",
+            code="request-limit",
+        )
+
+
+def parse_json(body: bytes, length: int | None = None) -> dict[str, Any]:
+    """Return an object of JSON of at most :data:`MOST_VALUES` values.
+
+    Parameters
+    ----------
+    body : bytes
+    length : int, optional
+        Where the JSON ends; default: with the body.
+
+    Raises
+    ------
+    UsageError
+        If it is none, or has more values. These are estimated before they are made: a byte or two
+        of JSON become up to a hundred of memory.
+    """
+    end = len(body) if length is None else length
+    check_json(body, end)
     try:
-        parsed = orjson.loads(body)
+        parsed = orjson.loads(memoryview(body)[:end])
     except ValueError as error:
         raise UsageError(f"The request is no JSON: {error}", code="request-invalid") from None
     if not isinstance(parsed, dict):
@@ -266,7 +372,12 @@ def parse_json(body: Any) -> dict[str, Any]:
     return parsed
 
 
-def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
+def read_request(
+    body: bytes,
+    header_length: int | None = None,
+    signature: Signature | None = None,
+    most_rows: int | None = None,
+) -> InferRequest:
     """Return the request in the body of an HTTP request.
 
     Parameters
@@ -274,6 +385,10 @@ def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
     body : bytes
     header_length : int, optional
         How many of its bytes are JSON; the others are binary tensors.
+    signature : Signature, optional
+        Of the model. What does not fit it is refused before an array is made.
+    most_rows : int, optional
+        Of an input.
 
     Raises
     ------
@@ -288,15 +403,15 @@ def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
             f"{len(view)} bytes",
             code="request-invalid",
         )
-    parsed = parse_json(view[:length])
+    parsed = parse_json(body, length)
     inputs: dict[str, np.ndarray] = {}
     begin = length
     for tensor in _objects(parsed, "inputs"):
         name, datatype, shape = _facts(tensor)
         if name in inputs:
-            raise UsageError(
-                f"Input {name!r} is given twice", code="request-invalid", argument=name
-            )
+            raise UsageError(f"Input {name!r} is given twice", code="request-invalid")
+        if signature is not None:
+            check_declared(signature, name, datatype, shape, most_rows)
         parameters = _parameters(tensor)
         size = parameters.get("binary_data_size")
         if size is None:
@@ -365,8 +480,10 @@ def timeout_of(parameters: Mapping[str, Any]) -> float | None:
 def _objects(parsed: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     listed = parsed.get(key)
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise UsageError(f"The request needs {key!r}, a list of tensors", code="request-invalid")
+    if len(listed) > _MOST_TENSORS:
         raise UsageError(
-            f"The request needs {key!r}, a list of tensors", code="request-invalid", argument=key
+            f"A request may have {_MOST_TENSORS} {key}, got {len(listed)}", code="request-limit"
         )
     return listed
 
@@ -424,9 +541,19 @@ def refuse_output_parameters(name: str, parameters: Iterable[str]) -> None:
             )
 
 
+_repr = reprlib.Repr()
+_repr.maxlist = _repr.maxtuple = 32
+_repr.maxstring = _repr.maxlong = _repr.maxother = 100
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__} of {len(text)} characters"
+    """Show a value of any size in a few words, without writing it out before."""
+    text = _repr.repr(value)
+    if len(text) <= 60:
+        return text
+    unit = "characters" if isinstance(value, str) else "values"
+    size = f" of {len(value)} {unit}" if hasattr(value, "__len__") else ""
+    return f"a {type(value).__name__}{size}"
 
 
 @dataclass
@@ -448,6 +575,7 @@ def write_answer(
     results: Sequence[np.ndarray],
     model: str,
     version: str,
+    most_bytes: int | None = None,
 ) -> WrittenAnswer:
     """Return the answer to a request.
 
@@ -456,10 +584,13 @@ def write_answer(
     Raises
     ------
     UsageError
-        If an output that is asked for is not there, or holds texts that JSON cannot.
+        If an output that is asked for is not there, holds texts that JSON cannot, or the answer
+        would have more than `most_bytes`.
     """
     outputs, binaries = [], []
-    for position, asked in request.wanted(signature):
+    wanted = request.wanted(signature)
+    check_answer(wanted, results, most_bytes)
+    for position, asked in wanted:
         array = results[position]
         output: dict[str, Any] = {
             "name": asked.name,
@@ -470,13 +601,55 @@ def write_answer(
             binaries.append(to_bytes(array))
             output["parameters"] = {"binary_data_size": len(binaries[-1])}
         else:
-            output["data"] = json_values(array, asked.name)
+            output["data"] = _json_data(array, asked.name)
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
         answer["id"] = request.id
     answer["outputs"] = outputs
     return WrittenAnswer(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), binaries)
+
+
+def check_answer(
+    wanted: Sequence[tuple[int, RequestedOutput]],
+    results: Sequence[np.ndarray],
+    most_bytes: int | None,
+) -> None:
+    """Refuse an answer of more bytes than allowed, before it is written.
+
+    Raises
+    ------
+    UsageError
+    """
+    if most_bytes is None:
+        return
+    size = 0
+    for position, asked in wanted:
+        array = results[position]
+        if array.dtype.kind in "OSU":
+            size += sum(len(each) + 4 for each in array.ravel())
+        elif asked.binary:
+            size += array.nbytes
+        else:
+            size += array.size * _TEXT_BYTES.get(array.itemsize, 22)
+    if size > most_bytes:
+        raise UsageError(
+            f"The answer would have about {size} bytes, but one may have {most_bytes}; ask for "
+            "fewer rows or outputs at a time, or for binary data",
+            code="request-invalid",
+        )
+
+
+def _json_data(array: np.ndarray, name: str) -> Any:
+    """Return the elements of a tensor for orjson, large ones written already, bit by bit."""
+    values = json_values(array, name)
+    if len(values) <= _LARGE:
+        return values
+    parts = (
+        orjson.dumps(values[begin : begin + _LARGE], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        for begin in range(0, len(values), _LARGE)
+    )
+    return orjson.Fragment(b"[%b]" % b",".join(parts))
 
 
 def json_values(array: np.ndarray, name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -31,6 +33,11 @@ class ServingLimits:
         Seconds after which a request is given up that brings no deadline of its own, and at most.
     body_timeout : float
         Seconds within which the body of an HTTP request has to arrive.
+    max_answer_bytes : int
+        Size of an answer.
+    max_bytes_at_once : int
+        Size of all requests together that arrive or are computed, those below 64 KiB left out; one
+        more is refused. It is at least `max_request_bytes`.
 
     Examples
     --------
@@ -43,12 +50,62 @@ class ServingLimits:
     max_rows: int = 65_536
     timeout: float = 60.0
     body_timeout: float = 30.0
+    max_answer_bytes: int = 256 << 20
+    max_bytes_at_once: int = 512 << 20
 
     def __post_init__(self) -> None:
         check_positive("max_request_bytes", self.max_request_bytes)
         check_positive("max_rows", self.max_rows)
         check_number("timeout", self.timeout, above=0)
         check_number("body_timeout", self.body_timeout, above=0)
+        check_positive("max_answer_bytes", self.max_answer_bytes)
+        check_positive("max_bytes_at_once", self.max_bytes_at_once)
+
+
+class BytesAtOnce:
+    """The bytes that all requests hold which a server has begun to read.
+
+    Parameters
+    ----------
+    most : int
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._bytes = 0
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """Return a function by which one request says how many bytes it has by now.
+
+        It raises an :class:`OverloadError` if all together would have too many. What is said ends
+        with the block.
+        """
+        mine = 0
+
+        def hold(size: int) -> None:
+            nonlocal mine
+            more = max(size - _FREE_BYTES, 0) - mine
+            if not more:
+                return
+            with self._changing:
+                if more > 0 and self._bytes + more > self._most:
+                    raise OverloadError(
+                        "The requests that are read and answered now are too large together; try "
+                        "again later"
+                    )
+                self._bytes += more
+                mine += more
+
+        try:
+            yield hold
+        finally:
+            with self._changing:
+                self._bytes -= mine
+
+
+_FREE_BYTES = 64 << 10  # of a request: small ones are answered whatever large ones hold
 
 
 class InferenceService:
@@ -81,6 +138,9 @@ class InferenceService:
         self.repository = repository
         self.limits = limits or ServingLimits()
         self.metrics = ServingMetrics(repository, registry)
+        limit = max(self.limits.max_bytes_at_once, self.limits.max_request_bytes)
+        self.loops: set[asyncio.AbstractEventLoop] = set()  # that answer requests
+        self.bytes_at_once = BytesAtOnce(limit)
         self._needs_models = needs_models
         self.draining = False
         self._tokens = tokens or Tokens()

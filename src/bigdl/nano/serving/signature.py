@@ -138,14 +138,23 @@ class TensorSpec:
         array = np.asarray(value)
         if array.dtype != self.dtype:
             array = self._cast(array)
-        if not self.fits(array.shape):
+        self.check_shape(array.shape)
+        return array
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse a shape that is not allowed.
+
+        Raises
+        ------
+        UsageError
+        """
+        if not self.fits(shape):
             raise UsageError(
                 f"Input {self.name!r} has the shape {list(self.shape)}, where -1 is any size, but "
-                f"{list(array.shape)} was given",
+                f"{list(shape)} was given",
                 code="model-input",
                 argument=self.name,
             )
-        return array
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
         wanted = self.dtype
@@ -158,6 +167,22 @@ class TensorSpec:
             "that without loss",
             code="model-input",
             argument=self.name,
+        )
+
+
+def check_rows(rows: int, most_rows: int | None) -> None:
+    """Refuse no rows, and more than allowed.
+
+    Raises
+    ------
+    UsageError
+    """
+    if not rows:
+        raise UsageError("The inputs hold no row; give at least one", code="data-empty")
+    if most_rows is not None and rows > most_rows:
+        raise UsageError(
+            f"The inputs hold {rows} rows, but a request may have {most_rows} at most",
+            code="request-limit",
         )
 
 
@@ -243,12 +268,5 @@ class Signature:
                     f"All inputs must have the same number of rows, but got {listed}",
                     code="data-shape",
                 )
-            rows = counts.pop()
-            if not rows:
-                raise UsageError("The inputs hold no row; give at least one", code="data-empty")
-            if most_rows is not None and rows > most_rows:
-                raise UsageError(
-                    f"The inputs hold {rows} rows, but a request may have {most_rows} at most",
-                    code="request-limit",
-                )
+            check_rows(counts.pop(), most_rows)
         return arrays
