@@ -5,6 +5,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 import warnings
@@ -36,6 +38,7 @@ from bigdl.friesian.serving import (
     Security,
     wire,
 )
+from bigdl.friesian.serving.recommender import CallerGoneError
 
 PROTOS = Path(wire.__file__).parent / "protos"
 LIMITS = Limits(max_ids=50, max_k=60, max_bytes=100_000)
@@ -295,6 +298,136 @@ def test_damaged_arrow_is_no_end_of_the_service(channel):
         assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), call.details()
     good = wire.encoded(batch)
     assert sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=good).predictStr
+
+
+def arrow_of(column, **options):
+    batch = pa.record_batch({"age": column})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "message"),
+    [
+        (np.zeros(1_000_000), {"compression": "zstd"}, "compressed buffers"),
+        (np.zeros(1_000_000), {"compression": "lz4"}, "compressed buffers"),
+        (np.zeros(3), {"compression": "zstd"}, "compressed buffers"),
+        (pa.nulls(10**9), {}, "type null, which is not taken"),
+        (pa.array(["x" * 900] * 90).dictionary_encode(), {}, "dictionaries"),
+        (pa.array([{}] * 90, pa.struct([])), {}, "which is not taken"),
+        (pa.array([b""] * 90, pa.binary(0)), {}, "which is not taken"),
+        (pa.array([[None]] * 90), {}, "which is not taken"),
+        (pa.RunEndEncodedArray.from_arrays([10**9], [1.0]), {}, "which is not taken"),
+        (pa.array(["x"] * 90, pa.string_view()), {}, "which is not taken"),
+    ],
+    ids=[
+        *("zstd", "lz4", "small", "null", "dictionary", "struct", "binary", "nulls", "runs"),
+        "views",
+    ],
+)
+def test_arrow_that_becomes_larger_than_its_bytes_is_refused(channel, column, options, message):
+    text = arrow_of(column, **options)
+    assert len(text) < 100_000
+    with pytest.raises(UsageError, match=message):
+        wire.decoded(text)
+    with pytest.raises(grpc.RpcError, match=message) as refused:
+        sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=text)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_arrow_of_all_kinds_that_features_have_is_read():
+    for column in (
+        np.arange(5),
+        np.arange(5) > 2,
+        pa.array(["a", None]),
+        pa.array([[1, 2], None]),
+        pa.array([[1.5, 2]], pa.list_(pa.float32(), 2)),
+        pa.array([{"a": 1}]),
+        pa.array([1], pa.timestamp("us")),
+        pa.array([1], pa.decimal128(5)),
+    ):
+        assert wire.decoded(arrow_of(column))[1]["age"].equals(pa.array(column))
+
+
+def test_users_times_candidates_are_bounded(stages):
+    limits = Limits(max_pairs=400)
+    with (
+        GrpcServer([RecommenderService(stages[2], limits=limits)], limits=limits) as server,
+        HttpServer(stages[2], limits=limits) as web,
+        RecommenderClient(f"127.0.0.1:{server.port}", timeout=30) as client,
+    ):
+        assert len(client.recommend([1] * 10, 3)) == 10  # 40 candidates of each by default
+        for users, candidates in ((11, 0), (5, 81), (400, 3)):
+            with pytest.raises(grpc.RpcError, match="400 candidates for all its ids") as refused:
+                client.recommend([1] * users, 2, candidates)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert asked(web, "/recommend", {"users": [1] * 10})[0] == 200
+        status, said = asked(web, "/recommend", {"users": [1] * 11, "k": 3})
+        assert (status, "400 candidates for all its ids" in said["error"]) == (400, True)
+
+
+class Waiting(Linear):
+    """A ranker that counts its calls, and waits before it ends."""
+
+    def __init__(self):
+        self.calls = 0
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def predict(self, inputs):
+        self.calls += 1
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return super().predict(inputs)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http", "deadline"])
+def test_work_for_a_client_that_has_gone_ends(stages, protocol, monkeypatch):
+    monkeypatch.setattr("bigdl.friesian.serving.recommender._PAIRS", 40)
+    ranker, users, ended = Waiting(), list(range(1, 101, 2)), []
+
+    class Watched(Recommender):
+        def recommend(self, *arguments):
+            ended.append(arguments[4])
+            try:
+                return super().recommend(*arguments)
+            except CallerGoneError:
+                ended.append("gone")
+                raise
+
+    deadline = 60.0 if protocol == "deadline" else None
+    with (
+        Watched(
+            stages[0], stages[2].recall, ranker, candidates=20, deadline=deadline
+        ) as recommender,
+        GrpcServer([RecommenderService(recommender)]) as server,
+        HttpServer(recommender) as web,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        if protocol == "http":
+            body = json.dumps({"users": users}).encode()
+            with socket.create_connection(("127.0.0.1", web.port)) as line:
+                head = f"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+                line.sendall(f"{head}\r\n\r\n".encode() + body)
+                assert ranker.begun.wait(60)
+        else:
+            stub = wire.stub_of(channel, "recommender.Recommender")
+            request = wire.message("recommender.RecommendRequest")
+            call = stub.getRecommendIDs.future(request(recommendNum=2, ID=users))
+            assert ranker.begun.wait(60)
+            call.cancel()
+        until(ended[0])
+        ranker.may_end.set()
+        until(lambda: ended[-1] == "gone")
+    assert ranker.calls == 1  # of 25
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_features_come_as_arrow_with_the_columns_asked_for(server, stages):

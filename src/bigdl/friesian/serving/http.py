@@ -15,9 +15,10 @@ request                            answer
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote
 
@@ -25,16 +26,17 @@ from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.openapi import PATHS
-from bigdl.friesian.serving.recommender import Recommendation, Recommender
+from bigdl.friesian.serving.recommender import CallerGoneError, Recommendation, Recommender
 from bigdl.friesian.serving.rows import ids_of
 from bigdl.friesian.serving.services import Limits, Security
-from bigdl.nano.serving.batching import OverloadError
+from bigdl.nano.serving.batching import ClosedError, OverloadError
 from bigdl.nano.serving.http_app import HttpAnswer, HttpApp, HttpRequest, json_answer
 from bigdl.nano.serving.http_thread import HttpThread
 from bigdl.nano.serving.open_inference import parse_json
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
 
+_BYTES_OF_ID, _OTHER_BYTES = 64, 64 << 10  # of a body, with blanks
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
 
 
@@ -45,13 +47,22 @@ class _Routes:
         self._recommender, self._limits = recommender, limits
         self._pool = ThreadPoolExecutor(threads, "http")
         self._working = 0
+        self._has_ended = False
 
     def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
+        """End the threads; requests under way are given up."""
+        self._has_ended = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def post(self, request: HttpRequest) -> HttpAnswer:
         """Answer for the users that the body names."""
+        most = _BYTES_OF_ID * self._limits.max_ids + _OTHER_BYTES
+        if len(request.body) > most:
+            raise UsageError(
+                f"The body may have {most} bytes, got {len(request.body)}",
+                code="request-limit",
+                limit=most,
+            )
         content = parse_json(request.body)
         if "users" not in content:
             raise UsageError(
@@ -72,7 +83,7 @@ class _Routes:
             )
         deadline = content.get("deadline_ms")
         return await self._answered(
-            content["users"], content.get("k", 10), content.get("candidates"), deadline
+            request, content["users"], content.get("k", 10), content.get("candidates"), deadline
         )
 
     async def get(self, request: HttpRequest, user: str) -> HttpAnswer:
@@ -81,25 +92,58 @@ class _Routes:
         k = _whole("k", query.get("k", "10"))
         candidates = query.get("canK")
         count = None if candidates is None else _whole("canK", candidates)
-        return await self._answered([_whole("the user", unquote(user))], k, count, None)
+        return await self._answered(request, [_whole("the user", unquote(user))], k, count, None)
 
-    async def _answered(self, users: list, k: Any, candidates: Any, deadline_ms: Any) -> HttpAnswer:
+    async def _answered(
+        self, request: HttpRequest, users: list, k: Any, candidates: Any, deadline_ms: Any
+    ) -> HttpAnswer:
         self._limits.check_ids(users)
         self._limits.check_k("k", k)
         if candidates is not None:
             self._limits.check_k("candidates", candidates)
+        most = max(k, self._recommender.default_candidates) if candidates is None else candidates
+        self._limits.check_pairs(len(users), most)
         deadline = None
         if deadline_ms is not None:
             deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
         if self._working >= self._limits.max_requests:
             raise OverloadError("Too many requests at the same time; try again later")
-        work = partial(self._recommender.recommend, ids_of(users), k, candidates, deadline)
+        gone = threading.Event()
+        asked = ids_of(users), k, candidates, deadline
+        work = self._pool.submit(self._content, *asked, lambda: gone.is_set() or self._has_ended)
         self._working += 1
+        watching = asyncio.ensure_future(request.wait_until_gone())
+        # Not when the client goes: it takes its thread until the work has ended.
+        loop = asyncio.get_running_loop()
+        work.add_done_callback(lambda _: _in_loop(loop, self._end_one))
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            computing = asyncio.wrap_future(work)
+            await asyncio.wait((computing, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not computing.done():
+                computing.add_done_callback(lambda each: each.cancelled() or each.exception())
+                raise ClosedError("The client has gone")
+            if computing.cancelled():
+                raise CallerGoneError
+            return HttpAnswer(computing.result())
+        except CallerGoneError:
+            raise ClosedError("The server is ending") from None
         finally:
-            self._working -= 1
-        return json_answer({"recommendations": [shown(each) for each in answers]})
+            gone.set()
+            work.cancel()
+            watching.cancel()
+
+    def _end_one(self) -> None:
+        self._working -= 1
+
+    def _content(self, *arguments: Any) -> bytes:
+        """Return the body of an answer."""
+        answers = self._recommender.recommend(*arguments)
+        return json_answer({"recommendations": [shown(each) for each in answers]}).body
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(function)
 
 
 class HttpServer:

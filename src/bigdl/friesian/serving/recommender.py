@@ -41,6 +41,7 @@ from bigdl.nano.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
+_PAIRS = 100_000  # of users and candidates that are computed together
 _SILENCE = 10.0  # seconds between two messages about one stage that fails
 
 Columns = dict[str, Any]
@@ -256,7 +257,12 @@ class ServedRanker:
             has_shadow = self._repository.traffic(self._name).shadow is not None
             yield None if has_shadow else deployed.model
 
-    def predict(self, inputs: Mapping[str, np.ndarray], version: str | None = None) -> Any:
+    def predict(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        version: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Return a score for each row; see :class:`Ranker`.
 
         Parameters
@@ -265,6 +271,8 @@ class ServedRanker:
             Others than those of the model are passed over.
         version : str, optional
             Of the model; by default the repository chooses.
+        timeout : float, optional
+            Seconds after which it is given up, with a ``DeadlineError``.
         """
         with self._repository.lease(self._name, version) as deployed:
             model = deployed.model
@@ -277,7 +285,7 @@ class ServedRanker:
                 )
             arrays = signature.arrays({each.name: inputs[each.name] for each in signature.inputs})
             self._repository.mirror(deployed, arrays, lambda well: None)
-            results = model.call(arrays)
+            results = model.call(arrays, timeout)
             return results[0] if len(results) == 1 else model.named(results)
 
 
@@ -334,8 +342,23 @@ class _Request:
     recalled: Candidates | None = None
     stage: str = "a free thread"
     partial: bool = False
+    is_gone: Callable[[], bool] = lambda: False
     retries: list[int] = field(default_factory=lambda: [0])
     """How many failures may still be narrowed down to their users; shared with parts of it."""
+
+
+class CallerGoneError(Exception):
+    """The caller of a recommendation does not wait for it any more.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.recommender import CallerGoneError
+    >>> str(CallerGoneError())
+    'The caller has gone'
+    """
+
+    def __init__(self) -> None:
+        super().__init__("The caller has gone")
 
 
 class _Late(Exception):
@@ -443,6 +466,7 @@ class Recommender:
         self._threads = check_integer("threads", threads, 1)
         self.metrics = metrics or ServingMetrics()
         self._pool: ThreadPoolExecutor | None = None
+        self._has_ended = False
         self._starting = threading.Lock()
         self._told: dict[str, float] = {}  # when, by stage
         self._memory = (
@@ -464,8 +488,11 @@ class Recommender:
         k: int = 10,
         candidates: int | None = None,
         deadline: float | None = None,
+        is_gone: Callable[[], bool] | None = None,
     ) -> list[Recommendation]:
         """Return the best items for each user, in the order of the users.
+
+        Many users are computed some at a time, so that memory does not grow with their number.
 
         Parameters
         ----------
@@ -475,6 +502,8 @@ class Recommender:
             How many items are ranked; at least `k`.
         deadline : float, optional
             Seconds; default: that of the recommender.
+        is_gone : callable, optional
+            Asked before each stage, in any thread; True ends the work.
 
         Returns
         -------
@@ -485,6 +514,8 @@ class Recommender:
         ------
         UsageError
             If an argument is wrong.  What fails in a stage is logged, and the answer says so.
+        CallerGoneError
+            If `is_gone` returned True, or the recommender was closed meanwhile.
         """
         check_integer("k", k, 1)
         candidates = max(self.default_candidates, k) if candidates is None else candidates
@@ -497,18 +528,27 @@ class Recommender:
             )
         allowed = self._deadline if deadline is None else check_number("deadline", deadline)
         end = None if allowed is None else time.monotonic() + allowed
-        request = _Request(ids_of(user_ids), k, candidates, end)
-        if not len(request.users):
+        users = ids_of(user_ids)
+        if not len(users):
             return []
-        request.retries[0] = 2 * len(request.users).bit_length()
+
+        def stopped() -> bool:
+            return self._has_ended or (is_gone is not None and is_gone())
+
+        answers: list[Recommendation] = []
+        step = max(_PAIRS // candidates, 1)
         with self.metrics.time("request"):
-            answers = self._answers(request) if end is None else self._in_time(request, end)
+            for start in range(0, len(users), step):
+                request = _Request(users[start : start + step], k, candidates, end, is_gone=stopped)
+                request.retries[0] = 2 * len(request.users).bit_length()
+                part = self._answers(request) if end is None else self._in_time(request, end)
+                if request.partial:
+                    part = [replace(each, partial=True) for each in part]
+                    self.metrics.partial(len(part))
+                answers += part
         for source in (RANKED, RECALLED, POPULAR):
             if count := sum(each.source == source for each in answers):
                 self.metrics.answered(source, count)
-        if request.partial:
-            answers = [replace(each, partial=True) for each in answers]
-            self.metrics.partial(len(answers))
         return answers
 
     def _in_time(self, request: _Request, end: float) -> list[Recommendation]:
@@ -530,6 +570,8 @@ class Recommender:
             return self._ranked(request)
         except _Late:
             return self._fallback(request, f"{request.stage} was late")
+        except CallerGoneError:
+            raise
         except LostShardError as error:
             request.partial = True
             logger.warning("%s: %s", request.stage, error)
@@ -623,6 +665,8 @@ class Recommender:
     def _begun(self, request: _Request, name: str) -> AbstractContextManager[None]:
         """Begin a stage of a request, unless the request is late."""
         request.stage = name
+        if request.is_gone():
+            raise CallerGoneError
         if request.deadline is not None and time.monotonic() >= request.deadline:
             raise _Late
         return self.metrics.time(name)
@@ -810,9 +854,10 @@ class Recommender:
     # -- life -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the threads, after the requests that run."""
+        """End the threads, after the stages that run; requests under way are given up."""
+        self._has_ended = True
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ from bigdl.friesian.serving.index import ItemIndex
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.recommender import (
     RANKED,
+    CallerGoneError,
     FeatureReader,
     LostShardError,
     Ranker,
@@ -45,6 +46,7 @@ from bigdl.nano.serving.access import (
     tls_files,
     warn_of_exposure,
 )
+from bigdl.nano.serving.batching import DeadlineError, OverloadError
 from bigdl.nano.serving.grpc_port import GrpcPort
 from bigdl.nano.serving.grpc_service import OPEN_METHODS, QUICK_METHODS, InferenceHandlers
 from bigdl.nano.serving.grpc_service import purpose_of as purpose_of_inference
@@ -73,6 +75,8 @@ class Limits:
         Users of a recommendation, or ids whose features are read.
     max_k : int
         Items of an answer, and candidates.
+    max_pairs : int
+        Users times candidates of a recommendation, and rows that a ranker scores.
     max_bytes : int
         Size of a request.
     max_requests : int
@@ -90,6 +94,7 @@ class Limits:
 
     max_ids: int = 10_000
     max_k: int = 10_000
+    max_pairs: int = 5_000_000
     max_bytes: int = 16 << 20
     max_requests: int = 256
 
@@ -102,6 +107,16 @@ class Limits:
         if len(ids) > self.max_ids:
             raise UsageError(
                 f"A request may have {self.max_ids} ids, got {len(ids)}", code="request-limit"
+            )
+
+    def check_pairs(self, users: int, candidates: int) -> None:
+        """Raise a UsageError if a request asks for more pairs of user and candidate."""
+        if users * candidates > self.max_pairs:
+            raise UsageError(
+                f"A request may have {self.max_pairs} candidates for all its ids, got {users} ids "
+                f"and {candidates} candidates of each; ask for fewer at a time",
+                code="request-limit",
+                limit=self.max_pairs,
             )
 
     def check_k(self, name: str, value: int) -> int:
@@ -184,6 +199,12 @@ class Service:
             sentence = f"A service behind {method} failed: {one_line(error)}"
         except LostShardError as error:
             status, sentence = grpc.StatusCode.UNAVAILABLE, str(error)
+        except OverloadError as error:
+            status, sentence = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+        except DeadlineError as error:
+            status, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, str(error)
+        except CallerGoneError as error:
+            status, sentence = grpc.StatusCode.CANCELLED, str(error)
         except Exception as error:
             logger.exception("%s failed", method)
             status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
@@ -246,7 +267,7 @@ class FeatureService(Service):
         header = _headers(context)
         asked = header.get("bigdl-columns")
         if asked is not None:
-            listed = asked.split(",")
+            listed = list(dict.fromkeys(asked.split(",")))
             refused = [] if columns is None else [name for name in listed if name not in columns]
             if refused:
                 raise UsageError(
@@ -387,17 +408,26 @@ class RankingService(Service):
                 code="request-invalid",
                 columns=missing,
             )
-        inputs = {name: as_numpy(column, name) for name, column in columns.items()}
-        if strange := [name for name, each in inputs.items() if each.dtype.kind not in "biuf"]:
+        if wanted is not None:
+            columns = {name: columns[name] for name in wanted}
+        rows = max(map(len, columns.values()), default=0)
+        if rows > self.limits.max_pairs:
+            raise UsageError(
+                f"A request may have {self.limits.max_pairs} rows, got {rows}",
+                code="request-limit",
+                limit=self.limits.max_pairs,
+            )
+        if strange := [name for name, each in columns.items() if not wire.has_numbers(each)]:
             raise UsageError(
                 f"The ranker takes numbers, but {strange} are none",
                 code="request-invalid",
                 columns=strange,
             )
+        inputs = {name: as_numpy(column, name) for name, column in columns.items()}
         try:
             version = _headers(context).get("x-model-version")
-            if version is not None and isinstance(self._ranker, ServedRanker):
-                output = self._ranker.predict(inputs, version)
+            if isinstance(self._ranker, ServedRanker):
+                output = self._ranker.predict(inputs, version, _time_left(context))
             else:
                 output = self._ranker.predict(inputs)
         except UsageError:
@@ -480,7 +510,11 @@ class RecommenderService(Service):
                     f"candidateNum should be at least recommendNum, got {candidates} and {k}",
                 )
         users = np.array(request.ID, np.int64)
-        answers = self._recommender.recommend(users, k, candidates, _time_left(context))
+        count = candidates or max(k, self._recommender.default_candidates)
+        self.limits.check_pairs(len(users), count)
+        answers = self._recommender.recommend(
+            users, k, candidates, _time_left(context), lambda: not context.is_active()
+        )
         counts = Counter(each.source for each in answers)
         said = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
         # leading metadata would be a message of their own

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -27,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.serving.open_inference import check_json
 
 PAYLOAD = "bigdl-payload"
 ARROW, JSON = "arrow", "json"
@@ -149,8 +151,9 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
     if content[:1] == b"{":
         return JSON, _of_json(content)
     try:
-        table = pa.ipc.open_stream(content).read_all()
-        table.validate(full=True)
+        table = _table_of(content)
+    except UsageError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UsageError(
             f"The payload is neither a stream of Arrow nor JSON: {error}", code="request-invalid"
@@ -158,7 +161,129 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
     return ARROW, {name: table[name].combine_chunks() for name in table.column_names}
 
 
+def _table_of(content: bytes) -> pa.Table:
+    """Return the table of a stream of Arrow, whose columns have no more bytes than the stream.
+
+    Compressed buffers are refused before they are unpacked, and so are types whose values may
+    need no bytes of their own: their number would be whatever the stream says.
+    """
+    for message in pa.ipc.MessageReader.open_stream(content):
+        if message.type in ("record batch", "dictionary") and _is_compressed(message.metadata):
+            raise UsageError(
+                "The payload has compressed buffers of Arrow; write the stream without compression",
+                code="request-invalid",
+            )
+        if message.type == "dictionary":
+            raise UsageError(
+                "The payload has dictionaries of Arrow; write the values themselves",
+                code="request-invalid",
+            )
+    stream = pa.ipc.open_stream(content)
+    if len(stream.schema) > _MOST_COLUMNS:
+        raise UsageError(
+            f"The payload has {len(stream.schema)} columns, but may have {_MOST_COLUMNS}",
+            code="request-limit",
+        )
+    for each in stream.schema:
+        if not _has_bytes(each.type):
+            raise UsageError(
+                f"The column {each.name[:60]!r} of the payload is of type {str(each.type)[:60]}, "
+                "which is not taken; send numbers, texts, or lists of them",
+                code="request-invalid",
+            )
+    table = stream.read_all()
+    table.validate(full=True)
+    if table.nbytes > len(content) + 64 * table.num_columns:
+        raise UsageError(
+            f"The columns of the payload have {table.nbytes} bytes, more than the payload itself "
+            "has; write each buffer once",
+            code="request-invalid",
+        )
+    return table
+
+
+_MOST_COLUMNS = 4096
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Return True if each value of a type takes at least a bit of the stream."""
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _has_bytes(kind.value_type)
+    if types.is_fixed_size_list(kind):
+        return kind.list_size > 0 and _has_bytes(kind.value_type)
+    if types.is_struct(kind):
+        return kind.num_fields > 0 and all(_has_bytes(each.type) for each in kind)
+    if types.is_map(kind):
+        return _has_bytes(kind.key_type) and _has_bytes(kind.item_type)
+    if types.is_fixed_size_binary(kind):
+        return kind.byte_width > 0
+    return (
+        types.is_primitive(kind)
+        or types.is_decimal(kind)
+        or any(
+            test(kind)
+            for test in (
+                *(types.is_string, types.is_large_string, types.is_binary, types.is_large_binary),
+            )
+        )
+    )
+
+
+def has_numbers(column: pa.Array) -> bool:
+    """Return True if a column has numbers or truth values, or lists of them."""
+    kind = column.type
+    while (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or (pa.types.is_fixed_size_list(kind))
+    ):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+# Of the tables in a message of Arrow, from 0: the header of a message, the batch of a dictionary,
+# and the compression of a batch.
+_TYPE, _HEADER, _DATA, _COMPRESSION = 1, 2, 1, 3
+_DICTIONARY = 2  # the type of a header
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Return True if the batch that a message of Arrow describes has compressed buffers.
+
+    PyArrow does not say it before it has unpacked them.
+    """
+    content = metadata.to_pybytes()
+
+    def number(place: int, code: str = "<i") -> int:
+        return struct.unpack_from(code, content, place)[0]
+
+    def field(table: int, which: int) -> int:
+        """Return where a field of a table is; 0 if it is left out."""
+        known = table - number(table)
+        entry = 4 + 2 * which
+        if entry >= number(known, "<H"):
+            return 0
+        offset = number(known + entry, "<H")
+        return table + offset if offset else 0
+
+    def child(table: int, which: int) -> int:
+        place = field(table, which)
+        return place + number(place) if place else 0
+
+    try:
+        message = number(0)
+        batch = child(message, _HEADER)
+        kind = field(message, _TYPE)
+        if batch and kind and number(kind, "<B") == _DICTIONARY:
+            batch = child(batch, _DATA)
+        return bool(batch and field(batch, _COMPRESSION))
+    except struct.error:
+        raise ValueError("its metadata are damaged") from None
+
+
 def _of_json(content: bytes) -> dict[str, Any]:
+    check_json(content, len(content))
     try:
         columns = json.loads(content)
         if not all(isinstance(each, list) for each in columns.values()):

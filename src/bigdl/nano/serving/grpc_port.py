@@ -93,6 +93,7 @@ class Call:
         self._context, self._pool, self._results = context, pool, results
         self._loop = asyncio.get_running_loop()
         self._left = context.time_remaining()
+        self.has_gone = False  # the client; the context of grpc.aio does not say it
         self._begin = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
@@ -118,7 +119,7 @@ class Call:
 
     def is_active(self) -> bool:
         """Return True while the client waits."""
-        return not self._context.done()
+        return not (self.has_gone or self._context.done())
 
     def cancel(self) -> None:
         """End the call."""
@@ -383,6 +384,7 @@ class GrpcPort:
         try:
             return await self._results.of(future)
         except asyncio.CancelledError:
+            call.has_gone = True
             work.content = None  # it waits for its thread, but not with its message
             self._count_until_done(method, future)
             raise
