@@ -1,8 +1,11 @@
 """Models by name and version: found, shared, replaced and refused, while requests come."""
 
+import gc
+import os
 import shutil
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -186,3 +189,25 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
         ModelRepository(tmp_path).load_all()
     with refused("path-missing"):
         ModelRepository(tmp_path / "none").load_all()
+
+
+def test_a_replaced_model_takes_its_threads_with_it(versions):
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    with ModelRepository(versions / "scale" / "1", name="scale") as repository:
+        repository.load_all()
+        gc.collect()
+        gc.disable()  # nothing may wait for it
+        try:
+            for _ in range(3):
+                repository.load("scale")
+            begin = threads()
+            for _ in range(20):
+                assert answer_of(repository, "scale") == 1
+                old = weakref.ref(repository.find("scale").model)
+                repository.load("scale")
+                wait_until(lambda gone=old: gone() is None)
+            assert threads() < begin + 20
+        finally:
+            gc.enable()

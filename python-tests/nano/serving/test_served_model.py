@@ -319,3 +319,11 @@ def test_a_delay_waits_for_others(gate):
     batcher.close()  # does not wait for the delay
     assert last.result(0)[0].tolist() == [[18.0]]
     assert gate.rows == [4, 1]
+
+
+def test_a_call_with_a_limit_is_given_up_though_nobody_waits(slow_model):
+    with ServedModel(slow_model.runner) as model:
+        slow_model.close()
+        with pytest.raises(DeadlineError, match=r"within its time of 0\.02 s"):
+            model.predict(np.ones((1, 3), "float32"), timeout=0.02)
+        slow_model.open.set()

@@ -500,9 +500,10 @@ class CompiledNetwork:
 
     def _compiled(self, network: Any) -> _Compilation:
         """Return a network's compilation, with the limits of its integers."""
-        made = _Compilation(network, self.device, self.final_config)
+        device, config = self.device, self.final_config  # not self: its threads end with it
+        made = _Compilation(network, device, config)
         made.integers = IntegerGuard(
-            network, made.names, lambda rest: _Compilation(rest, self.device, self.final_config)
+            network, made.names, lambda rest: _Compilation(rest, device, config)
         )
         return made
 

@@ -206,7 +206,8 @@ class MicroBatcher:
         """
         with self._changed:
             idle = not self._queue and self._running < self.options.instances
-            alone = idle and not self._delay and not self._closed
+            # A thread that computes cannot be given up, so a caller with a limit hands over.
+            alone = idle and timeout is None and not self._delay and not self._closed
             self._running += alone
         if alone:
             try:
@@ -262,6 +263,8 @@ class MicroBatcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        # The model would be in a circle with this object, and its threads wait for the collector.
+        self._run, self._observe = _no_model, None
 
     def _forget_ended(self) -> None:
         """Leave out requests that were taken back, and those whose time is over."""
@@ -372,6 +375,10 @@ class MicroBatcher:
             compute = time.perf_counter() - begin
             self._observe(BatchReport(rows, [begin - each for each in arrived], compute))
         return results
+
+
+def _no_model(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    raise ClosedError("The model is being unloaded and takes no more requests")
 
 
 def _rows(arrays: Sequence[np.ndarray]) -> int:
