@@ -19,6 +19,7 @@ import pytest
 from refusals import refused
 from served_catalogue import Linear, items_frame, users_frame
 
+from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import (
     EmbeddedStore,
     FeatureService,

@@ -109,7 +109,7 @@ def test_workers_end_with_a_killed_parent(config):
     children = workers_of(process)
     assert len(children) == 2
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    assert "Traceback" not in "".join(map(str, process.communicate()))
     wait_for(lambda: not any(each.is_running() for each in children))
 
 

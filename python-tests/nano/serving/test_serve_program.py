@@ -126,7 +126,7 @@ def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_pa
     scale_directory(tmp_path / "scale" / "1", 1)
     scale_directory(tmp_path / "scale" / "2", 2)
     scale_directory(tmp_path / "other" / "1", 3)
-    served = program(tmp_path, "--workers", "2", "--changes")
+    served = program(tmp_path, "--workers", "2", "--changes", "--worker-timeout", "3")
     assert served.line.startswith("bigdl-serve: other 1, scale 1/2 at http")
     assert served.line.endswith(", 2 workers\n")
     children = psutil.Process(served.process.pid).children()
@@ -144,9 +144,13 @@ def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_pa
         with Client(served.urls[0]) as client:
             ready = [each["name"] for each in client.models() if each["state"] == "READY"]
             assert set(ready) == {"scale"}
+    children[1].suspend()  # half of all clients would wait for it
+    eventually(lambda: not children[1].is_running())
+    eventually(lambda: workers_seen(served.urls[0]) == {"0", "1"})
     code, out, errors = served.stop()
     assert (code, out) == (0, "bigdl-serve: ended\n")
     assert "The worker 0 ended with -9; another is started" in errors
+    assert "The worker 1 has given no sign of life for 3 s; it is killed" in errors
     assert "Traceback" not in errors
     assert not any(each.is_running() for each in children)
 
@@ -209,3 +213,31 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+STUCK = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from bigdl.nano.serving.ending import end_within
+
+def for_ever():
+    while True:
+        pass
+
+ThreadPoolExecutor(1).submit(for_ever)
+end_within(0.2, "server")
+"""
+
+
+def test_a_program_ends_after_its_grace_whatever_runs():
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+    sentence = "server: ended after 0.2 s with requests that had not ended\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
+@pytest.mark.slow
+def test_a_program_ends_after_its_grace_though_no_thread_of_python_runs():
+    stuck = STUCK.replace("    while True:\n        pass", "    b'a' * 4 in [0] * 10**10")
+    stuck = stuck.replace("    b'a'", "    sum(range(10**13))  #")
+    done = subprocess.run([sys.executable, "-c", stuck], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (1, -signal.SIGALRM)

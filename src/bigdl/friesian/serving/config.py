@@ -77,6 +77,8 @@ _KEYS: dict[str, dict[str, Any]] = {
         "grace_s": float,
         "max_ids": int,
         "max_k": int,
+        "max_pairs": int,
+        "worker_timeout_s": float,
         "max_bytes": int,
         "max_requests": int,
         "workers": int,

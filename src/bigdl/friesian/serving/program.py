@@ -66,13 +66,16 @@ from bigdl.friesian.serving.services import (
 from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
 from bigdl.nano.serving.access import Tokens, changes_allowed, read_token
 from bigdl.nano.serving.batching import BatchingOptions
+from bigdl.nano.serving.ending import end_within, say
 from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
-from bigdl.nano.serving.workers import Siblings, Worker, Workers
+from bigdl.nano.serving.workers import SILENCE, Siblings, Worker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
+_GRACE = 5.0  # seconds that requests have at the end
+_CLOSE_SECONDS = 3.0  # more, until the process ends whatever runs
 _SWITCH = 0.0005  # seconds
 _WAITING_THREADS = 8  # of a recommender whose stages wait for others
 _LOOK = 2.0  # seconds between looks at the files of index and models
@@ -120,6 +123,7 @@ class Serving:
         self.metrics = ServingMetrics(prometheus.CollectorRegistry())
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
+        self._servers: list[Callable[[], Any]] = []  # that are stopped first
         self._siblings: Siblings | None = None
         self._added: dict[int, list[float]] = {}  # items that clients added to the index
         self._watcher: threading.Thread | None = None
@@ -171,7 +175,7 @@ class Serving:
                 shares_port,
             )
             self.ports[name] = started.port
-            self._closing.append(partial(started.stop, server.get("grace_s", 5.0)))
+            self._servers.append(partial(started.stop, server.get("grace_s", _GRACE)))
         if "http_port" in server:
             recommender = self._recommender if "recommender" in wanted else None
             web = config.checked(
@@ -188,7 +192,7 @@ class Serving:
                 ),
             )
             self.ports["http"] = web.port
-            self._closing.append(partial(web.stop, server.get("grace_s", 5.0)))
+            self._servers.append(partial(web.stop, server.get("grace_s", _GRACE)))
 
     def _begin_watching(self) -> None:
         """Look for new files from now on, if there are some that can be replaced."""
@@ -515,6 +519,13 @@ class Serving:
     def stop(self) -> None:
         """Answer what was asked, and end all servers and clients."""
         self._ended.set()
+        # Together: none takes requests while another one answers its last.
+        ending = [threading.Thread(target=each) for each in self._servers]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join()
+        self._servers.clear()
         while self._closing:
             self._closing.pop()()
 
@@ -702,7 +713,9 @@ def _serve(options: argparse.Namespace) -> int:
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()
-        print("ending", flush=True)
+        say("ending")
+        grace = config.get("server.grace_s", _GRACE)
+        end_within(grace + _CLOSE_SECONDS, "bigdl-friesian-serve")
     return 0
 
 
@@ -718,7 +731,9 @@ def _serve_by_workers(
     host = _security(config).host
     program = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve"]
     command = [*program, "--config", str(options.config), *more]
-    with Workers(command, count, host, ports, config.get("server.grace_s", 5.0)) as workers:
+    grace = config.get("server.grace_s", _GRACE)
+    silence = config.get("server.worker_timeout_s", SILENCE)
+    with Workers(command, count, host, ports, grace, silence) as workers:
         listed = ", ".join(f"{names[key]} {port}" for key, port in workers.ports.items())
         print(f"ready on {host}: {listed}; {count} workers", flush=True)
         ending.wait()

@@ -17,12 +17,20 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
+from bigdl.nano.serving.ending import end_within, say
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.server import STOP_SECONDS, ModelServer, allow_many_connections
 from bigdl.nano.serving.service import ServingLimits
-from bigdl.nano.serving.workers import Siblings, Worker, Workers, WorkerStartError
+from bigdl.nano.serving.workers import (
+    SILENCE,
+    Siblings,
+    Worker,
+    Workers,
+    WorkerStartError,
+)
 
 _NAME = "bigdl-serve"
+_CLOSE_SECONDS = 5.0  # beyond the time of requests at the end, until the process ends whatever runs
 _PORTS = {"http": "--http-port", "grpc": "--grpc-port"}
 
 
@@ -53,6 +61,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--instances", type=int, default=1, help="calls of a model at the same time")
     add("--threads", type=int, help="threads of one call of a model")
     add("--workers", type=int, default=1, help="processes that share the ports")
+    add(
+        "--worker-timeout",
+        type=float,
+        default=SILENCE,
+        metavar="SECONDS",
+        help="replace a worker without a sign of life for that long (default 30; 0: never)",
+    )
     add("--worker", help=argparse.SUPPRESS)
     add("--inputs", help="inputs of a graph of PyTorch, e.g. 'x: FP32[-1,4]'")
     add(
@@ -63,6 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--max-request-bytes", type=int, default=64 << 20)
     add("--max-rows", type=int, default=65_536, help="rows of one request")
+    add("--max-answer-bytes", type=int, default=256 << 20)
+    add("--max-bytes-at-once", type=int, default=512 << 20, help="of all requests together")
     add("--timeout", type=float, default=60.0, help="seconds that a request may take")
     add("--grpc-threads", type=int, default=64, help="requests over gRPC at the same time")
     add(
@@ -177,12 +194,13 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     else:
         print(f"ready {served}", flush=True)
     stopped.wait()
+    end_within(options.drain_seconds + STOP_SECONDS + _CLOSE_SECONDS, _NAME)
     if options.drain_seconds:
         server.drain(options.drain_seconds)
     server.close()
     if siblings is not None:
         siblings.close()
-    print(f"{_NAME}: ended", flush=True)
+    say(f"{_NAME}: ended")
     return 0
 
 
@@ -200,7 +218,9 @@ def _serve_by_workers(
         )
     grace = options.drain_seconds + STOP_SECONDS
     command = [sys.executable, "-m", "bigdl.nano.serving.main", *given]
-    with Workers(command, options.workers, options.host, ports, grace) as workers:
+    with Workers(
+        command, options.workers, options.host, ports, grace, options.worker_timeout
+    ) as workers:
         where = {kind: workers.ports.get(name) for kind, name in _PORTS.items()}
         address = _addresses(options.host, where)
         print(f"{_NAME}: {workers.ready} at {address}, {options.workers} workers", flush=True)
@@ -226,7 +246,13 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
         inputs=options.inputs,
         trust=options.trust,
     )
-    limits = ServingLimits(options.max_request_bytes, options.max_rows, options.timeout)
+    limits = ServingLimits(
+        options.max_request_bytes,
+        options.max_rows,
+        options.timeout,
+        max_answer_bytes=options.max_answer_bytes,
+        max_bytes_at_once=options.max_bytes_at_once,
+    )
     token = _token("BIGDL_SERVE_TOKEN", options.token_file)
     admin_token = _token("BIGDL_SERVE_ADMIN_TOKEN", options.admin_token_file)
     metrics_token = _token("BIGDL_SERVE_METRICS_TOKEN", options.metrics_token_file)

@@ -4,16 +4,21 @@ Each worker is a whole server that listens on the same ports (``SO_REUSEPORT``);
 each connection to one of them.  The parent answers nothing: it starts the workers, starts another
 for one that ends, and ends all at SIGTERM after the requests that run.
 
+A worker gives a sign of life as long as its event loops run.  The parent kills one that gives none
+for some time and starts another, since half of all clients would wait for it.
+
 Workers know each other by sockets in a folder of their own.  So each can show the metrics of all,
 what a client changes at one is changed at all, and a new one learns what the others were told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -23,9 +28,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Listener
+from pathlib import Path
 from typing import Any, Self
 
-from bigdl.common.checks import MOST_PORT, check_integer
+from bigdl.common.checks import MOST_PORT, check_integer, check_number
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.private_folders import LockedFolder
 from bigdl.nano.serving.service import InferenceService
@@ -36,6 +42,10 @@ _PR_SET_PDEATHSIG = 1
 _PAUSE = 1.0  # seconds before another worker for one that did not live longer
 _ANSWER_SECONDS = 2.0  # that another worker has to answer
 _LONGEST_FOLDER = 90  # bytes: it holds sockets, whose paths may have 107
+_SIGN_SECONDS = 1.0  # between two signs of life, and between two looks for them
+SILENCE = 30.0
+"""Seconds without a sign of life after which a worker is replaced: more than any call keeps the
+interpreter for itself, or a busy machine keeps a process waiting."""
 _END_SECONDS = 10.0  # more than the grace, until a worker is killed
 
 
@@ -113,6 +123,8 @@ class Siblings:
             os.unlink(path)  # of a worker that was killed
         self._listener = Listener(path, "AF_UNIX", backlog=16)
         self._is_open = True
+        self._ended = threading.Event()
+        threading.Thread(target=self._give_signs, name="sign of life", daemon=True).start()
         threading.Thread(target=self._listen, name="siblings", daemon=True).start()
         own.join = lambda text: joined_metrics({number: text, **self.ask("metrics")})
         service.changed = lambda *change: self.ask("change", json.dumps(change).encode())
@@ -160,6 +172,28 @@ class Siblings:
             except Exception:
                 logger.exception("A question of another worker failed")
 
+    def _give_signs(self) -> None:
+        """Count up the time of a file while the event loops of this process answer.
+
+        No message is sent: nobody has to wait for a process that is stopped.
+        """
+        path = _sign_of(self.worker.folder, self.worker.number)
+        number = 0
+        while True:
+            try:
+                for loop in list(self._service.loops):
+                    _wait_for(loop)
+                number += 1
+                if not os.path.exists(path):
+                    Path(path).touch(0o600)
+                os.utime(path, ns=(number, number))
+            except RuntimeError:  # a loop that has ended
+                pass
+            except OSError:  # the folder is gone; then the parent cannot look either
+                pass
+            if self._ended.wait(_SIGN_SECONDS):
+                return
+
     def ask(self, name: str, content: bytes = b"") -> dict[int, bytes]:
         """Ask all others; returns the answers of those that are there, by their numbers."""
         answers = {}
@@ -176,9 +210,22 @@ class Siblings:
     def close(self) -> None:
         """Take no more questions."""
         self._is_open = False
-        self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(self.worker.number))
+        self._ended.set()
+        for end in (self._listener.close, lambda: os.unlink(self._path(self.worker.number))):
+            with contextlib.suppress(FileNotFoundError):  # the folder goes with a killed parent
+                end()
+
+
+def _sign_of(folder: str, number: int) -> str:
+    return os.path.join(folder, f"sign-{number}")
+
+
+def _wait_for(loop: asyncio.AbstractEventLoop) -> None:
+    """Return when an event loop of another thread has run."""
+    answered = threading.Event()
+    loop.call_soon_threadsafe(answered.set)
+    while not answered.wait(_SIGN_SECONDS) and not loop.is_closed():
+        pass
 
 
 def joined_metrics(texts: Mapping[int, bytes]) -> bytes:
@@ -222,6 +269,9 @@ class Workers:
         By their names; 0 takes a free one.
     grace : float
         Seconds that requests have at the end.
+    silence : float
+        Seconds without a sign of life after which a worker is killed and replaced; 0: never, e.g.
+        to stop one by a debugger.
 
     Attributes
     ----------
@@ -240,9 +290,16 @@ class Workers:
     ready = ""
 
     def __init__(
-        self, command: Sequence[str], count: int, host: str, ports: Mapping[str, int], grace: float
+        self,
+        command: Sequence[str],
+        count: int,
+        host: str,
+        ports: Mapping[str, int],
+        grace: float,
+        silence: float = SILENCE,
     ):
         self._command, self._count, self._grace = list(command), count, grace
+        self._looks = math.ceil(check_number("The worker timeout", silence, 0) / _SIGN_SECONDS)
         self._ended = threading.Event()
         self._reserved: list[socket.socket] = []
         self._processes: list[subprocess.Popen] = []
@@ -289,9 +346,24 @@ class Workers:
         The system ends a worker when the thread that started it ends, so it is this one that lasts.
         """
         begun = [time.monotonic()] * self._count
+        signs = [_Signs() for _ in range(self._count)]
+        next_look = time.monotonic()
         while not self._ended.wait(0.05):
+            is_look = bool(self._looks) and time.monotonic() >= next_look
+            if is_look:
+                next_look = time.monotonic() + _SIGN_SECONDS
             for number, process in enumerate(self._processes):
                 status = process.poll()
+                if status is None and is_look:
+                    path = _sign_of(self._folder.path, number)
+                    if signs[number].missing(path) >= self._looks:
+                        logger.warning(
+                            "The worker %s has given no sign of life for %g s; it is killed",
+                            number,
+                            self._looks * _SIGN_SECONDS,
+                        )
+                        process.kill()
+                        status = process.wait()
                 if status is None or self._ended.is_set():
                     continue
                 logger.warning("The worker %s ended with %s; another is started", number, status)
@@ -299,6 +371,9 @@ class Workers:
                     return
                 if process.stdout is not None:
                     process.stdout.close()
+                signs[number] = _Signs()
+                with contextlib.suppress(OSError):
+                    os.unlink(_sign_of(self._folder.path, number))
                 self._processes[number] = self._started(number)
                 begun[number] = time.monotonic()
 
@@ -328,6 +403,27 @@ class Workers:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+class _Signs:
+    """Signs of life that the parent has seen of a worker.
+
+    Looks are counted, not seconds: where the parent itself was stopped it must blame no worker.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._missing = 0, 0
+
+    def missing(self, path: str) -> int:
+        """Look once more; return how many looks have passed since the last sign, 0 before one."""
+        try:
+            sign = os.stat(path).st_mtime_ns
+        except OSError:  # it starts, or somebody has removed the folder
+            self._missing = 0
+            return 0
+        self._missing = 0 if sign != self._last else self._missing + 1
+        self._last = sign
+        return self._missing
 
 
 def _wait_ready(process: subprocess.Popen, number: int) -> str:
