@@ -272,7 +272,7 @@ def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp
 def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(spool_module.resource, "getrlimit", lambda _: (300, 300))
     writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
-    with pytest.raises(UsageError, match=r"has 400 arrays.*VectorAssembler"):
+    with pytest.raises(UsageError, match=r"the 400 arrays .*ulimit -n .*VectorAssembler"):
         writer.append(0, 0, 0, [ArraySpec("x", str(i), "int64", ()) for i in range(400)], [])
     writer.discard()
 

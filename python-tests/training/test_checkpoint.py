@@ -1,9 +1,11 @@
 """Checkpoints, and runs that go on as if they had never stopped."""
 
+import errno
 import json
 import logging
 import os
 import re
+import resource
 import stat
 import zlib
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.common.storage import read_bytes, write_bytes
+from bigdl.common.storage import disk_error, read_bytes, write_bytes, write_reason
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
@@ -250,6 +252,39 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with refused("path-unusable", "model_dir"):
         CheckpointDirectory.create(f"{tmp_path}/file/models")
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_nothing(tmp_path):
+    directory = CheckpointDirectory.create(str(tmp_path))
+    whole = directory.write(snapshot(1))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(UsageError, match="larger than a file may be here") as raised:
+            directory.write(snapshot(2, model=bytes(10_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert f"below model_dir {str(tmp_path)!r}" in str(raised.value)
+    assert f"{whole} is whole, and fit(resume='auto') goes on" in str(raised.value)
+    (run,) = tmp_path.iterdir()
+    assert sorted(each.name for each in run.iterdir()) == [".probe", whole]
+
+
+def test_a_disk_that_is_full_is_told_with_what_is_free(tmp_path):
+    for error in (OSError(errno.ENOSPC, "No space"), OSError(errno.EDQUOT, "Quota")):
+        assert re.search(
+            r"\(\d+ of \d+ [MK]iB are free\); free some", write_reason(error, tmp_path)
+        )
+    cause = disk_error(RuntimeError("java.io.IOException: No space left on device"))
+    assert cause.errno == errno.ENOSPC
+
+
+def test_checkpoints_that_are_all_damaged_are_not_said_to_be_missing(tmp_path):
+    directory = CheckpointDirectory.create(str(tmp_path))
+    name = directory.write(snapshot(1))
+    write_bytes(f"{directory.url}/{name}/model.pt", b"cut")
+    with pytest.raises(UsageError, match=f"can be read: {name} of .* is damaged"):
+        find_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("url", ["nowhere://x/y", "s3:/"])

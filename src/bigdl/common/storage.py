@@ -1,9 +1,13 @@
 """Files on this machine and on remote storages, by fsspec."""
 
+import contextlib
+import errno
 import os
 import posixpath
 import re
 import secrets
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError, require
@@ -130,20 +134,134 @@ def read_bytes(url: str) -> bytes:
 def write_bytes(url: str, data: bytes) -> None:
     """Write a file on any fsspec URL; a local one is written aside and renamed."""
     fs, path = open_file_system(url)
+    aside = f"{path}.{secrets.token_hex(4)}"
     try:
         parent = posixpath.dirname(path)
         if parent:
             fs.makedirs(parent, exist_ok=True)
         if is_local_storage(fs):
-            aside = f"{path}.{secrets.token_hex(4)}"
             fs.pipe_file(aside, data)
             fs.mv(aside, path)
         else:
             fs.pipe_file(path, data)
     except OSError as error:
+        if is_local_storage(fs):
+            with contextlib.suppress(OSError):  # half of it
+                fs.rm_file(aside)
         raise UsageError(
-            f"The file {url!r} cannot be written: {error}", code="path-unusable", path=str(url)
+            f"The file {url!r} cannot be written: {write_reason(error, url)}",
+            code="path-unusable",
+            path=str(url),
         ) from error
+
+
+_FULL = "free some space there, or choose another folder"
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", _FULL),
+    errno.EDQUOT: ("the quota of this user is used up", _FULL),
+    errno.EROFS: ("its file system is read-only", "choose a folder that can be written"),
+    errno.EIO: ("the disk reports an input/output error", "choose a folder on another disk"),
+    errno.EACCES: ("permission denied", "choose a folder that this user can write"),
+    errno.EPERM: ("the operation is not permitted", "choose a folder that this user can write"),
+    errno.EFBIG: ("it is larger than a file may be here", "raise the limit (ulimit -f)"),
+    errno.EMFILE: ("this process has too many open files", "raise the limit (ulimit -n)"),
+}
+
+
+def write_reason(error: BaseException, path: str) -> str:
+    """Return why something cannot be written and what to do, as the end of a sentence.
+
+    Parameters
+    ----------
+    error : BaseException
+    path : str
+        Where it was to be written; how much is free there is told where the disk is full.
+
+    Examples
+    --------
+    >>> import errno
+    >>> from bigdl.common.storage import write_reason
+    >>> write_reason(OSError(errno.EROFS, "Read-only file system"), "/mnt/models")
+    'its file system is read-only; choose a folder that can be written'
+    """
+    known = _REASONS.get(getattr(error, "errno", None) or 0)
+    if known is None:
+        return " ".join(str(error).split()) or type(error).__name__
+    reason, advice = known
+    if advice is _FULL:
+        reason += _free_space(path)
+    return f"{reason}; {advice}"
+
+
+def _free_space(path: str) -> str:
+    """Return how much of a local disk is free, in brackets."""
+    if not is_local_path(path):
+        return ""
+    folder = os.path.abspath(os.path.expanduser(plain_path(path)))
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return ""
+    unit, name = (2**20, "MiB") if usage.total >= 2**24 else (2**10, "KiB")
+    return f" ({usage.free // unit} of {usage.total // unit} {name} are free)"
+
+
+@contextlib.contextmanager
+def writing(what: str, path: str | os.PathLike) -> Iterator[None]:
+    """Raise one sentence where a block cannot write, with the path, the reason and what to do.
+
+    Parameters
+    ----------
+    what : str
+        The begin of the sentence, such as ``"The model"``.
+    path : str or os.PathLike
+
+    Raises
+    ------
+    UsageError
+        In place of an OSError of the block, or of an error that another library made of one.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        cause = disk_error(error)
+        if cause is None:
+            raise
+        path = os.fspath(path)
+        raise UsageError(
+            f"{what} cannot be written to {path!r}: {write_reason(cause, path)}",
+            code="path-unusable",
+            path=path,
+        ) from error
+
+
+_TEXTS = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Read-only file system": errno.EROFS,
+    "(Permission denied)": errno.EACCES,  # as Java says it
+    "Input/output error": errno.EIO,
+}
+
+
+def disk_error(error: BaseException) -> OSError | None:
+    """Return the OSError about a disk that an error is, comes from, or tells of; or None."""
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, OSError) and each.errno in _REASONS:
+            return each
+        each = each.__cause__ or each.__context__
+    for text, number in _TEXTS.items():
+        if text in str(error):
+            return OSError(number, text)
+    # torch's writer of archives says so of any write that fails
+    if isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing" in str(error):
+        return OSError(errno.ENOSPC, "No space left on device")
+    return None
 
 
 def file_exists(url: str) -> bool:

@@ -8,13 +8,15 @@ its cores before it loads anything, and never outlives its parent, however the p
 """
 
 import contextlib
+import errno
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,9 +141,20 @@ class WorkerProcess:
         self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
+        with _within_limits(rank):
+            self._start(slot, make, env or {}, captured, tied)
+
+    def _start(
+        self,
+        slot: CpuSlot,
+        make: Message,
+        env: Mapping[str, str | None],
+        captured: bool,
+        tied: bool,
+    ) -> None:
         self.line, worker_end = multiprocessing.Pipe()
         stream = subprocess.PIPE if captured else None
-        added = (env or {}).get("PYTHONPATH") or ""
+        added = env.get("PYTHONPATH") or ""
         paths = [*filter(None, added.split(os.pathsep)), *sys.path]
         path = repr([entry for entry in paths if isinstance(entry, str)])
         ends = worker_end.fileno(), os.getpid()
@@ -153,7 +166,7 @@ class WorkerProcess:
                 stderr=stream,
                 bufsize=0,
                 pass_fds=[worker_end.fileno()],
-                env=_environment(slot.threads, env or {}),
+                env=_environment(slot.threads, env),
                 # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
                 process_group=0,
             )
@@ -235,6 +248,36 @@ class WorkerProcess:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+
+_LIMITS = {
+    errno.EMFILE: (resource.RLIMIT_NOFILE, "may not open more than {} files", "ulimit -n"),
+    errno.EAGAIN: (resource.RLIMIT_NPROC, "may not have more than {} processes", "ulimit -u"),
+    errno.ENOMEM: (resource.RLIMIT_AS, "may not take more than {} bytes", "ulimit -v"),
+}
+
+
+@contextlib.contextmanager
+def _within_limits(rank: int) -> Iterator[None]:
+    """Say which limit of this process keeps a worker from being started in a block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LIMITS:
+            raise
+        number, text, command = _LIMITS[error.errno]
+        limit = resource.getrlimit(number)[0]
+        if limit == resource.RLIM_INFINITY:
+            raise UsageError(
+                f"Worker {rank} cannot be started: {error.strerror}; end other programs of this "
+                "machine or container, or raise its limit of processes and memory",
+                code="resource-limit",
+            ) from error
+        raise UsageError(
+            f"Worker {rank} cannot be started: this program {text.format(limit)} here; raise the "
+            f"limit ({command})",
+            code="resource-limit",
+        ) from error
 
 
 def exit_message(code: int) -> str:

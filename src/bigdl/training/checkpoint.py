@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bigdl.common.errors import UsageError
-from bigdl.common.storage import is_local_storage, open_file_system
+from bigdl.common.storage import disk_error, is_local_storage, open_file_system, write_reason
 from bigdl.training.manifest import FORMAT, check_fields, check_manifest
 from bigdl.training.position import Position
 from bigdl.training.rest import IDS
@@ -162,8 +162,9 @@ class CheckpointDirectory:
             directory._fs.pipe_file(probe, name.encode())
             make_private(directory._fs, probe, 0o600)
         except Exception as error:
+            reason = write_reason(error, model_dir)
             raise UsageError(
-                f"model_dir {model_dir!r} cannot be written ({error}); pass a folder that the "
+                f"model_dir {model_dir!r} cannot be written ({reason}); pass a folder that the "
                 "driver and all workers can write",
                 code="path-unusable",
                 argument="model_dir",
@@ -200,6 +201,10 @@ class CheckpointDirectory:
 
     def prepare(self, name: str) -> str:
         """Return a new folder in which the files of a checkpoint are written first."""
+        with self._writing(name):
+            return self._prepare(name)
+
+    def _prepare(self, name: str) -> str:
         aside = f"{self._root}/{name}"
         if is_local_storage(self._fs):
             aside = f"{self._root}/.{name}-{secrets.token_hex(4)}"
@@ -229,10 +234,11 @@ class CheckpointDirectory:
             What the manifest says of each.
         """
         described = {}
-        for name, rows in arrays.items():
-            path = f"{aside}/{file_name(name, rank)}"
-            described[name] = write_slice(self._fs, path, rows)
-            make_private(self._fs, path, 0o600)
+        with self._writing(posixpath.basename(aside).lstrip(".").rpartition("-")[0]):
+            for name, rows in arrays.items():
+                path = f"{aside}/{file_name(name, rank)}"
+                described[name] = write_slice(self._fs, path, rows)
+                make_private(self._fs, path, 0o600)
         return described
 
     def write(self, snapshot: Checkpoint, aside: str | None = None) -> str:
@@ -244,6 +250,40 @@ class CheckpointDirectory:
         aside : str, optional
             What :meth:`prepare` returned, where the slices lie already.
         """
+        with self._writing(checkpoint_name(snapshot), aside):
+            return self._write(snapshot, aside)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str, aside: str | None = None) -> Iterator[None]:
+        """Raise one sentence where a checkpoint cannot be written, and leave none of its files."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except Exception as error:
+            cause = disk_error(error) or error
+            if not isinstance(cause, OSError):
+                raise
+            with contextlib.suppress(Exception):  # frees what it took of the disk
+                for each in _names_in(self._fs, self._root):
+                    if each.startswith(f".{name}-"):
+                        self._fs.rm(f"{self._root}/{each}", recursive=True)
+            whole = ""
+            with contextlib.suppress(Exception):
+                whole = self.newest()
+            rest = "there is no earlier one"
+            if whole:
+                rest = f"{whole} is whole, and fit(resume='auto') goes on from there"
+            model_dir, _, run = self.url.rpartition("/")
+            raise UsageError(
+                f"The checkpoint {run}/{name} cannot be written below model_dir {model_dir!r}: "
+                f"{write_reason(cause, self.url)}; {rest}",
+                code="path-unusable",
+                argument="model_dir",
+                path=self.url,
+            ) from error
+
+    def _write(self, snapshot: Checkpoint, aside: str | None) -> str:
         manifest = dict(snapshot.manifest, format=FORMAT, saved_at=time.time())
         manifest["files"] = {
             name: {"size": len(data), "crc32": zlib.crc32(data)}
@@ -307,7 +347,8 @@ class CheckpointDirectory:
             try:
                 return name, self.read(name)
             except UsageError as error:
-                warn(f"{error}; the one before is used")
+                before = name != self.names()[0]
+                warn(f"{error}; the one before is used" if before else str(error))
         return None
 
 
@@ -339,6 +380,15 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     if version is None:
         latest = run.latest()
         if latest is None:
+            damaged = run.names()
+            if damaged:
+                raise UsageError(
+                    f"No checkpoint below {path!r} can be read: {' and '.join(damaged)} of "
+                    f"{run.url!r} {'is' if len(damaged) == 1 else 'are'} damaged, as the warnings "
+                    "say; restore the files, or train anew in another model_dir",
+                    code="checkpoint-damaged",
+                    path=path,
+                )
             raise UsageError(
                 f"There is no checkpoint below {path!r}; pass a model_dir",
                 code="checkpoint-missing",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
+_UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # begin of the topics of what workers say to the user
 
 
@@ -342,6 +343,14 @@ class TrainingSession:
                     break
                 except NoRows:
                     raise UsageError("The training data has no rows", code="data-empty") from None
+                except UsageError as error:
+                    if _UNSAVED not in kept:
+                        raise
+                    self.snapshot = kept[_UNSAVED]
+                    raise error.with_message(
+                        f"{error}; what was trained is kept in this Estimator, so save() can "
+                        "write it elsewhere"
+                    ) from None
                 except WorkerLost as error:
                     saved = None if self._run is None else self._run.latest()
                     latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
@@ -735,8 +744,15 @@ class WorkerLoop(FitLoop):
                 snapshot.manifest[IDS] = described.pop(IDS)
             snapshot.manifest["slices"] = described
 
+        is_last = topic == "final" or self._is_over()
+
         def write():
-            self._checkpoint = directory.write(snapshot, aside)
+            try:
+                self._checkpoint = directory.write(snapshot, aside)
+            except UsageError:
+                if is_last and aside is None:  # what was trained is not lost
+                    self.worker.send(_UNSAVED, *snapshot.pack())
+                raise
 
         if snapshot is not None:
             if directory is not None:

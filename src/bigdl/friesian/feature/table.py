@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.common.storage import writing
 from bigdl.friesian.executors.spark import answer, learned, run
 from bigdl.friesian.feature.methods import CellMethods, FeatureMethods
 from bigdl.friesian.ops import kinds, spark, vocabulary
@@ -596,7 +597,8 @@ class Table(CellMethods):
             What to do if it exists.
         """
         check_choice("mode", mode, _MODES)
-        self.df.write.parquet(os.fspath(path), mode=mode)
+        with writing("The table", path):
+            self.df.write.parquet(os.fspath(path), mode=mode)
 
     @spark.action
     def write_csv(
@@ -620,7 +622,8 @@ class Table(CellMethods):
         """
         check_choice("mode", mode, _MODES)
         df = self.df if num_partitions is None else self.df.repartition(num_partitions)
-        df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
+        with writing("The table", path):
+            df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
 
 
 def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:

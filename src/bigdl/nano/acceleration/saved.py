@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.storage import writing
 from bigdl.common.trust import digest_of, is_signed, untrusted, user_signature
 from bigdl.nano.acceleration.quiet import refusing
 
@@ -116,12 +117,13 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     ):
         aside.mkdir(parents=True)
     try:
-        meta = dict(write(aside))
-        text = yaml.safe_dump(meta, sort_keys=False)
-        if _DIGEST in meta:
-            text += f"{_SIGNATURE}{user_signature(_purpose(text))}\n"
-        (aside / META_FILE).write_text(text, encoding="utf-8")
-        _put_in_place(aside, target)
+        with writing("The model", target):
+            meta = dict(write(aside))
+            text = yaml.safe_dump(meta, sort_keys=False)
+            if _DIGEST in meta:
+                text += f"{_SIGNATURE}{user_signature(_purpose(text))}\n"
+            (aside / META_FILE).write_text(text, encoding="utf-8")
+            _put_in_place(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -311,13 +311,21 @@ def _columns(leaves) -> list[str]:
 def _allow_files(more: int) -> None:
     """Raise this process's own limit of open files: each array takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more + _SPARE_FILES
+    used = len(os.listdir("/proc/self/fd"))
+    needed = used + more + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
+        advice = f"raise the limit, e.g. by ulimit -n {max(1024, 2 * needed)}"
+        if more > hard // 2:
+            advice += (
+                ", or assemble the columns of the input into fewer ones first, e.g. with "
+                "VectorAssembler"
+            )
         raise UsageError(
-            f"The input has {more} arrays, more than the files that a process may open here "
-            f"({hard}); assemble its columns into fewer ones first, e.g. with VectorAssembler",
+            f"A worker may open {hard} files here (ulimit -n), but needs {needed}: {used} are "
+            f"open, each of the {more} arrays of the input takes one, and {_SPARE_FILES} are kept "
+            f"for connections; {advice}",
             code="resource-limit",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

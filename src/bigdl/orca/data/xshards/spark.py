@@ -21,7 +21,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
-from bigdl.common.storage import open_file_system, read_bytes, write_bytes
+from bigdl.common.storage import open_file_system, read_bytes, write_bytes, writing
 from bigdl.common.trust import untrusted, user_signature
 from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.plan import quiet
@@ -635,7 +635,7 @@ class SparkXShards(XShards):
         batchSize : int, default 10
             Shards that are pickled together.
         """
-        with users_errors(self.rdd.context):
+        with users_errors(self.rdd.context), writing("The shards", path):
             self.rdd.saveAsPickleFile(path, batchSize)
         try:
             for folder, signatures in _signatures(path).items():
