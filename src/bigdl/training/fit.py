@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError, WorkerLost, one_line
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
@@ -683,8 +683,19 @@ class WorkerLoop(FitLoop):
     def _restore_own(self, data: bytes | None, restore: Callable) -> None:
         """Give this rank what it had, if there were as many ranks."""
         everyone = loads(data) if data else []
-        if len(everyone) == self.sync.world_size:
+        if len(everyone) != self.sync.world_size:
+            return
+        try:
             restore(everyone[self.sync.rank])
+        except UsageError:
+            raise
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                "The checkpoint was taken by another program: what it has of this worker (random "
+                f"numbers, figures, callbacks, layers' own state) does not fit: {one_line(error)}; "
+                "go on with that program, or load the weights alone and fit without resume",
+                code="checkpoint-mismatch",
+            ) from error
 
     # -- on the way ------------------------------------------------------------------------------
 
