@@ -258,8 +258,9 @@ def disk_error(error: BaseException) -> OSError | None:
     for text, number in _TEXTS.items():
         if text in str(error):
             return OSError(number, text)
-    # torch's writer of archives says so of any write that fails
-    if isinstance(error, RuntimeError) and "PytorchStreamWriter failed writing" in str(error):
+    # torch's writer of archives says so of a write that took less than it was given
+    words = ("PytorchStreamWriter failed writing", "unexpected pos")
+    if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
         return OSError(errno.ENOSPC, "No space left on device")
     return None
 
