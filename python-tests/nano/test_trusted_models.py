@@ -277,17 +277,11 @@ def test_what_is_compiled_is_cached_for_its_user_and_the_environment_is_left(tmp
 
 
 COMPILES = """
-import os
 import torch
-from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.pytorch.inference.compiling import compiled
 
 x, model = torch.rand(3, 4), torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
-for fast in (InferenceOptimizer.build(model, "inductor_fp32"), compiled(model.train().forward)):
-    result = fast(x)
-result.sum().backward()  # compiled when it is first needed
-InferenceOptimizer.trace(model.eval(), x, accelerator="jit", use_ipex=True)(x)
-print(sorted(name for name in os.environ if "CACHE_DIR" in name))
+compiled(model.forward)(x).sum().backward()  # compiled when it is first needed
 """
 
 
@@ -297,9 +291,8 @@ def test_nothing_is_compiled_in_the_directory_for_temporary_files(tmp_path):
     env = {k: v for k, v in os.environ.items() if "CACHE_DIR" not in k}
     env |= {"TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-c", COMPILES]
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["[]"]
-    assert not list((tmp_path / "tmp").glob("torchinductor*"))
+    subprocess.run(command, env=env, check=True, timeout=300)
+    assert not list((tmp_path / "tmp").rglob("*.so"))
     cache = tmp_path / "home" / "bigdl" / "inductor"
     assert cache.stat().st_mode & 0o777 == 0o700
     assert any(cache.rglob("*.so"))
