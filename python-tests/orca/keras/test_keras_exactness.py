@@ -13,7 +13,7 @@ from bigdl.runtime.collectives.horovod import HorovodSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.backends import Packed
 from bigdl.training.keras.data import EvaluationSettings
-from bigdl.training.keras.loop import EvaluateProgram, KerasFitSettings, KerasLoop
+from bigdl.training.keras.loop import EvaluateProgram, KerasFit, KerasFitSettings
 from bigdl.training.position import Goal
 
 # every process that meets Keras first imports it, which takes long on a busy machine
@@ -121,11 +121,11 @@ def eager(config):
 def trained(worker, packed, settings, sync):
     """The weights of a rank after a fit, the optimizer's state and the figures."""
     parts, callbacks = packed.unpack({}, 1)
-    loop = KerasLoop(worker, sync(worker), parts, settings, callbacks, {})
-    loop.fit()
-    state = [np.array(v) for v in (*loop.model.get_weights(),)]
-    state += [np.asarray(v.numpy() if hasattr(v, "numpy") else v) for v in _variables(loop.model)]
-    return state, loop.position.history
+    fit = KerasFit(worker, sync(worker), parts, settings, callbacks, {})
+    fit.epochs.run()
+    state = [np.array(v) for v in (*fit.model.get_weights(),)]
+    state += [np.asarray(v.numpy() if hasattr(v, "numpy") else v) for v in _variables(fit.model)]
+    return state, fit.state.position.history
 
 
 def _variables(model):

@@ -19,9 +19,9 @@ from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
+from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerFit, ParameterLayerOptions
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerLoop
+from bigdl.orca.learn.tf2.parameter_layer import KerasDriverModel
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
@@ -166,18 +166,22 @@ def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settin
 
 
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
-    """Train by ranks of this process; the loop, and the snapshot that it ended with."""
+    """Train by ranks of this process; the fit, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
     layer = ParameterLayerOptions(group_size=group, **(options or {}))
     program = KerasFitProgram(packed, {}, None, settings_of(**settings, parameter_layer=layer))
-    loop = KerasParameterLayerLoop(program, len(shards), start)
+    fit = ParameterLayerFit(program, len(shards), start, KerasDriverModel)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
-            loop.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})
+            fit.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})
             for rank, shard in enumerate(shards)
         ]
-        with Here(loop.plan, replicas) as transport:
-            return loop, loop.run(transport, None, FailurePolicy.of(0), lambda _: None)
+        with Here(fit.plan, replicas) as transport:
+            return fit, fit.run(transport, None, FailurePolicy.of(0), lambda _: None)
+
+
+def weights_of(fit):
+    return fit.model.model.get_weights()
 
 
 def alone(shards, creator, *, epochs=2, batch_size=4, features=("x",), label="y", weigh=None):
@@ -203,13 +207,13 @@ def check_equal(shards, creator, *, label="y", weigh=None, tolerance=1e-5, **set
     """Ranks end with the weights, the optimizer's state and the figures of one process."""
     given = {k: v for k, v in settings.items() if k in ("epochs", "batch_size", "features")}
     known, figures = alone(shards, creator, label=label, weigh=weigh, **given)
-    loop, _ = fitted(shards, creator, **settings)
-    pairs = zip(loop.model.weights, known.weights, strict=True)
-    numbers = zip(loop.model.optimizer.variables, known.optimizer.variables, strict=True)
+    done, _ = fitted(shards, creator, **settings)
+    pairs = zip(done.model.model.weights, known.weights, strict=True)
+    numbers = zip(done.model.model.optimizer.variables, known.optimizer.variables, strict=True)
     for own, expected in itertools.chain(pairs, numbers):
         own, expected = array_of(own), array_of(expected)
         np.testing.assert_allclose(own, expected, rtol=tolerance, atol=tolerance)
-    logs = [entry["logs"] for entry in loop.position.history]
+    logs = [entry["logs"] for entry in done.state.position.history]
     assert len(logs) == len(figures)
     for own, expected in zip(logs, figures, strict=True):
         assert own.keys() == expected.keys()
@@ -380,18 +384,18 @@ def test_rows_of_a_table_travel_alone(drawn_rows, case):
 
     names = {"features": ("i", "x"), "labels": ("y", "c")}
     check_equal(drawn_rows, tables, label=("y", "c"), epochs=2, **names)
-    loop, _ = fitted(drawn_rows, tables, epochs=1, **names)
-    assert loop.plan.widths == ((3, 0, 0, 0, 0) if are_alone else ())
-    loop, _ = fitted(drawn_rows, tables, epochs=1, batch_size=8, **names)
-    assert not any(loop.plan.widths)
+    done, _ = fitted(drawn_rows, tables, epochs=1, **names)
+    assert done.plan.widths == ((3, 0, 0, 0, 0) if are_alone else ())
+    done, _ = fitted(drawn_rows, tables, epochs=1, batch_size=8, **names)
+    assert not any(done.plan.widths)
 
 
 def test_a_training_step_of_its_own_returns_what_it_likes(drawn_rows):
     known, _ = alone(drawn_rows, with_own_step, epochs=1)
-    loop, _ = fitted(drawn_rows, with_own_step, epochs=1)
-    for own, expected in zip(loop.model.weights, known.weights, strict=True):
+    done, _ = fitted(drawn_rows, with_own_step, epochs=1)
+    for own, expected in zip(done.model.model.weights, known.weights, strict=True):
         np.testing.assert_allclose(array_of(own), array_of(expected), rtol=1e-5, atol=1e-6)
-    logs = loop.position.history[-1]["logs"]
+    logs = done.state.position.history[-1]["logs"]
     assert logs.keys() == {"loss", "rows"}
     assert 1 < logs["rows"] < 4  # what a rank has of a batch, on average
 
@@ -434,8 +438,8 @@ def test_weights_of_rows_and_of_classes(drawn_rows, reduction):
 
     known, _ = alone(shards, creator, weigh=weigh)
     table = {0: 0.25, 1: 2.0}
-    loop, _ = fitted(shards, creator, labels=("y", "w"), weighted=True, class_weight=table)
-    for own, expected in zip(loop.model.weights, known.weights, strict=True):
+    done, _ = fitted(shards, creator, labels=("y", "w"), weighted=True, class_weight=table)
+    for own, expected in zip(done.model.model.weights, known.weights, strict=True):
         np.testing.assert_allclose(array_of(own), array_of(expected), rtol=1e-5, atol=1e-6)
 
 
@@ -445,13 +449,13 @@ def test_batch_normalization_of_one_rank_is_that_of_keras():
 
 def test_averages_of_batch_normalization_are_merged_by_rows():
     shards = rows_of([8, 4], dtype="float32")
-    loop, _ = fitted(shards, normed, epochs=1, batch_size=12, shuffle=False)
+    done, _ = fitted(shards, normed, epochs=1, batch_size=12, shuffle=False)
     expected = []
     for shard in shards:
         model = normed({})
         model.train_on_batch(shard["x"], shard["y"])
         expected.append([array_of(w) for w in model.non_trainable_weights])
-    for own, first, second in zip(loop.model.non_trainable_weights, *expected, strict=True):
+    for own, first, second in zip(done.model.model.non_trainable_weights, *expected, strict=True):
         merged = (8 * first + 4 * second) / 12
         np.testing.assert_allclose(array_of(own), merged, rtol=1e-5)
 
@@ -461,12 +465,12 @@ def test_nothing_depends_on_groups_and_a_run_goes_on_as_if_it_had_not_stopped(tm
     fit = {"epochs": 3, "options": {"compression": "int8"}}
     whole, _ = fitted(shards, dropping, group=4, **fit)
     options = {"run_url": str(tmp_path), "keep": 9, "checkpoint_trigger": SeveralIteration(2)}
-    loop, _ = fitted(shards, dropping, group=3, **fit, **options)
-    assert all(map(np.array_equal, loop.model.get_weights(), whole.model.get_weights()))
+    done, _ = fitted(shards, dropping, group=3, **fit, **options)
+    assert all(map(np.array_equal, weights_of(done), weights_of(whole)))
     inside = CheckpointDirectory(str(tmp_path)).read("checkpoint-000001-00000001")
     again, _ = fitted(shards, dropping, start=inside, **fit)
-    assert all(map(np.array_equal, again.model.get_weights(), whole.model.get_weights()))
-    for own, known in zip(again.position.history, whole.position.history, strict=True):
+    assert all(map(np.array_equal, weights_of(again), weights_of(whole)))
+    for own, known in zip(again.state.position.history, whole.state.position.history, strict=True):
         assert own["logs"] == pytest.approx(known["logs"])
 
 
@@ -489,8 +493,8 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
 def test_an_epoch_of_so_many_steps_goes_on_where_the_last_one_ended(drawn_rows):
     whole, _ = fitted(drawn_rows, net, epochs=2)  # 5 steps each
     pieces, _ = fitted(drawn_rows, net, epochs=5, steps_per_epoch=2)
-    assert [entry["steps"] for entry in pieces.position.history] == [2] * 5
-    assert all(map(np.array_equal, pieces.model.get_weights(), whole.model.get_weights()))
+    assert [entry["steps"] for entry in pieces.state.position.history] == [2] * 5
+    assert all(map(np.array_equal, weights_of(pieces), weights_of(whole)))
 
 
 # -- callbacks ------------------------------------------------------------------------------------
@@ -502,8 +506,8 @@ def test_callbacks_of_epochs_are_obeyed(drawn_rows):
     rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch < 2 else 0.0)
     stop = keras.callbacks.EarlyStopping("loss", min_delta=1e-6, patience=1)
     creator = functools.partial(net, optimizer="sgd")
-    loop, _ = fitted(drawn_rows, creator, epochs=9, callbacks=[rates, stop])
-    logs = [entry["logs"] for entry in loop.position.history]
+    done, _ = fitted(drawn_rows, creator, epochs=9, callbacks=[rates, stop])
+    logs = [entry["logs"] for entry in done.state.position.history]
     assert [round(entry["learning_rate"], 6) for entry in logs[:3]] == [0.1, 0.1, 0.0]
     assert len(logs) < 9
 
@@ -516,10 +520,10 @@ def test_weights_that_a_callback_sets_are_trained_on(drawn_rows):
         model.set_weights([0 * w for w in model.get_weights()])
 
     callback = keras.callbacks.LambdaCallback(on_epoch_end=reset)
-    loop, _ = fitted(drawn_rows, functools.partial(net, optimizer="sgd"), callbacks=[callback])
-    assert all(not w.any() for w in loop.model.get_weights())
+    done, _ = fitted(drawn_rows, functools.partial(net, optimizer="sgd"), callbacks=[callback])
+    assert all(not w.any() for w in weights_of(done))
     # from nothing but zeros the network finds means alone
-    second = loop.position.history[1]["logs"]["loss"]
+    second = done.state.position.history[1]["logs"]["loss"]
     assert second == pytest.approx(np.var(np.concatenate([s["y"] for s in drawn_rows])), rel=0.5)
 
 

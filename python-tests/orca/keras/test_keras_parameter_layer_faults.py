@@ -6,8 +6,8 @@ import keras_faults
 import numpy as np
 import pytest
 
+from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerStep
 from bigdl.orca.learn.tf2 import parameter_layer
-from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerLoop
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -55,15 +55,15 @@ def test_a_discarded_step_is_made_again_by_all(undisturbed, tmp_path):
 LIMIT_S = 4.0
 
 
-class Limited(KerasParameterLayerLoop):
+class Limited(ParameterLayerStep):
     """Waits only so long for a rank, but in the first step, and keeps what the ranks say."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.made = []
 
-    def _next_steps(self):
-        steps, is_due = super()._next_steps()
+    def _next_steps(self, triggers):
+        steps, is_due = super()._next_steps(triggers)
         first, *others = (replace(step, limit=LIMIT_S) for step in steps)
         return [first if self.made else replace(first, limit=None), *others], is_due
 
@@ -84,7 +84,7 @@ def loops(monkeypatch):
         made.append(Limited(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(parameter_layer.KerasParameterLayerTraining, "loop", staticmethod(limited))
+    monkeypatch.setattr(parameter_layer.KerasParameterLayerTraining, "step", staticmethod(limited))
     return made
 
 

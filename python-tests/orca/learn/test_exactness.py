@@ -14,7 +14,7 @@ from torch import nn
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.torch import RowwiseAdagrad
 from bigdl.training.position import Goal
@@ -56,10 +56,10 @@ def squared(model, batch):
 
 def trained(worker, parts, settings, sync):
     """The state dict, gradients' presence, figures and optimizer state of a rank after a fit."""
-    loop = TorchLoop(worker, sync(worker), parts, settings)
-    loop.fit()
-    state = {k: v.numpy().copy() for k, v in loop.model.state_dict().items()}
-    return state, loop.position.history
+    fit = TorchFit(worker, sync(worker), parts, settings)
+    fit.epochs.run()
+    state = {k: v.numpy().copy() for k, v in fit.built.model.state_dict().items()}
+    return state, fit.state.position.history
 
 
 def fit(
@@ -572,9 +572,9 @@ def test_workers_draw_different_random_numbers(crew):
     sync = crew.sync
 
     def program(worker):
-        loop = TorchLoop(worker, sync(worker), parts, settings)
-        loop.fit()
-        return loop.callbacks[0].numbers
+        fit = TorchFit(worker, sync(worker), parts, settings)
+        fit.epochs.run()
+        return fit.runner.callbacks[0].numbers
 
     numbers, _ = crew.run(program, [{"data": s} for s in rows_of([7, 4])])
     assert not set(numbers[0]) & set(numbers[1])

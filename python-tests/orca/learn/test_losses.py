@@ -16,7 +16,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.loss_form import (
@@ -108,10 +108,10 @@ def labelled(sizes):
 
 
 def trained(worker, parts, settings):
-    loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
-    loop.fit()
-    state = {k: v.numpy().copy() for k, v in loop.model.state_dict().items()}
-    return state, loop.position.history
+    fit = TorchFit(worker, TorchDistributedSync(worker), parts, settings)
+    fit.epochs.run()
+    state = {k: v.numpy().copy() for k, v in fit.built.model.state_dict().items()}
+    return state, fit.state.position.history
 
 
 def fit(crew, shards, loss, *, model=classifier, optimizer=sgd, batch_size=4, **settings):

@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchLoop
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
@@ -99,9 +99,9 @@ def fit(
     doc, state = (None, None) if snapshot is None else snapshot.pack()
 
     def program(worker):
-        loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
-        loop.fit()
-        return [weight.shape[0] for weight in loop._built.tables.weights]
+        fit = TorchFit(worker, TorchDistributedSync(worker), parts, settings)
+        fit.epochs.run()
+        return [weight.shape[0] for weight in fit.built.tables.weights]
 
     given_options = {} if doc is None else {"snapshot": doc}
     rows, _ = crew.run(program, [{"data": s} for s in shards], state, given_options)
@@ -189,8 +189,8 @@ def test_another_number_of_workers_goes_on(crew, run, sizes):
     doc, state = half.pack()
 
     def program(worker):
-        loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
-        return {name: array.copy() for name, array in loop._built.tables.arrays().items()}
+        fit = TorchFit(worker, TorchDistributedSync(worker), parts, settings)
+        return {name: array.copy() for name, array in fit.built.tables.arrays().items()}
 
     slices, _ = crew.run(program, [{"data": s} for s in shards_of(sizes)], state, {"snapshot": doc})
     saved = half.slices
@@ -290,7 +290,7 @@ def test_a_fit_needs_a_shared_folder(crew):
     settings = FitSettings(Goal(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"])
     with refused("argument-missing", "ShardedEmbedding", "model_dir"):
         crew.run(
-            lambda worker: TorchLoop(worker, TorchDistributedSync(worker), parts, settings),
+            lambda worker: TorchFit(worker, TorchDistributedSync(worker), parts, settings),
             [{"data": s} for s in shards_of([7, 4])],
         )
 
@@ -563,8 +563,8 @@ def test_a_growing_table_goes_on_where_it_was(crew, run, tmp_path, kind, storage
     doc, state = half.pack()
 
     def program(worker):
-        loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
-        return {name: array.copy() for name, array in loop._built.tables.arrays().items()}
+        fit = TorchFit(worker, TorchDistributedSync(worker), parts, settings)
+        return {name: array.copy() for name, array in fit.built.tables.arrays().items()}
 
     shards = [{"data": s} for s in passing_rows(sizes)]
     slices, _ = crew.run(program, shards, state, {"snapshot": doc})

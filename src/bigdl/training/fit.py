@@ -1,8 +1,11 @@
 """A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
 
-A :class:`FitLoop` closes epochs and asks the triggers.  A :class:`WorkerLoop` runs in a worker and
-makes the steps itself.  The ``ParameterLayerLoop`` of ``bigdl.orca.learn.parameter_layer_fit`` runs
-in the driver and lets the ranks of the parameter layer make them.
+An :class:`EpochRunner` runs epochs from parts that it is given.  :class:`Hooks` are the callbacks
+of a framework.  A :class:`Step` makes updates of the weights: in a worker, which has a part of
+every batch (:class:`WorkerStep`), or by the ranks of the parameter layer, from the driver
+(``bigdl.orca.learn.parameter_layer_fit``).  A :class:`Checkpointer` keeps states and goes back to
+them.  All share one
+:class:`FitContext` with the :class:`TrainState`.
 
 :class:`TrainingSession` is what an Estimator carries from one fit to the next.  After every
 :class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
@@ -26,7 +29,6 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows, WorkersMoved
-from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
 from bigdl.training.checkpoint import (
@@ -377,65 +379,49 @@ def input_facts(settings: RunSettings, inputs: list | None) -> dict:
     return {"inputs": inputs, **{key: each for key, each in known.items() if each is not None}}
 
 
-class FitLoop(ABC):
-    """Epochs of a fit, its end and its checkpoints, as triggers ask for them."""
+@dataclass
+class TrainState:
+    """Where a fit stands; its step, its hooks and its checkpoints share it.
 
-    settings: RunSettings
-    position: Position
-    stop = False  # whether a callback or a trigger has ended the fit
-    _warned: tuple[str, ...] = ()  # what the user was told of
-    _last: dict | None = None  # what is shown of the epoch that was finished last
-    _first: dict | None = None  # the same of the first epoch
-    _saved: dict | None = None  # position of the newest checkpoint
+    Attributes
+    ----------
+    goal : Goal
+    position : Position
+        Another one once a checkpoint is restored.
+    stop : bool
+        True if a callback or a trigger has ended the fit.
+    layout : BatchLayout
+        How the batches of an epoch are cut, once the rows are known.
+    epoch_steps : int or None
+        Steps of an epoch; None if that is not known.
+    sums : EpochSums
+        Of this worker and this epoch.
+    rest : RestOfEpoch or None
+        What another number of workers has left of an epoch.
+    """
 
-    # -- what the framework says -----------------------------------------------------------------
+    goal: Goal
+    position: Position = field(default_factory=Position)
+    stop: bool = False
+    layout: Any = None
+    epoch_steps: int | None = None
+    sums: EpochSums = field(default_factory=EpochSums)
+    rest: RestOfEpoch | None = None
+    _first: dict | None = None  # what is shown of the first epoch that was finished
+    _last: dict | None = None  # the same of the last one
 
-    @abstractmethod
-    def fit(self) -> Any:
-        """Train to the end; returns what :meth:`_finish` does."""
+    def close_epoch(self, entry: dict) -> None:
+        """Count an epoch that is whole, with its figures."""
+        self.position.close_epoch(entry)
+        self.sums = EpochSums()
+        self._last = {**headline(entry), "epoch": entry["epoch"] - self.goal.first}
+        self._first = self._first or self._last
 
-    @abstractmethod
-    def _epoch(self) -> None:
-        """Go on to the end of the epoch."""
+    def entry(self) -> dict:
+        """Return the first figures of the epoch that ends here."""
+        return {"epoch": self.position.epoch + 1, "global_step": self.position.global_step}
 
-    @abstractmethod
-    def _files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint that are the same for all ranks."""
-
-    @abstractmethod
-    def _load(self, files: dict[str, bytes]) -> None:
-        """Take over what :meth:`_files` of any backend returned, or the model's file alone."""
-
-    # -- the fit -------------------------------------------------------------------------------
-
-    def _pull(self) -> Any:
-        """Bring the model of this process up to date where other processes train it."""
-        return None
-
-    def _run_epochs(self) -> None:
-        """Make all epochs."""
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
-        while not self._is_over():
-            self._epoch()
-
-    @abstractmethod
-    def _finish(self) -> Any:
-        """Leave the final state where the driver finds it."""
-
-    @abstractmethod
-    def _save_checkpoint(self) -> None:
-        """Keep the state as it is now."""
-
-    def _is_over(self) -> bool:
-        """Return True if the fit ends here, the same on every rank; maybe a collective."""
-        return self.settings.goal.is_reached(self.position) or self._is_stopped()
-
-    def _is_stopped(self) -> bool:
-        """Return True if a callback or a trigger has ended the fit; maybe a collective."""
-        return self.stop
-
-    def _progress(self, epochs: int, steps: int, loss: float | None) -> dict:
+    def progress(self, epochs: int, steps: int, loss: float | None) -> dict:
         """Return how far the fit is, as :class:`~bigdl.training.progress.Progress` takes it.
 
         Parameters
@@ -446,158 +432,356 @@ class FitLoop(ABC):
             Of an epoch.
         loss : float or None
         """
-        position, first = self.position, self.settings.goal.first
         return {
-            "epoch": position.epoch - first,
-            "epochs": epochs - first,
-            "step": position.batch,
+            "epoch": self.position.epoch - self.goal.first,
+            "epochs": epochs - self.goal.first,
+            "step": self.position.batch,
             "steps": steps,
             "loss": loss,
             "first": self._first,
             "last": self._last,
         }
 
-    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
-        return trigger is not None and bool(trigger(state))
 
-    def _close_epoch(self, entry: dict) -> None:
-        """Count an epoch that is whole, with its figures."""
-        self.position.close_epoch(entry)
-        number = entry["epoch"] - self.settings.goal.first
-        self._last = {**headline(entry), "epoch": number}
-        self._first = self._first or self._last
+@dataclass
+class FitContext:
+    """Settings, state and workers of a fit, for all its parts.
 
-    def _end_epoch(self, entry: dict, is_whole: bool, **figures: Any) -> None:
-        """Keep the figures of an epoch; one that is whole is closed and triggers are asked.
+    Attributes
+    ----------
+    settings : RunSettings
+    state : TrainState
+    worker : Worker or None
+        That the fit runs in; None for the driver.
+    sync : GradientSync or None
+        Of the workers.
+    """
 
-        Parameters
-        ----------
-        entry : dict
-        is_whole : bool
-        **figures
-            See :meth:`_apply_triggers`.
-        """
-        loss = figures.get("loss")
-        if loss is not None and math.isnan(loss):
-            self._warn_of_nan(f"The loss of epoch {entry['epoch']} is nan")
-        if is_whole:
-            self._close_epoch(entry)
-            self._apply_triggers(epoch_finished=True, **figures)
+    settings: Any
+    state: TrainState
+    worker: Any = None
+    sync: Any = None
+    _warned: set[str] = field(default_factory=set)
+
+    def warn(self, text: str, about: str = "") -> None:
+        """Warn the user, once about each subject; of equal texts of all workers one is shown."""
+        if about in self._warned:
+            return
+        if about:
+            self._warned.add(about)
+        if self.worker is None:
+            logger.warning(text)
         else:
-            self.position.partial = entry
+            self.worker.send(f"{_WARNING} of {about}" if about else _WARNING, {"text": text}, b"")
 
-    def _warn_of_nan(self, text: str) -> None:
-        """Tell the user once that the loss is no number."""
-        self._warn_once(text, "nan")
 
-    def _warn_once(self, text: str, about: str) -> None:
-        """Tell the user something, once about each subject."""
-        if about not in self._warned:
-            self._warned = (*self._warned, about)
-            self._warn(text, about)
+@dataclass
+class Triggers:
+    """The triggers of a fit: when it ends, and when a checkpoint is due.
 
-    def _warn(self, text: str, about: str) -> None:
-        logger.warning(text)
+    Of a trigger that is not reproducible the answer of rank 0 counts.
+    """
 
-    def warn_once(self, text: str) -> None:
-        """Warn the user; of equal texts of a fit only the first is shown."""
-        logger.warning(text)
+    context: FitContext
 
-    def _apply_triggers(self, **figures: Any) -> None:
-        """Take a checkpoint after a step, or stop there, if triggers say so.
+    def ask(self, **figures: Any) -> bool:
+        """Ask after a step; return True if a checkpoint is due, and stop the fit where it ends.
 
         Parameters
         ----------
         **figures
             At the end of an epoch, see :class:`~bigdl.training.position.TriggerState`.
         """
-        state = TriggerState(self.position.epoch, self.position.global_step, **figures)
-        if self._fires(self.settings.end_trigger, state):
-            self.stop = True
-        if self._fires(self.settings.checkpoint_trigger, state):
-            self._save_checkpoint()
+        settings, state = self.context.settings, self.context.state
+        seen = TriggerState(state.position.epoch, state.position.global_step, **figures)
+        if self._fires(settings.end_trigger, seen):
+            state.stop = True
+        return self._fires(settings.checkpoint_trigger, seen)
+
+    def _fires(self, trigger: Trigger | None, seen: TriggerState) -> bool:
+        if trigger is None:
+            return False
+        answer, sync = bool(trigger(seen)), self.context.sync
+        if sync is not None and not trigger.is_reproducible:
+            answer = bool(sync.all_gather([float(answer)])[0][0])
+        return answer
 
 
-class WorkerLoop(FitLoop):
-    """Checkpoints, resume and ends of epochs in a worker; all ranks call its methods together."""
-
-    worker: Worker
-    sync: GradientSync
-    _running: RunningState
-    _layout: BatchLayout
-    _types: list | None  # of the training data, see BatchSource
-    _sums: EpochSums
-    _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
-    _checkpoint: str | None = None  # name of the newest one, on rank 0
-    _rest: RestOfEpoch | None = None
-    _next_vote = _voted_step = 0  # steps of the votes to leave
-    _voted_at = 0.0
-
-    # -- what the framework keeps ----------------------------------------------------------------
-
-    @abstractmethod
-    def _own(self) -> dict:
-        """Return the state that is this rank's alone."""
-
-    @abstractmethod
-    def _put_own(self, state: dict) -> None:
-        """The inverse of :meth:`_own`."""
-
-    def _slices(self) -> "dict[str, np.ndarray]":
-        """Return this rank's rows of tables that lie in slices; of the same names on all ranks."""
-        return {}
-
-    def _load_slices(self, slices: SavedSlices) -> None:
-        """Take over this rank's rows of tables that lie in slices."""
-
-    def _facts(self) -> dict:
-        """Return what the manifest of a checkpoint says of the input, JSON-able."""
-        return input_facts(self.settings, self._types and self._taken_types(self._types[0]))
-
-    def _taken_types(self, types: list) -> list:
-        """Return the types in which the model takes features of the training data's."""
-        return types
+class Hooks(ABC):
+    """Callbacks of a framework, called around the epochs of a fit, and the files of its model."""
 
     @property
     @abstractmethod
-    def _source(self) -> BatchSource:
-        """The training data of this worker."""
+    def are_called(self) -> bool:
+        """True if there are callbacks, which look at the model at the end of an epoch."""
 
     @abstractmethod
-    def _left(self) -> "np.ndarray | None":
-        """Ids of the rows that are left of this epoch to this worker; None if there are none."""
+    def begin_fit(self) -> None:
+        """Before the first epoch."""
 
-    def _put_sums(self, states: list[dict]) -> None:
-        """Add up on this rank what :meth:`_own` of all ranks has of an epoch's figures."""
+    @abstractmethod
+    def end_fit(self) -> bool:
+        """After the last epoch; return True if weights may have changed since the last step."""
 
-    # -- the start -------------------------------------------------------------------------------
+    @abstractmethod
+    def begin_epoch(self) -> None:
+        """Before the steps of an epoch."""
 
-    def _start(self, worker: Worker, sync: GradientSync) -> None:
-        """Meet the other workers."""
-        self._writer = BackgroundWriter()
-        self._voted_at = time.monotonic()
-        worker.at_exit(self._writer.wait)  # after the sync has stopped: a peer may wait for it
-        sync.start()
+    @abstractmethod
+    def end_epoch(self, entry: dict, is_whole: bool) -> dict[str, Any]:
+        """After the steps of an epoch, with its figures; return ``loss`` and ``score``."""
 
-    def _exchange(self, known: dict) -> list[dict]:
-        """Return what the workers know of their rows, by rank.
+    def close_epoch(self, entry: dict) -> None:  # noqa: B027 - few have to do it
+        """After an epoch that was counted as a whole one."""
+
+    @abstractmethod
+    def is_stopped(self, *, in_epoch: bool = False) -> bool:
+        """Return True if a callback or a trigger has ended the fit; maybe a collective."""
+
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a checkpoint that are the same for all ranks."""
+
+    @abstractmethod
+    def load(self, files: dict[str, bytes]) -> None:
+        """Take over what :meth:`files` of any backend returned, or the model's file alone."""
+
+
+class Step(ABC):
+    """The training step of a fit: one update, or the group of updates that are made together."""
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """True if the epoch has had all its steps."""
+
+    @abstractmethod
+    def begin_epoch(self) -> None:
+        """Open the batches that are left of the epoch."""
+
+    @abstractmethod
+    def run(self, triggers: Triggers) -> bool:
+        """Make the step and move the position; return True if a checkpoint is due after it."""
+
+    @abstractmethod
+    def end_epoch(self) -> dict | None:
+        """Return the figures of the epoch and of its validation; None if no step was made."""
+
+    def pull_model(self) -> None:  # noqa: B027 - few have to do it
+        """Bring the model of this process up to date, where other processes train it."""
+
+    def push_model(self) -> None:  # noqa: B027 - few have to do it
+        """Give those processes what callbacks have changed in the model."""
+
+
+class Checkpointer(ABC):
+    """Keeps the states of a fit.
+
+    Attributes
+    ----------
+    keeps_end : bool
+        True if a checkpoint at the end of a fit is more than its result.
+    """
+
+    keeps_end = True
+
+    @abstractmethod
+    def save(self, *, is_last: bool) -> None:
+        """Keep the state as it is now; `is_last` at the end of the fit."""
+
+    def must_leave(self) -> bool:
+        """Return True if a machine of the workers is about to go; a collective at times."""
+        return False
+
+    def leave(self) -> None:  # noqa: B027 - few have to do it
+        """Keep the state and end the workers."""
+
+    def recover(self, error: WorkerLost) -> None:
+        """Go back to the newest state after a loss, or raise."""
+        raise error
+
+    @abstractmethod
+    def finish(self, is_changed: bool) -> Any:
+        """Leave the final state where the driver finds it, and say where.
 
         Parameters
         ----------
-        known : dict
-            Of this worker, JSON-able: ``types`` and ``rows`` of its training data;
-            ``validation``, the number of its rows of the validation data, 1 if there is no such
-            data; and whatever else the framework needs to know of all workers.
+        is_changed : bool
+            True if weights may have changed since the newest checkpoint.
         """
-        everyone = all_gather_json(self.sync, known)
-        if not sum(each["validation"] for each in everyone):
-            raise UsageError(
-                "The validation data has no rows", code="data-empty", argument="validation_data"
-            )
-        self._types = next((each["types"] for each in everyone if each["types"]), None)
-        return everyone
 
-    def _restore(self) -> None:
+
+@dataclass
+class EpochRunner:
+    """Runs the epochs of a fit, whoever makes their steps; all workers run them together."""
+
+    context: FitContext
+    triggers: Triggers
+    hooks: Hooks
+    step: Step
+    checkpointer: Checkpointer
+
+    def run(self) -> Any:
+        """Train to the goal; return what :meth:`Checkpointer.finish` does."""
+        state = self.context.state
+        self.hooks.begin_fit()
+        while True:
+            try:
+                if state.position.partial:  # an earlier fit ended inside this epoch
+                    self._close_epoch(state.position.partial)
+                while not self._is_over():
+                    self.run_epoch()
+                self.step.pull_model()
+                break
+            except WorkerLost as error:
+                self.checkpointer.recover(error)
+        return self.checkpointer.finish(self.hooks.end_fit())
+
+    def run_epoch(self) -> None:
+        """Go on to the end of the epoch."""
+        state, hooks, step = self.context.state, self.hooks, self.step
+        position = state.position
+        hooks.begin_epoch()
+        step.begin_epoch()
+        while not (step.is_done or self._is_over(in_epoch=True)):
+            is_due = step.run(self.triggers)
+            if not step.is_done:
+                self._keep(is_due)
+        is_whole = step.is_done
+        entry = step.end_epoch()
+        if entry is None:  # it was stopped before the first step
+            return
+        if hooks.are_called:
+            step.pull_model()
+        figures = hooks.end_epoch(entry, is_whole)
+        step.push_model()
+        loss = figures["loss"]
+        if loss is not None and math.isnan(loss):
+            self.context.warn(f"The loss of epoch {entry['epoch']} is nan", "nan")
+        if is_whole:
+            self._close_epoch(entry)
+            self._keep(self.triggers.ask(epoch_finished=True, **figures))
+        else:
+            position.partial = entry
+
+    def _close_epoch(self, entry: dict) -> None:
+        self.context.state.close_epoch(entry)
+        self.hooks.close_epoch(entry)
+
+    def _keep(self, is_due: bool) -> None:
+        """Take a checkpoint that is due, and leave a machine that is about to go."""
+        if is_due:
+            is_over = self._is_over()
+            if self.checkpointer.keeps_end or not is_over:
+                self.checkpointer.save(is_last=is_over)
+        if self.checkpointer.must_leave() and not self._is_over():
+            self.checkpointer.leave()
+
+    def _is_over(self, *, in_epoch: bool = False) -> bool:
+        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+        state = self.context.state
+        return state.goal.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
+
+
+def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
+    """Meet the other workers; return the writer of this worker's checkpoints."""
+    writer = BackgroundWriter()
+    worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
+    sync.start()
+    return writer
+
+
+def exchange(sync: GradientSync, known: dict) -> tuple[list[dict], list | None]:
+    """Return what the workers know of their rows, by rank, and the types of the training data.
+
+    Parameters
+    ----------
+    sync : GradientSync
+    known : dict
+        Of this worker, JSON-able: ``types`` and ``rows`` of its training data;
+        ``validation``, the number of its rows of the validation data, 1 if there is no such
+        data; and whatever else the framework needs to know of all workers.
+    """
+    everyone = all_gather_json(sync, known)
+    if not sum(each["validation"] for each in everyone):
+        raise UsageError(
+            "The validation data has no rows", code="data-empty", argument="validation_data"
+        )
+    return everyone, next((each["types"] for each in everyone if each["types"]), None)
+
+
+class WorkerStep(Step):
+    """A training step in a worker, which has a part of every batch, and state of its own.
+
+    Attributes
+    ----------
+    running : RunningState
+        What layers change besides the weights.
+    source : BatchSource
+        The training data of this worker.
+    """
+
+    running: RunningState
+
+    @property
+    @abstractmethod
+    def source(self) -> BatchSource:
+        """The training data of this worker."""
+
+    @abstractmethod
+    def rank_state(self) -> dict:
+        """Return the state that is this rank's alone."""
+
+    @abstractmethod
+    def put_rank_state(self, state: dict) -> None:
+        """The inverse of :meth:`rank_state`."""
+
+    def put_sums(self, states: list[dict]) -> None:
+        """Add up on this rank what :meth:`rank_state` of all ranks has of an epoch's figures."""
+
+    def slices(self) -> "dict[str, np.ndarray]":
+        """Return this rank's rows of tables that lie in slices; of the same names on all ranks."""
+        return {}
+
+    def load_slices(self, slices: SavedSlices) -> None:
+        """Take over this rank's rows of tables that lie in slices."""
+
+    @abstractmethod
+    def facts(self) -> dict:
+        """Return what a manifest says of the input, see :func:`input_facts`."""
+
+    @abstractmethod
+    def left(self) -> "np.ndarray | None":
+        """Ids of the rows that are left of this epoch to this worker; None if there are none."""
+
+
+class WorkerCheckpointer(Checkpointer):
+    """Checkpoints and resume in a worker; all ranks call its methods together.
+
+    Parameters
+    ----------
+    context : FitContext
+    hooks : Hooks
+    step : WorkerStep
+    writer : BackgroundWriter
+    """
+
+    def __init__(
+        self, context: FitContext, hooks: Hooks, step: WorkerStep, writer: BackgroundWriter
+    ):
+        self._worker, self._sync = context.worker, context.sync
+        self._settings, self._state = context.settings, context.state
+        self._hooks, self._step, self._writer = hooks, step, writer
+        self._directory: CheckpointDirectory | None = None  # else the driver gets the snapshots
+        self.keeps_end = context.settings.run_url is not None
+        self._checkpoint: str | None = None  # name of the newest one, on rank 0
+        self._saved: dict | None = None  # its position
+        self._next_vote = self._voted_step = 0  # steps of the votes to leave
+        self._voted_at = time.monotonic()
+
+    # -- the start -------------------------------------------------------------------------------
+
+    def restore(self) -> None:
         """Start from the driver's state, or from the model of rank 0: the same on every rank.
 
         Raises
@@ -605,55 +789,56 @@ class WorkerLoop(FitLoop):
         UsageError
             On rank 0, if the worker does not see the folder of the driver.
         """
-        settings, rank = self.settings, self.sync.rank
+        settings, rank, state, step = self._settings, self._sync.rank, self._state, self._step
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
             self._directory.pinned = settings.pinned_checkpoint
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
-                    f"The worker on {self.worker.host} does not see model_dir "
+                    f"The worker on {self._worker.host} does not see model_dir "
                     f"{settings.run_url!r}; pass a folder that the driver and all workers share",
                     code="path-missing",
                     path=settings.run_url,
                 )
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
-        self._load(files)
+        self._hooks.load(files)
         if snapshot.slices is not None:
-            self._load_slices(snapshot.slices)
-        self._restore_own(files.get("rng.pt"), self._put_own)
-        self.position, self._sums = snapshot.position, EpochSums()
-        if "windows" in manifest and manifest.get("rows") == list(self._layout.rows):
+            step.load_slices(snapshot.slices)
+        self._restore_own(files.get("rng.pt"), step.put_rank_state)
+        state.position = snapshot.position
+        if "windows" in manifest and manifest.get("rows") == list(state.layout.rows):
             # they depend on the memory that was free; a run goes on with those that it had
-            self._layout = replace(self._layout, windows=manifest["windows"])
-        if self.position.batch and not self.position.partial:
+            state.layout = replace(state.layout, windows=manifest["windows"])
+        if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
         """Go on within an epoch, with the batches that were to come or with the rows of them."""
-        files, manifest, rank = snapshot.files, snapshot.manifest, self.sync.rank
+        files, manifest, rank = snapshot.files, snapshot.manifest, self._sync.rank
+        layout, running = self._state.layout, self._step.running
         snapshot.need(*BatchLayout.facts, "rows_since_merge", "sums")
-        has_others = manifest.get("is_rest") or manifest["rows"] != list(self._layout.rows)
+        has_others = manifest.get("is_rest") or manifest["rows"] != list(layout.rows)
         if has_others and snapshot.left is not None:
-            self._layout.check(manifest, rank, rows=False)
-            self._rest = self._rest_of_epoch(snapshot.left)
+            layout.check(manifest, rank, rows=False)
+            self._state.rest = self._rest_of_epoch(snapshot.left)
         else:
-            self._layout.check(manifest, rank)
+            layout.check(manifest, rank)
         since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
-        if len(sums) == self.sync.world_size:
-            self._restore_own(files.get("buffers.pt"), self._running.put)
-            self._running.rows, self._sums = since_merge[rank], EpochSums(**sums[rank])
+        if len(sums) == self._sync.world_size:
+            self._restore_own(files.get("buffers.pt"), running.put)
+            running.rows, self._state.sums = since_merge[rank], EpochSums(**sums[rank])
             return
-        self._running.rows = sum(since_merge) // self.sync.world_size
+        running.rows = sum(since_merge) // self._sync.world_size
         if rank == 0:
-            self._sums = EpochSums.total(EpochSums(**each) for each in sums)
-            self._put_sums(loads(files["rng.pt"]))
+            self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
+            self._step.put_sums(loads(files["rng.pt"]))
 
     def _rest_of_epoch(self, left: SavedSlices) -> RestOfEpoch:
         """Share the rows that are left of an epoch among the workers; a collective."""
-        count, share = self._source.share_of_rest(left, self.sync)
-        rows = [int(row[0]) for row in self.sync.all_gather([float(count)])]
-        layout, position = self._layout, self.position
+        count, share = self._step.source.share_of_rest(left, self._sync)
+        rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
+        layout, position = self._state.layout, self._state.position
         return RestOfEpoch(
             rows,
             layout.batch_size,
@@ -663,30 +848,25 @@ class WorkerLoop(FitLoop):
             share=share,
         )
 
-    def _plan_of_epoch(self, whole: BatchPlan) -> BatchPlan:
-        """The batches of this epoch: `whole`, or what another number of workers has left of it."""
-        rest = self._rest
-        return whole if rest is None or rest.epoch != self.position.epoch else rest
-
     def _agree_on_start(self) -> Checkpoint:
         message = blob = None
-        if self.sync.rank == 0:
-            blob = self.worker.state()
+        if self._sync.rank == 0:
+            blob = self._worker.state()
             if blob is None:
-                doc, blob = Checkpoint(Position().to_json(), self._files()).pack()
+                doc, blob = Checkpoint(Position().to_json(), self._hooks.files()).pack()
             else:
-                doc = self.worker.options["snapshot"]
+                doc = self._worker.options["snapshot"]
             message = json.dumps(doc).encode()
-        doc = json.loads(cast("bytes", self.sync.broadcast(message)))
-        return Checkpoint.unpack(doc, cast("bytes", self.sync.broadcast(blob)))
+        doc = json.loads(cast("bytes", self._sync.broadcast(message)))
+        return Checkpoint.unpack(doc, cast("bytes", self._sync.broadcast(blob)))
 
     def _restore_own(self, data: bytes | None, restore: Callable) -> None:
         """Give this rank what it had, if there were as many ranks."""
         everyone = loads(data) if data else []
-        if len(everyone) != self.sync.world_size:
+        if len(everyone) != self._sync.world_size:
             return
         try:
-            restore(everyone[self.sync.rank])
+            restore(everyone[self._sync.rank])
         except UsageError:
             raise
         except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -699,84 +879,62 @@ class WorkerLoop(FitLoop):
 
     # -- on the way ------------------------------------------------------------------------------
 
-    def _warn(self, text: str, about: str) -> None:
-        self.worker.send(f"{_WARNING} of {about}", {"text": text}, b"")
-
-    def warn_once(self, text: str) -> None:
-        self.worker.send(_WARNING, {"text": text}, b"")
-
-    def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
-        answer = super()._fires(trigger, state)
-        if trigger is not None and not trigger.is_reproducible:  # that of rank 0 counts
-            answer = bool(self.sync.all_gather([float(answer)])[0][0])
-        return answer
-
-    def _close_epoch(self, entry: dict) -> None:
-        super()._close_epoch(entry)
-        self._sums = EpochSums()
-
-    def _apply_triggers(self, **figures: Any) -> None:
-        super()._apply_triggers(**figures)
-        if self.worker.may_leave and self.position.global_step >= self._next_vote:
-            self._vote_to_leave()
-
-    def _vote_to_leave(self) -> None:
+    def must_leave(self) -> bool:
         """Ask all ranks, every second or more often, if one knows that a machine is about to go."""
-        now, step = time.monotonic(), self.position.global_step
+        step = self._state.position.global_step
+        if not self._worker.may_leave or step < self._next_vote:
+            return False
+        now = time.monotonic()
         pace = (now - self._voted_at) / max(1, step - self._voted_step)
-        votes = self.sync.all_gather([float(self.worker.is_leaving()), pace])
+        votes = self._sync.all_gather([float(self._worker.is_leaving()), pace])
         slowest = max(seconds for _, seconds in votes)
         self._voted_at, self._voted_step = now, step
         self._next_vote = step + max(1, int(min(_VOTE_S / max(slowest, 1e-6), _VOTE_STEPS)))
-        if any(is_leaving for is_leaving, _ in votes) and not self._is_over():
-            if self._saved != self.position.to_json():
-                self._save("checkpoint")
-            self._writer.wait()
-            raise Leaving
+        return any(is_leaving for is_leaving, _ in votes)
 
-    def _save_checkpoint(self) -> None:
-        if self._directory is not None or not self._is_over():
-            self._save("checkpoint")  # else the result of the fit is the same state
+    def leave(self) -> None:
+        if self._saved != self._state.position.to_json():
+            self.save(is_last=False)
+        self._writer.wait()
+        raise Leaving
 
-    def _save(self, topic: str) -> None:
+    def save(self, *, is_last: bool, topic: str = "checkpoint") -> None:
         """Write a checkpoint or send it to the driver.
 
         The state is copied here and written by a thread; the next checkpoint waits for it.
         """
-        directory, aside, slices = self._directory, None, self._slices()
+        directory, aside, slices = self._directory, None, self._step.slices()
         if directory is not None:
             left = self._left_everywhere(directory)
             if slices or left:
                 aside, described = self._write_slices(directory, {**slices, **left})
         snapshot = self._snapshot()
-        self._saved = self.position.to_json()
+        self._saved = self._state.position.to_json()
         if aside is not None and snapshot is not None:
             if IDS in described:
                 snapshot.manifest[IDS] = described.pop(IDS)
             snapshot.manifest["slices"] = described
-
-        is_last = topic == "final" or self._is_over()
 
         def write():
             try:
                 self._checkpoint = directory.write(snapshot, aside)
             except UsageError:
                 if is_last and aside is None:  # what was trained is not lost
-                    self.worker.send(_UNSAVED, *snapshot.pack())
+                    self._worker.send(_UNSAVED, *snapshot.pack())
                 raise
 
         if snapshot is not None:
             if directory is not None:
                 self._writer.start(write)
             else:
-                self.worker.send(topic, *snapshot.pack())
+                self._worker.send(topic, *snapshot.pack())
 
     def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
         """Return ids of the rows that are left of this epoch, if all ranks can write theirs."""
-        if not self.position.batch:
+        if not self._state.position.batch:
             return {}
-        left = self._left() if directory.is_shared() else None
-        if all(row[0] for row in self.sync.all_gather([float(left is not None)])):
+        left = self._step.left() if directory.is_shared() else None
+        if all(row[0] for row in self._sync.all_gather([float(left is not None)])):
             return {IDS: cast("np.ndarray", left)}
         return {}
 
@@ -785,37 +943,37 @@ class WorkerLoop(FitLoop):
     ) -> tuple[str, dict[str, list[dict]]]:
         """Write the slices of all ranks at once; returns the folder and their descriptions."""
         aside = None
-        if self.sync.rank == 0:
+        if self._sync.rank == 0:
             self._writer.wait()  # it removes folders that are not finished
-            name = checkpoint_name(Checkpoint(self.position.to_json()))
+            name = checkpoint_name(Checkpoint(self._state.position.to_json()))
             aside = directory.prepare(name).encode()
-        folder = cast("bytes", self.sync.broadcast(aside)).decode()
-        described = directory.write_slices(folder, slices, self.sync.rank)
-        everyone = all_gather_json(self.sync, described)
+        folder = cast("bytes", self._sync.broadcast(aside)).decode()
+        described = directory.write_slices(folder, slices, self._sync.rank)
+        everyone = all_gather_json(self._sync, described)
         return folder, {name: [each[name] for each in everyone] for name in slices}
 
-    def _finish(self) -> dict:
-        """Leave the final state where the driver finds it, and say where."""
-        self.position.end_fit(self.settings.goal)
-        if self._directory is None or self._saved != self.position.to_json():
-            self._save("final")
+    def finish(self, is_changed: bool) -> dict:
+        self._state.position.end_fit(self._state.goal)
+        if is_changed or self._directory is None or self._saved != self._state.position.to_json():
+            self.save(is_last=True, topic="final")
         self._writer.wait()
         return {"checkpoint": self._checkpoint}
 
     def _snapshot(self) -> Checkpoint | None:
         """Return the whole state, on rank 0."""
-        sync, position = self.sync, self.position
-        manifest = {**position.to_json(), **vars(self._layout), **self._facts()}
-        files = {"rng.pt": sync.gather(dumps(self._own()))}
+        sync, state, step, running = self._sync, self._state, self._step, self._step.running
+        position = state.position
+        manifest = {**position.to_json(), **vars(state.layout), **step.facts()}
+        files = {"rng.pt": sync.gather(dumps(step.rank_state()))}
         if position.batch:
-            everyone = sync.all_gather([*self._sums.values(), float(self._running.rows)])
+            everyone = sync.all_gather([*state.sums.values(), float(running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
-            manifest["is_rest"] = self._rest is not None and self._rest.epoch == position.epoch
+            manifest["is_rest"] = state.rest is not None and state.rest.epoch == position.epoch
             if sync.world_size > 1:
-                files["buffers.pt"] = sync.gather(dumps(self._running.own()))
-        with self._running.merged():
-            shared = self._files() if sync.rank == 0 else {}
+                files["buffers.pt"] = sync.gather(dumps(running.own()))
+        with running.merged():
+            shared = self._hooks.files() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None
         gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks

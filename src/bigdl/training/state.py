@@ -171,6 +171,10 @@ class RunningState(ABC):
 
     def __init__(self, model: Any, sync: GradientSync):
         self._model, self._sync = model, sync
+        self.restart()
+
+    def restart(self) -> None:
+        """Count rows and changes from the values as they are now, equal on all ranks."""
         self.rows = 0
         self._merged = self.own()
 
@@ -185,8 +189,7 @@ class RunningState(ABC):
     def merge(self) -> None:
         """Make the values of all workers equal; a collective."""
         self.put(self._merge())
-        self.rows = 0
-        self._merged = self.own()
+        self.restart()
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:

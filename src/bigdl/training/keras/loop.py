@@ -6,11 +6,14 @@ the model's own ``train_step``; gradients meet where it hands them to the optimi
 zeros that weighs nothing, and then restores its own state.
 """
 
+from __future__ import annotations
+
+import functools
 import numbers
 import resource
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,7 +23,19 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import all_gather_json
 from bigdl.training.figures import score_of
-from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
+from bigdl.training.fit import (
+    EpochRunner,
+    FitContext,
+    Hooks,
+    RunSettings,
+    TrainState,
+    Triggers,
+    WorkerCheckpointer,
+    WorkerStep,
+    exchange,
+    input_facts,
+    start,
+)
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
@@ -116,260 +131,288 @@ class KerasFitProgram(KerasProgram):
     settings: KerasFitSettings
 
     def _run(self, worker, sync, parts, callbacks):
-        loop = KerasLoop(worker, sync, parts, self.settings, callbacks, self.config)
-        if self.settings.run_url is None and sharded_layers(loop.model):
+        fit = KerasFit(worker, sync, parts, self.settings, callbacks, self.config)
+        if self.settings.run_url is None and sharded_layers(fit.model):
             raise UsageError(
                 "A model with a ShardedEmbedding needs model_dir= in Estimator.from_keras, a "
                 "folder that the driver and all workers share: workers write their rows there",
                 code="argument-missing",
                 argument="model_dir",
             )
-        return loop.fit()
+        return fit.epochs.run()
 
 
-class KerasEpochs(FitLoop):
-    """Epochs of a Keras model with callbacks, wherever their steps are made."""
+class KerasHooks(Hooks):
+    """Callbacks of a Keras fit, and the files of its model.
 
-    model: Any
-    settings: KerasFitSettings
-    rank: int
-    _callbacks: WorkerCallbacks
-    _numbers = ""  # what callbacks had counted
-    _epoch_steps: Any  # None for a dataset of unknown length
+    Parameters
+    ----------
+    context : FitContext
+    model : keras.Model
+    open_callbacks : callable
+        Returns the :class:`WorkerCallbacks` of this process, from keywords ``epochs``, ``steps``
+        and ``verbose``.
+    tables : ModelTables, optional
+        The sharded embeddings of the model.
+    """
 
-    @abstractmethod
-    def _train_epoch(self, number: int) -> tuple[bool, dict]:
-        """Make what is left of an epoch.
+    def __init__(
+        self,
+        context: FitContext,
+        model: Any,
+        open_callbacks: Callable[..., WorkerCallbacks],
+        tables: ModelTables | None = None,
+    ):
+        self._model, self._settings = model, context.settings
+        self._state, self._sync = context.state, context.sync
+        self._open_callbacks, self._tables = open_callbacks, tables
+        self._callbacks = WorkerCallbacks((), model, 0)  # until the steps of an epoch are known
+        self._is_open = False
+        self._numbers = ""  # what callbacks had counted
+        self._has_step = False  # whether a batch of this epoch was made here
 
-        Returns
-        -------
-        bool, dict
-            Whether the epoch is whole now, and its figures: ``logs`` and those of all frameworks.
-        """
-
-    def fit(self) -> Any:
-        """Train to the end; returns what :meth:`_finish` does."""
-        optimizer = self.model.optimizer
-        self._begin_fit()
-        self._run_epochs()
-        if optimizer is not None:
-            optimizer.finalize_variable_values(self.model.trainable_weights)
-        self._callbacks.list.on_train_end()
-        if not self._callbacks.is_empty or getattr(optimizer, "use_ema", False):
-            self._saved = None  # the weights may have changed since
-        return self._finish()
-
-    def _attach(self, callbacks: Sequence[Any]) -> None:
+    def open(self) -> None:
         """Open the callbacks, once the steps of an epoch are known."""
-        settings = self.settings
+        settings, self._is_open = self._settings, True
         self._callbacks = self._open_callbacks(
-            callbacks,
             epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
-            steps=self._epoch_steps,
+            steps=self._state.epoch_steps,
             verbose=settings.verbose,
         )
 
-    def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
-        """Return the callbacks of this process; a subclass may run all processes' in one."""
-        return WorkerCallbacks(callbacks, self.model, self.rank, **params)
+    @property
+    def are_called(self):
+        return not self._callbacks.is_empty
 
-    def _begin_fit(self) -> None:
-        """Call the hooks of the begin, and restore what callbacks had counted in this fit."""
-        self.model.stop_training = False
-        self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and self._numbers:
+    @property
+    def list(self) -> Any:
+        """The ``keras.callbacks.CallbackList``."""
+        return self._callbacks.list
+
+    @property
+    def number(self) -> int:
+        """Number of the epoch in its own fit, which is what callbacks count by."""
+        settings = self._settings
+        return settings.initial_epoch + self._state.position.epoch - settings.goal.first
+
+    def begin_fit(self):
+        if not self._is_open:
+            self.open()
+        self._model.stop_training = False
+        self.list.on_train_begin()
+        if self._state.goal.is_begun(self._state.position):
+            self.put_numbers()
+
+    def put_numbers(self) -> None:
+        """Restore what callbacks had counted in this fit."""
+        if self._numbers:
             self._callbacks.put_numbers(self._numbers)
 
-    def _epoch(self) -> None:
-        settings = self.settings  # callbacks count the epochs of their own fit
-        number = settings.initial_epoch + self.position.epoch - settings.goal.first
-        self._callbacks.list.on_epoch_begin(number)
-        is_whole, entry = self._train_epoch(number)
-        self._call_epoch_end(number, dict(entry["logs"]))
+    def end_fit(self):
+        optimizer = self._model.optimizer
+        if optimizer is not None:
+            optimizer.finalize_variable_values(self._model.trainable_weights)
+        self.list.on_train_end()
+        return self.are_called or getattr(optimizer, "use_ema", False)
+
+    def begin_epoch(self):
+        self._has_step = False
+        self.list.on_epoch_begin(self.number)
+
+    def end_batch(self, number: int, figures: dict) -> None:
+        """Call the hooks after a batch of training."""
+        self._has_step = True
+        self.list.on_train_batch_end(number, figures)
+
+    def end_epoch(self, entry, is_whole):
+        self.list.on_epoch_end(self.number, dict(entry["logs"]))
         logs = entry["logs"] = {
             name: value if isinstance(value, list) else float(value)
             for name, value in self._callbacks.logs.items()
             if isinstance(value, numbers.Real | list)
         }
-        self._end_epoch(entry, is_whole, loss=logs.get("loss"), score=score_of(logs))
+        self._state.stop = bool(self._model.stop_training)
+        return {"loss": logs.get("loss"), "score": score_of(logs)}
 
-    def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
-        """Return the figures of the epoch as they are kept."""
+    def is_stopped(self, *, in_epoch=False):
+        if self._sync is None:
+            return self._state.stop
+        if in_epoch and not (self._has_step and self._callbacks.stops_in_epoch):
+            return False
+        if self.are_called:
+            votes = self._sync.all_gather([float(self._model.stop_training)])
+            self._model.stop_training = any(vote[0] for vote in votes)
+        return self._model.stop_training
+
+    def files(self):
         return {
-            "epoch": self.position.epoch + 1,
-            "global_step": self.position.global_step,
-            "num_samples": sums["num_samples"],
-            "steps": self.position.batch,
-            "logs": logs,
-            "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
-        }
-
-    def _call_epoch_end(self, number: int, logs: dict) -> None:
-        """Call the hooks of an epoch's end."""
-        self._callbacks.list.on_epoch_end(number, logs)
-
-    def _files(self) -> dict[str, bytes]:
-        return {
-            "model.pt": dump_weights(self.model),
-            "optimizer.pt": dump_optimizers(self.model),
+            "model.pt": dump_weights(self._model),
+            "optimizer.pt": dump_optimizers(self._model),
             "callbacks.json": self._callbacks.numbers().encode(),
+            **({} if self._tables is None else self._tables.files()),
         }
 
-    def _load(self, files: dict[str, bytes]) -> None:
-        put_weights(self.model, files["model.pt"])
+    def load(self, files):
+        if self._tables is not None:
+            files = self._tables.cut(files)
+        put_weights(self._model, files["model.pt"])
         if "optimizer.pt" in files:
-            put_optimizers(self.model, files["optimizer.pt"])
+            put_optimizers(self._model, files["optimizer.pt"])
         self._numbers = files.get("callbacks.json", b"").decode()
 
 
-class KerasLoop(KerasEpochs, WorkerLoop):
-    """The training loop of Keras in one worker.
+def entry_of(state: TrainState, sums: dict, logs: dict, memory: Sequence[int]) -> dict:
+    """Return the figures of an epoch as they are kept.
+
+    Parameters
+    ----------
+    state : TrainState
+    sums : dict
+        Of :class:`~bigdl.training.figures.EpochSums`, merged.
+    logs : dict
+        Of the model.
+    memory : sequence of int
+        The most bytes that each rank's process has had.
+    """
+    return {
+        **state.entry(),
+        "num_samples": sums["num_samples"],
+        "steps": state.position.batch,
+        "logs": logs,
+        "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
+    }
+
+
+@dataclass(eq=False)
+class KerasStep(WorkerStep):
+    """The ``train_step`` of a Keras model in one worker.
 
     A checkpoint holds the random state of every rank (also that of layers), its metrics of an
     unfinished epoch, and the callback counters of rank 0.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        sync: GradientSync,
-        parts: Any,
-        settings: KerasFitSettings,
-        callbacks: Sequence[Any],
-        config: dict,
-    ):
-        self.worker, self.sync, self.settings = worker, sync, settings
-        self.rank, self.size = sync.rank, sync.world_size
-        self._config = config
+    context: FitContext
+    model: Any
+    hooks: KerasHooks
+    steps: WorkerSteps
+    rows: WorkerRows
 
-        # creators run under one seed, so that all ranks start from the same weights
-        seed_keras(settings.seed)
-        # rows of tables need a folder to be written to
-        place = None if settings.run_url is None else Place.of(worker)
-        with placed(place):
-            self.model = parts.build(training=True)
-        check_optimizer(self.model)
-        self._steps = WorkerSteps(
-            self.model,
-            sync,
-            settings.batch_size or 0,
-            settings.loss_weight,
-            lambda text: self._warn_once(text, "loss"),
-        )
-        self._start(worker, sync)
-        seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
-        self._prepare_data()
-        seed_keras(settings.seed, self.rank + 1)
-        self._steps.attach()
-        self._tables = self._steps.tables
-        self._check_callbacks(callbacks)
-        self._initial_metrics = values_of(self.model.metrics_variables)
-        self._running = self._steps.running
-        self._epoch_steps = settings.steps_per_epoch or self._data.steps
-        self._attach(callbacks)
-        self._restore()
-        window = (self._layout.windows or [0] * self.size)[self.rank]
-        self._data.start(self._assembly, settings, self.rank, window)
+    def __post_init__(self):
+        model, steps = self.model, self.steps
+        self._tables, self.running = steps.tables, steps.running
+        self._initial_metrics = values_of(model.metrics_variables)
+        self._epoch_steps = self.context.state.epoch_steps
         self._parts: Iterator[Part] | None = None
+        self._logs: dict[str, Any] = {}  # of the last step
+        self._is_ended = False  # whether the epoch has no more rows
         self._is_first = True  # no step of this fit has succeeded yet
 
-    def _check_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Refuse what sharded embeddings do not go with."""
-        if self._tables and any(getattr(c, "restore_best_weights", False) for c in callbacks):
-            raise UsageError(
-                "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
-                "rows are on all workers; leave it out, and load a checkpoint of model_dir",
-                code="argument-conflict",
-                argument="restore_best_weights",
-            )
+    # -- an epoch ------------------------------------------------------------------------------
 
-    # -- the fit -------------------------------------------------------------------------------
+    @property
+    def is_done(self):
+        return self._is_ended or self.context.state.position.batch == self._epoch_steps
 
-    def _train_epoch(self, number):
-        if not self.position.batch:
+    def begin_epoch(self):
+        position, rest, data = self.context.state.position, self.context.state.rest, self.rows.data
+        if not position.batch:
             self.model.reset_metrics()
-        is_whole, logs = self._train_batches()
-        if is_whole:
-            self._running.merge()
-        with kept_values(self.model.metrics_variables):  # the epoch may go on
-            entry = self._entry(logs)
-            if self._validation is not None and self.settings.validates_after(number + 1):
-                entry["logs"].update(self._validate())
-        return is_whole, entry
-
-    def _train_batches(self) -> tuple[bool, dict]:
-        """Make the steps that are left of the epoch.
-
-        Returns
-        -------
-        bool, dict
-            Whether the epoch is whole now, and the last figures.
-        """
-        position = self.position
-        logs: dict[str, Any] = {}
-        if not self.settings.steps_per_epoch:
-            rest = self._rest
-            self._epoch_steps = self._data.steps_of_pass(rest, position.epoch)
-            self._parts = self._data.parts(position.epoch, position.batch, wrap=False, rest=rest)
+        self._logs, self._is_ended = {}, False
+        if not self.context.settings.steps_per_epoch:
+            self._epoch_steps = data.steps_of_pass(rest, position.epoch)
+            self._parts = data.parts(position.epoch, position.batch, wrap=False, rest=rest)
         elif self._parts is None:
-            self._parts = self._data.parts(0, position.global_step, wrap=True)
-        while position.batch != self._epoch_steps:
-            started = time.perf_counter()
-            part = next(cast("Iterator[Part]", self._parts), None)
-            if part is None:
-                if not position.batch:
-                    raise UsageError("The training data has no rows", code="data-empty")
-                break
-            logs = self._step(part, time.perf_counter() - started) or logs
-            if position.batch != self._epoch_steps:
-                if self._callbacks.stops_in_epoch and self._is_stopped():
-                    return False, logs
-                self._apply_triggers()
-        return True, logs
+            self._parts = data.parts(0, position.global_step, wrap=True)
 
-    def _entry(self, logs) -> dict:
-        """Return the figures of the epoch, the same on every rank."""
-        rows = int(self._sums.rows)
-        figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
-        sums = cast("dict", self._sums.all_reduce(self.sync))  # an epoch has rows
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        peaks = [int(row[0]) for row in self.sync.all_gather([float(peak)])]
-        return self._entry_of(sums, figures, peaks)
+    def run(self, triggers):
+        started = time.perf_counter()
+        part = next(cast("Iterator[Part]", self._parts), None)
+        if part is None:
+            if not self.context.state.position.batch:
+                raise UsageError("The training data has no rows", code="data-empty")
+            self._is_ended = True
+            return False
+        self._logs = self._train(part, time.perf_counter() - started) or self._logs
+        return not self.is_done and triggers.ask()
 
-    def _validate(self) -> dict[str, float]:
-        settings = self.settings
-        batches = cast("Rows", self._validation).batches(
-            replace(self._assembly, class_weight=None),
+    def _train(self, part: Part, fetch_s: float) -> dict:
+        state, position, rows = self.context.state, self.context.state.position, self.rows
+        number = position.batch
+        self.hooks.list.on_train_batch_begin(number)
+        started = time.perf_counter()
+        try:
+            logs = self.steps.train(part.batch, part.rows, part.total, rows.zero_row)
+        except Exception as error:
+            if self._is_first:
+                rows.assembly.check_order(error)
+            raise
+        self._is_first = False
+        figures = numbers_of(logs)
+        step_s = time.perf_counter() - started
+        position.batch += 1
+        position.global_step += 1
+        state.sums.add(
+            0.0,
+            float(part.rows),
+            part.rows,
+            fetch_s=fetch_s,
+            forward_s=step_s,
+            step_s=fetch_s + step_s,
+        )
+        self.hooks.end_batch(number, figures)
+        epochs, steps = state.goal.epochs or 0, self._epoch_steps or position.batch
+        self.context.worker.progress(**state.progress(epochs, steps, figures.get("loss")))
+        return logs
+
+    def end_epoch(self):
+        if self.is_done:
+            self.running.merge()
+        model, sync, rows = self.model, self.context.sync, self.rows
+        with kept_values(model.metrics_variables):  # the epoch may go on
+            seen = int(self.context.state.sums.rows)
+            logs = figures_of(model, self._logs, seen, sync, self._initial_metrics)
+            sums = cast("dict", self.context.state.sums.all_reduce(sync))  # an epoch has rows
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peaks = [int(row[0]) for row in sync.all_gather([float(peak)])]
+            entry = entry_of(self.context.state, sums, logs, peaks)
+            validates = self.context.settings.validates_after(self.hooks.number + 1)
+            if rows.validation is not None and validates:
+                logs.update(self._validate(rows.validation))
+        return entry
+
+    def _validate(self, data: Rows) -> dict[str, float]:
+        settings, sync = self.context.settings, self.context.sync
+        batches = data.batches(
+            replace(self.rows.assembly, class_weight=None),
             settings.batch_size,
-            self.size,
+            sync.world_size,
             settings.num_steps,
         )
-        with self._running.merged():
+        with self.running.merged():
             figures = evaluate_batches(
-                self.model, self._steps, batches, self.sync, self._callbacks.list, self._tables
+                self.model, self.steps, batches, sync, self.hooks.list, self._tables
             )
         return {f"val_{name}": value for name, value in figures.items()}
 
-    def _is_stopped(self) -> bool:
-        """Return True if a callback has stopped the training, on any rank; a collective."""
-        if not self._callbacks.is_empty:
-            votes = self.sync.all_gather([float(self.model.stop_training)])
-            self.model.stop_training = any(vote[0] for vote in votes)
-        return self.model.stop_training
-
     # -- the state -----------------------------------------------------------------------------
 
-    def _facts(self):
-        return {**super()._facts(), "example": form_of(inputs_of(self._zero_row))}
+    def facts(self):
+        facts = input_facts(self.context.settings, self.rows.inputs)
+        return {**facts, "example": form_of(inputs_of(self.rows.zero_row))}
 
-    def _own(self):
+    def rank_state(self):
         return {
             "rng": capture_rng(),
             "seeds": values_of(seed_states(self.model)),
             "metrics": values_of(self.model.metrics_variables),
         }
 
-    def _put_sums(self, states):
+    def put_rank_state(self, state):
+        restore_rng(state["rng"])
+        set_values(seed_states(self.model), state["seeds"])
+        set_values(self.model.metrics_variables, state["metrics"])
+
+    def put_sums(self, states):
         for variable, initial, *values in zip(
             self.model.metrics_variables,
             self._initial_metrics,
@@ -381,84 +424,153 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             variable.assign((start + gained).astype(array_of(variable).dtype))
 
     @property
-    def _source(self):
-        return self._data.source
+    def source(self):
+        return self.rows.data.source
 
-    def _left(self):
-        return None if self.settings.steps_per_epoch else self._data.ids_from(self.position.batch)
+    def left(self):
+        if self.context.settings.steps_per_epoch:
+            return None
+        return self.rows.data.ids_from(self.context.state.position.batch)
 
-    def _put_own(self, state):
-        restore_rng(state["rng"])
-        set_values(seed_states(self.model), state["seeds"])
-        set_values(self.model.metrics_variables, state["metrics"])
-
-    def _files(self):
-        return {**super()._files(), **self._tables.files()}
-
-    def _load(self, files):
-        super()._load(self._tables.cut(files))
-
-    def _slices(self):
+    def slices(self):
         return self._tables.arrays()
 
-    def _load_slices(self, slices):
+    def load_slices(self, slices):
         self._tables.load(slices)
 
-    # -- one step ------------------------------------------------------------------------------
 
-    def _step(self, part: Part, fetch_s: float) -> dict:
-        position, number = self.position, self.position.batch
-        self._callbacks.list.on_train_batch_begin(number)
-        started = time.perf_counter()
-        try:
-            logs = self._steps.train(part.batch, part.rows, part.total, self._zero_row)
-        except Exception as error:
-            if self._is_first:
-                self._assembly.check_order(error)
-            raise
-        self._is_first = False
-        figures = numbers_of(logs)
-        step_s = time.perf_counter() - started
-        position.batch += 1
-        position.global_step += 1
-        self._sums.add(
-            0.0,
-            float(part.rows),
-            part.rows,
-            fetch_s=fetch_s,
-            forward_s=step_s,
-            step_s=fetch_s + step_s,
+class WorkerRows:
+    """The rows of one worker, and how they become batches of a model.
+
+    Parameters
+    ----------
+    context : FitContext
+    model : keras.Model
+        Gets its variables.
+    open_shard : callable
+        ``open_shard(shard)`` returns the rows of a shard.
+
+    Attributes
+    ----------
+    data, validation : ColumnRows or DatasetRows
+        The latter is None without validation.
+    inputs : list or None
+        Types of the model's inputs.
+    assembly : BatchArguments
+    zero_row : tuple
+        A batch of one row of zeros.
+    """
+
+    def __init__(self, context: FitContext, model: Any, open_shard: Callable[[Any], Rows]):
+        settings, shards, rows = context.settings, context.worker.shards, 1
+        self.data, self.validation = open_shard(shards["data"]), None
+        if "validation" in shards:
+            self.validation = open_shard(shards["validation"])
+        check_end(self.data, "training", "steps_per_epoch", settings.steps_per_epoch)
+        if self.validation is not None:
+            check_end(self.validation, "validation", "validation_steps", settings.num_steps)
+            rows = self.validation.known["rows"]
+        everyone, types = exchange(context.sync, {**self.data.known, "validation": rows})
+        context.state.layout = self.data.plan(settings, everyone)
+        context.state.epoch_steps = settings.steps_per_epoch or self.data.steps
+        self.inputs = types and types[0]
+        self.assembly = settings.assembly(model, settings.class_weight)
+        self.zero_row = self.data.example(types, self.assembly)
+        check_step(model, self.data, "train_step")
+        if self.validation is not None:
+            check_step(model, self.validation, "test_step")
+        build_for(model, self.zero_row)
+        if self.validation is not None:
+            self.validation.take_types(types, self.data)
+
+
+class KerasFit:
+    """A Keras fit in one worker, put together from its parts.
+
+    Parameters
+    ----------
+    worker : Worker
+    sync : GradientSync
+    parts : KerasParts
+        Or what else has ``build(training=True)``.
+    settings : KerasFitSettings
+    callbacks : sequence of keras.callbacks.Callback
+    config : dict
+    open_shard : callable, optional
+        ``open_shard(shard, model)`` returns the rows of a shard that is read in another way.
+    open_callbacks : callable, optional
+        Returns the callbacks of this process, like :class:`WorkerCallbacks`, if one process calls
+        those of all.
+
+    Attributes
+    ----------
+    state : TrainState
+    model : keras.Model
+    hooks : KerasHooks
+    rows : WorkerRows
+    epochs : EpochRunner
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        sync: GradientSync,
+        parts: Any,
+        settings: KerasFitSettings,
+        callbacks: Sequence[Any],
+        config: dict,
+        *,
+        open_shard: Callable[[Any, Any], Rows] | None = None,
+        open_callbacks: Callable[..., WorkerCallbacks] = WorkerCallbacks,
+    ):
+        rank, self.state = sync.rank, TrainState(settings.goal)
+        context = FitContext(settings, self.state, worker, sync)
+
+        # creators run under one seed, so that all ranks start from the same weights
+        seed_keras(settings.seed)
+        # rows of tables need a folder to be written to
+        with placed(None if settings.run_url is None else Place.of(worker)):
+            self.model = model = parts.build(training=True)
+        check_optimizer(model)
+        steps = WorkerSteps(
+            model,
+            sync,
+            settings.batch_size or 0,
+            settings.loss_weight,
+            lambda text: context.warn(text, "loss"),
         )
-        self._callbacks.list.on_train_batch_end(number, figures)
-        epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.batch
-        self.worker.progress(**self._progress(epochs, steps, figures.get("loss")))
-        return logs
+        writer = start(worker, sync)
+        seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
 
-    # -- data ----------------------------------------------------------------------------------
+        def rows_of(shard):
+            if open_shard is not None:
+                return open_shard(shard, model)
+            return open_rows(worker, shard, settings, config, sync)
 
-    def _prepare_data(self) -> None:
-        settings, shards = self.settings, self.worker.shards
-        self._data = self._open(shards["data"])
-        self._validation = self._open(shards["validation"]) if "validation" in shards else None
-        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
-        rows = 1
-        if self._validation is not None:
-            check_end(self._validation, "validation", "validation_steps", settings.num_steps)
-            rows = self._validation.known["rows"]
-        everyone = self._exchange({**self._data.known, "validation": rows})
-        self._layout = self._data.plan(settings, everyone)
-        self._assembly = settings.assembly(self.model, settings.class_weight)
-        self._zero_row = self._data.example(self._types, self._assembly)
-        check_step(self.model, self._data, "train_step")
-        if self._validation is not None:
-            check_step(self.model, self._validation, "test_step")
-        build_for(self.model, self._zero_row)
-        if self._validation is not None:
-            self._validation.take_types(self._types, self._data)
+        self.rows = rows = WorkerRows(context, model, rows_of)
+        seed_keras(settings.seed, rank + 1)
+        steps.attach()
+        _check_callbacks(steps.tables, callbacks)
+        opened = functools.partial(open_callbacks, callbacks, model, rank)
+        self.hooks = hooks = KerasHooks(context, model, opened, steps.tables)
+        step = KerasStep(context, model, hooks, steps, rows)
+        hooks.open()
+        checkpointer = WorkerCheckpointer(context, hooks, step, writer)
+        checkpointer.restore()
+        window = (self.state.layout.windows or [0] * sync.world_size)[rank]
+        rows.data.start(rows.assembly, settings, rank, window)
+        self.epochs = EpochRunner(context, Triggers(context), hooks, step, checkpointer)
 
-    def _open(self, shard: Any) -> Rows:
-        """Return the rows of a shard; a subclass may read them from somewhere else."""
-        return open_rows(self.worker, shard, self.settings, self._config, self.sync)
+
+def _check_callbacks(tables: ModelTables, callbacks: Sequence[Any]) -> None:
+    """Refuse what sharded embeddings do not go with."""
+    if tables and any(getattr(c, "restore_best_weights", False) for c in callbacks):
+        raise UsageError(
+            "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
+            "rows are on all workers; leave it out, and load a checkpoint of model_dir",
+            code="argument-conflict",
+            argument="restore_best_weights",
+        )
 
 
 # -- evaluation ----------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from bigdl.runtime.worker import DriverConnection, Worker
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
 from bigdl.training.keras.data import has_own_step
-from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
+from bigdl.training.keras.loop import KerasFit, KerasFitSettings
 from bigdl.training.keras.reducer import GradientReducer, KerasLoss
 from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
 from bigdl.training.position import Goal
@@ -244,30 +244,37 @@ class _FitJob:
         return unpacked(self.model)
 
 
-class _ProcessLoop(KerasLoop):
-    """The loop of one process; callbacks run in that of rank 0 for all."""
-
-    def _open(self, shard):
-        rows = shard.open(self.sync, self.settings.seed)
-        is_training = shard is self.worker.shards.get("data")
-        rows.as_it_is = has_own_step(self.model, "train_step" if is_training else "test_step")
-        return rows
-
-    def _open_callbacks(self, callbacks, **params):
-        return Rank0CallbackBridge(callbacks, self.model, self.sync, **params)
-
-
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     driver = DriverConnection()
     worker = Worker(rank, count, shards=dict(job.feeds), driver=driver)
     callbacks = pickle.loads(job.callbacks)
-    loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
-    loop.fit()
+    sync = TorchDistributedSync(worker)
+
+    def open_shard(shard, model):
+        rows = shard.open(sync, job.settings.seed)
+        is_training = shard is worker.shards.get("data")
+        rows.as_it_is = has_own_step(model, "train_step" if is_training else "test_step")
+        return rows
+
+    def open_callbacks(callbacks, model, rank, **params):  # those of rank 0 run for all
+        return Rank0CallbackBridge(callbacks, model, sync, **params)
+
+    fit = KerasFit(
+        worker,
+        sync,
+        job,
+        job.settings,
+        callbacks,
+        {},
+        open_shard=open_shard,
+        open_callbacks=open_callbacks,
+    )
+    fit.epochs.run()
     if rank:
         return None
     return {
         "snapshot": Checkpoint.unpack(*driver.messages["final"]),
-        "stopped": bool(loop.model.stop_training),
+        "stopped": bool(fit.model.stop_training),
         "callbacks": [_attributes_of(callback) for callback in callbacks],
     }
 

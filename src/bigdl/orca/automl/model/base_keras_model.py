@@ -20,7 +20,7 @@ from bigdl.training.keras.data import (
     check_elements,
     is_dataset,
 )
-from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
+from bigdl.training.keras.loop import KerasFit, KerasFitSettings
 from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimizers, put_weights
 from bigdl.training.position import Goal, Position
 
@@ -92,7 +92,7 @@ class KerasModelBuilder(Builder):
         return model
 
 
-class _KerasTrial(KerasLoop, TrialModel):
+class _KerasTrial(TrialModel):
     """A Keras model in training.
 
     Parameters
@@ -125,38 +125,40 @@ class _KerasTrial(KerasLoop, TrialModel):
         sync = TorchDistributedSync(worker)
         # a model as the loop makes it, see bigdl.orca.learn.tf2.parts.KerasParts
         parts = SimpleNamespace(build=lambda training: builder.compiled(config))
-        super().__init__(worker, sync, parts, settings, (), config)
-        self._begin_fit()
+
+        def open_shard(shard, model):
+            if is_dataset(shard):
+                check_elements(shard)
+                return DatasetRows(shard, sync)
+            return ColumnRows(part_of(shard, worker), config, worker)
+
+        fit = KerasFit(worker, sync, parts, settings, (), config, open_shard=open_shard)
+        fit.hooks.begin_fit()
+        self._fit, self._model, self._sync, self._batch_size = fit, fit.model, sync, size
         self._metrics = job.goal.metrics
 
     def epoch(self):
-        self._epoch()
-        if self.model.optimizer is not None:
-            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
-        values = self._figures() if self.rank == 0 else [0.0] * len(self._metrics)
-        return self.sync.all_gather(values)[0]
+        self._fit.epochs.run_epoch()
+        if self._model.optimizer is not None:
+            self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        values = self._figures() if self._sync.rank == 0 else [0.0] * len(self._metrics)
+        return self._sync.all_gather(values)[0]
 
     def weights(self):
-        return dump_weights(self.model)
+        return dump_weights(self._model)
 
     def state(self):
-        parts = dump_weights(self.model), dump_optimizers(self.model)
-        return {"parts": parts, "position": self.position.to_json()}
+        parts = dump_weights(self._model), dump_optimizers(self._model)
+        return {"parts": parts, "position": self._fit.state.position.to_json()}
 
     def restore(self, state):
-        rate = float(np.asarray(self.model.optimizer.learning_rate))
+        rate = float(np.asarray(self._model.optimizer.learning_rate))
         for put, data in zip((put_weights, put_optimizers), state["parts"], strict=True):
-            put(self.model, data)
+            put(self._model, data)
         # the moments are of the other trial, the learning rate is this one's
         with contextlib.suppress(TypeError):  # a schedule, which goes by the steps
-            self.model.optimizer.learning_rate = rate
-        self.position = Position.of(state["position"])
-
-    def _open(self, shard):
-        if is_dataset(shard):
-            check_elements(shard)
-            return DatasetRows(shard, self.sync)
-        return ColumnRows(part_of(shard, self.worker), self._config, self.worker)
+            self._model.optimizer.learning_rate = rate
+        self._fit.state.position = Position.of(state["position"])
 
     # -- figures of the validation data ------------------------------------------------------------
 
@@ -174,8 +176,8 @@ class _KerasTrial(KerasLoop, TrialModel):
         arguments: dict[str, Any] = {"x": self._seen}
         if isinstance(self._seen, Rows):
             arguments = dict(zip("xy", self._arrays(self._seen), strict=True))
-            arguments["batch_size"] = self.settings.batch_size
-        figures = self.model.evaluate(**arguments, verbose=0, return_dict=True)
+            arguments["batch_size"] = self._batch_size
+        figures = self._model.evaluate(**arguments, verbose=0, return_dict=True)
         for metric in metrics:
             if metric.name not in figures:
                 raise UsageError(
@@ -191,9 +193,11 @@ class _KerasTrial(KerasLoop, TrialModel):
         """Return targets and predictions, in the same order."""
         if isinstance(self._seen, Rows):
             x, _ = self._arrays(self._seen)
-            outputs = as_list(self.model.predict(x, self.settings.batch_size, verbose=0))
+            outputs = as_list(self._model.predict(x, self._batch_size, verbose=0))
             return list(self._seen.targets.values()), outputs
-        batches = [(as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._seen]
+        batches = [
+            (as_list(y), as_list(self._model.predict_on_batch(x))) for x, y, *_ in self._seen
+        ]
         if not batches:
             raise UsageError("The validation data has no rows", code="data-empty")
         targets, outputs = (joined(each) for each in zip(*batches, strict=True))
@@ -202,6 +206,6 @@ class _KerasTrial(KerasLoop, TrialModel):
     def _arrays(self, rows: Rows) -> tuple:
         """Return all inputs and targets as the model takes them."""
         targets = tuple(rows.targets.values())
-        return self._assembly(
+        return self._fit.rows.assembly(
             [*rows.features.values(), targets[0] if len(targets) == 1 else targets]
         )

@@ -13,7 +13,7 @@ from bigdl.orca.automl import pytorch_utils
 from bigdl.orca.automl.model.base import Builder, TrialModel, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
 from bigdl.orca.learn.metrics.metric import TorchMetric
-from bigdl.orca.learn.pytorch.loop import Buffers, FitSettings, TorchLoop
+from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.position import Goal, Position
@@ -73,7 +73,7 @@ class PytorchModelBuilder(Builder):
             checkpoint_trigger=None,
             metrics=[_Predictions(job.goal.metrics)],
         )
-        return _TorchTrial(worker, TorchDistributedSync(worker), parts, settings)
+        return _TorchTrial(TorchFit(worker, TorchDistributedSync(worker), parts, settings))
 
     def default_metric(self, make_config):
         raise UsageError(
@@ -111,27 +111,37 @@ class _Settings(FitSettings):
         return part_of(shard, worker)
 
 
-class _TorchTrial(TorchLoop, TrialModel):
-    """A model of PyTorch in training."""
+class _TorchTrial(TrialModel):
+    """A model of PyTorch in training.
+
+    Parameters
+    ----------
+    fit : TorchFit
+    """
+
+    def __init__(self, fit: TorchFit):
+        self._fit = fit
 
     def epoch(self):
-        self._epoch()
-        return self.position.history[-1][f"val_{_Predictions.NAME}"]
+        self._fit.epochs.run_epoch()
+        return self._fit.state.position.history[-1][f"val_{_Predictions.NAME}"]
 
     def weights(self):
-        return dumps(self.model.state_dict())
+        return dumps(self._fit.built.model.state_dict())
 
     def state(self):
-        return {"files": self._built.files(), "position": self.position.to_json()}
+        position = self._fit.state.position.to_json()
+        return {"files": self._fit.built.files(), "position": position}
 
     def restore(self, state):
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._built.load(state["files"])
+        built = self._fit.built
+        rates = [group["lr"] for group in built.optimizer.param_groups]
+        built.load(state["files"])
         # the moments are of the other trial, the learning rate is this one's
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(built.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        self.position = Position.of(state["position"])
-        self._running = Buffers(self.model, self.sync)
+        self._fit.state.position = Position.of(state["position"])
+        self._fit.step.running.restart()
 
 
 class _Predictions(TorchMetric):

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer
-from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import refuse
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
@@ -36,8 +36,17 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import BatchLayout, plan_batches
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
-from bigdl.training.fit import FitLoop, TrainingSession, input_facts
-from bigdl.training.position import Position, TriggerState
+from bigdl.training.fit import (
+    Checkpointer,
+    EpochRunner,
+    FitContext,
+    Hooks,
+    Step,
+    TrainingSession,
+    TrainState,
+    Triggers,
+    input_facts,
+)
 from bigdl.training.state import dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
@@ -119,25 +128,17 @@ class ParameterLayerOptions:
             )
 
 
-class ParameterLayerLoop(FitLoop):
-    """The driver's part of a fit by the parameter layer, but for what an epoch is.
+class DriverModel(ABC):
+    """The driver's own model and optimizer, as a framework has them.
 
-    A framework makes the model and its optimizer, and says how epochs go on.  :meth:`run` opens
-    the rows and puts the ranks where the fit starts; then epochs are made, of groups of steps,
-    until :meth:`_is_over`.  Whenever a worker is lost, the fit goes back to the newest snapshot.
-
-    Parameters
+    Attributes
     ----------
-    program : FitProgram or KerasFitProgram
-        What workers would run: model and settings.
-    ranks : int
-    start : Checkpoint or None
-        Where it begins, which the model has loaded; None for the weights that it has.
+    hooks : Hooks
     flat : FlatModel
-        Of the driver's own model.
+        Of the model.
     optimizer : TorchParameterLayerOptimizer or KerasParameterLayerOptimizer
-        The driver's own: ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts
-        one, ``state()`` and ``put_state()`` move the state of every trained weight by its number.
+        ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts one, ``state()`` and
+        ``put_state()`` move the state of every trained weight by its number.
         ``updates_rows(widths)`` is True if the next step takes gradients of some rows of tables
         and changes no others, ``is_by_row`` if it looks at whole rows. The other attributes are
         those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
@@ -145,116 +146,21 @@ class ParameterLayerLoop(FitLoop):
         True if the loss adds up over the rows.
     weighted : bool
         True if rows count their weights instead of 1.
-
-    Attributes
-    ----------
-    plan : LayerPlan
-    position : Position
-    stop : bool
-        True if a callback has ended the training.
+    replica : type of ParameterLayerReplica
+    are_changes_kept : bool
+        True if the ranks get the weights that a callback has set.
     """
 
+    hooks: Hooks
+    flat: FlatModel
+    optimizer: Any
+    loss_is_sum: bool
+    weighted = False
     replica: type[ParameterLayerReplica]
-    _validation: Callable[..., list] | None = None  # evaluates weights
-    _snapshots: CheckpointDirectory | None = None
-    _pulled: list[RankState] | None = None  # what the ranks have, if the driver's model has it, too
-
-    def __init__(
-        self,
-        program: Any,
-        ranks: int,
-        start: Checkpoint | None,
-        flat: FlatModel,
-        optimizer: Any,
-        loss_is_sum: bool,
-        weighted: bool = False,
-    ):
-        self._program, self.settings = program, program.settings
-        options: ParameterLayerOptions = self.settings.parameter_layer
-        self._options, self._start = options, start
-        self._flat, self._optimizer = flat, optimizer
-        rule = options.drop_stragglers
-        self.plan = LayerPlan(
-            flat.sizes,
-            optimizer.groups,
-            optimizer.sliced,
-            ranks,
-            options.compression,
-            loss_is_sum,
-            optimizer.clamp,
-            optimizer.norm,
-            max_drop=1.0 if rule is None else rule.max_drop_percentage,
-            slack=optimizer.slack,
-            needs_norms=optimizer.needs_norms,
-            widths=self._widths(),
-        )
-        self.position, self.size = Position(), ranks
-        if self.settings.run_url is not None:
-            self._snapshots = CheckpointDirectory(self.settings.run_url, self.settings.keep)
-        self._limit = StragglerLimit(rule)
-        self._new_figures = functools.partial(
-            ParameterLayerFigures, ranks, weighted=weighted, loss_is_sum=loss_is_sum
-        )
-        self._figures = self._new_figures()
-
-    def _widths(self) -> tuple[int, ...]:
-        """Return the widths of tables whose rows travel by themselves; empty if none do.
-
-        Raises
-        ------
-        UsageError
-            If they have to, and cannot.
-        """
-        optimizer, clamp, name = self._optimizer, self._optimizer.clamp, self._options.compression
-        if not any(self._flat.widths):
-            return ()
-        keeps_zeros = not codec_for(name).feedback and (clamp is None or clamp[0] <= 0 <= clamp[1])
-        if optimizer.is_by_row and not keeps_zeros:
-            raise UsageError(
-                f"{optimizer.sliced.__name__} updates the rows that a batch has read alone, and "
-                f"with compression={name!r} and gradients clipped to {clamp} others change, too; "
-                "use compression='bf16', and a range with 0 in it",
-                code="argument-conflict",
-                argument="compression",
-            )
-        widths = self._flat.widths
-        return widths if keeps_zeros and optimizer.updates_rows(widths) else ()
-
-    def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
-        """Return what makes a replica of a rank over its shards; shipped to the ranks."""
-        program, weights, widths = self._replica_program(), self._weights(), self.plan.widths
-        return functools.partial(self.replica, program, weights, self.size, widths)
-
-    def run(
-        self,
-        transport: Transport,
-        cluster: SparkCluster,
-        policy: FailurePolicy,
-        on_progress: Callable[[dict], None],
-        validation: Callable[..., list] | None = None,
-    ) -> Checkpoint:
-        """Train to the end and return the final state.
-
-        Parameters
-        ----------
-        transport : Transport
-        cluster : SparkCluster
-        policy : FailurePolicy
-        on_progress : callable
-            Called with a dict after every group.
-        validation : callable, optional
-            Method ``attempt`` of a job of :meth:`evaluation`.
-        """
-        self._transport, self._cluster, self._policy = transport, cluster, policy
-        self._on_progress, self._validation = on_progress, validation
-        self._policy.run(self._open_rows, "trying again")
-        self._latest = self._policy.run(lambda: self._begin(self._start), "trying again")
-        return self.fit()
-
-    # -- what a framework says -----------------------------------------------------------------
+    are_changes_kept = False
 
     @abstractmethod
-    def _replica_program(self) -> Any:
+    def replica_program(self) -> Any:
         """Return the program from which replicas take model and settings."""
 
     @abstractmethod
@@ -262,193 +168,93 @@ class ParameterLayerLoop(FitLoop):
         """Return the program that evaluates weights on a feed."""
 
     @abstractmethod
-    def _weights(self) -> bytes:
+    def weights(self) -> bytes:
         """Return all weights as they are now, for replicas and evaluations."""
 
-    def _after_group(self, steps: list[LayerStep], seconds: float) -> None:
+    def load(self, files: dict[str, bytes]) -> None:
+        """Take over the files of a checkpoint."""
+        self.hooks.load(files)
+
+    def open_rows(self, described: Sequence[dict], steps: int) -> int:
+        """Take note of the rows, which have `steps` batches; return the steps of an epoch."""
+        return steps
+
+    def place(self, steps: int) -> tuple[int, int] | None:
+        """Return the pass over the rows and the number in it of the next step.
+
+        None for the position in the epoch.
+        """
+        return None
+
+    def after_group(  # noqa: B027 - few have to do it
+        self, steps: list[LayerStep], seconds: float, figures: ParameterLayerFigures
+    ) -> None:
         """Take note of a group that was made."""
 
-    def _place(self) -> tuple[int, int]:
-        """The pass over the rows that the next step belongs to, and its number in there."""
-        return self.position.epoch, self.position.batch
+    def validates(self) -> bool:
+        """Return True if the validation data is looked at after this epoch."""
+        return True
 
-    # -- the fit -------------------------------------------------------------------------------
+    @abstractmethod
+    def end_epoch(
+        self, figures: ParameterLayerFigures, evaluate: Callable[[], dict] | None
+    ) -> dict | None:
+        """Return the figures of an epoch and of its validation; None if no step was made.
 
-    def _run_epochs(self) -> None:
-        """Make all epochs; the driver's model gets the state that they end with."""
-        while True:
-            try:
-                super()._run_epochs()
-                self._pull()
-                return
-            except WorkerLost as error:
-                self._restart_from_latest(error)
-
-    def _evaluated(self) -> dict:
-        """Evaluate the weights of the ranks."""
-        self._pull()
-        evaluate, weights = cast("Callable", self._validation), self._weights()
-        try:
-            return self._policy.run(lambda: evaluate(state=weights)[0], "evaluating again")
-        except NoRows:
-            raise UsageError(
-                "The validation data has no rows", code="data-empty", argument="validation_data"
-            ) from None
-
-    def _finish(self) -> Checkpoint:
-        """Return the final state."""
-        self.position.end_fit(self.settings.goal)
-        if self._saved != self.position.to_json():
-            self._save_checkpoint()
-        return self._latest
-
-    def _groups_of_epoch(self) -> bool:
-        """Make the groups that are left of the epoch; returns whether it is whole now."""
-        position = self.position
-        while position.batch < self._epoch_steps and not self._is_over():
-            if self._group() and position.batch < self._epoch_steps:
-                self._save_checkpoint()
-        return position.batch == self._epoch_steps
-
-    def _close_epoch(self, entry: dict) -> None:
-        super()._close_epoch(entry)
-        self._figures = self._new_figures()
-
-    def _save_checkpoint(self) -> None:
-        self._latest, self._saved = self._snapshot(), self.position.to_json()
-        if self._snapshots is not None:
-            self._snapshots.write(self._latest)
-
-    # -- groups --------------------------------------------------------------------------------
-
-    def _group(self) -> bool:
-        """A group of steps; returns whether a checkpoint is due after it."""
-        if self._options.min_workers is not None:
-            self._fit_slices_to_slots()
-        steps, is_due = self._next_steps()
-        began_at, started = time.time(), time.perf_counter()
-        self._pulled = None
-        records = self._run(steps)
-        seconds = time.perf_counter() - started
-        self._figures.add(records, seconds, began_at)
-        for sources in (record["sources"] for record in records[0]):
-            self._limit.add(sources)
-            for note in (source["note"] for source in sources if "note" in source):
-                self._warn_once(note, "loss")
-        self._after_group(steps, seconds)
-        epochs = self.settings.goal.last_epoch(self.position, self._epoch_steps)
-        self._on_progress(self._progress(epochs, self._epoch_steps, self._figures.mean()))
-        return is_due
-
-    def _run(self, steps: list[LayerStep]) -> list[list[dict]]:
-        """Run steps until all of them are made; returns their records.
-
-        A step that was discarded is made again, with those after it, and waits for everybody then:
-        so no step is discarded twice.
+        Parameters
+        ----------
+        figures : ParameterLayerFigures
+        evaluate : callable or None
+            Evaluates the weights of the driver's model, which are those of the ranks; None without
+            validation.
         """
-        records_of_owners: list[list[dict]] = [[] for _ in range(self.plan.owners)]
-        while steps:
-            records = self._ask(
-                functools.partial(self._transport.run, steps),
-                f"the group of {len(steps)} steps is run again",
-            )
-            count = sum(not record["is_void"] for record in records[0])
-            for all_of_owner, owner_records in zip(records_of_owners, records, strict=True):
-                all_of_owner += owner_records[:count]
-            steps = steps[count:]
-            if steps:
-                logger.info("Step %d is discarded: too many were late", steps[0].number)
-                self._figures.dropped["discarded_steps"] += 1
-                steps = [replace(steps[0], limit=None), *steps[1:]]
-        return records_of_owners
+
+
+class RankStates:
+    """The state of the ranks, which the driver's model pulls and pushes.
+
+    Parameters
+    ----------
+    transport : Transport
+    plan : LayerPlan
+    model : DriverModel
+    policy : FailurePolicy
+
+    Attributes
+    ----------
+    plan : LayerPlan
+        With as many slices of the weights as there are now.
+    """
+
+    def __init__(
+        self, transport: Transport, plan: LayerPlan, model: DriverModel, policy: FailurePolicy
+    ):
+        self._transport, self.plan, self._policy = transport, plan, policy
+        self._flat, self._optimizer = model.flat, model.optimizer
+        self._pulled: list[RankState] | None = None  # what the driver's model has, too
+
+    def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
+        """Make steps, until one is discarded; return their records."""
+        self._pulled = None
+        return self._ask(
+            functools.partial(self._transport.run, steps),
+            f"the group of {len(steps)} steps is run again",
+        )
 
     def _ask(self, call: Callable[[], T], consequence: str) -> T:
         """Call the transport; again if a worker is lost meanwhile and that has changed nothing."""
         return self._policy.run(call, consequence, only_if=lambda: self._transport.keeps_state)
 
-    def _fit_slices_to_slots(self) -> None:
-        """Cut the weights in as many slices as tasks can run at once."""
-        plan, fewest = self.plan, cast("int", self._options.min_workers)
-        slices = min(plan.ranks, max(fewest, self._cluster.slots()))
-        if slices == plan.owners:
+    def cut(self, slices: int) -> None:
+        """Cut the weights in another number of slices."""
+        if slices == self.plan.owners:
             return
-        logger.info("The weights are cut in %d slices instead of %d", slices, plan.owners)
-        self._pull()
-        self.plan = replace(plan, slices=slices)
-        self._push(None)
+        logger.info("The weights are cut in %d slices instead of %d", slices, self.plan.owners)
+        self.pull()
+        self.plan = replace(self.plan, slices=slices)
+        self.push(None)
 
-    def _next_steps(self) -> tuple[list[LayerStep], bool]:
-        """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
-
-        Position and schedule move along, so every step has the hyper-parameters that it would have
-        in a group of its own.
-        """
-        position, ranks = self.position, self.size
-        steps: list[LayerStep] = []
-        while len(steps) < self._options.group_size:
-            turn, number = self._place()
-            ranges = [self._plan.batch(number, rank)[:2] for rank in range(ranks)]
-            hyper, limit = self._optimizer.hyper(), self._limit.seconds
-            self._check_rows()
-            steps.append(LayerStep(turn, number, hyper, tuple(ranges), limit))
-            position.batch += 1
-            position.global_step += 1
-            self._optimizer.pass_step()
-            if position.batch == self._epoch_steps:
-                break
-            settings, state = self.settings, TriggerState(position.epoch, position.global_step)
-            self.stop = self.stop or self._fires(settings.end_trigger, state)
-            if self._fires(settings.checkpoint_trigger, state):
-                return steps, True
-            if self.stop or settings.goal.is_reached(position):
-                break
-        return steps, False
-
-    def _check_rows(self) -> None:
-        """Refuse a step that changes rows of tables that nobody has read, if others did not."""
-        if self.plan.widths and not self._optimizer.updates_rows(self.plan.widths):
-            raise UsageError(
-                f"Momentum and weight decay of {self.plan.optimizer.__name__} were 0 when the fit "
-                f"began and are not in step {self.position.global_step + 1}, which changes all "
-                "rows of embeddings; begin with them, or use backend='spark'",
-                code="optimizer-unsupported",
-            )
-
-    # -- states --------------------------------------------------------------------------------
-
-    def _open_rows(self):
-        self._described = self._transport.rows()
-        streams = [(each.get("stream"), each["rows"]) for each in self._described]
-        if len(streams) > 1 and streams[0][0] is not None and len(set(streams)) == 1:
-            raise UsageError(
-                f"All {len(streams)} workers have read the same {streams[0][1]} rows of the "
-                "iterable data; pass a function data(config, batch_size) that makes the part "
-                "config['rank'] of config['size'], or use a backend other than 'bigdl', which "
-                "shares the rows out",
-                code="data-order",
-            )
-        self._plan, self._layout = plan_batches(self.settings, self._described)
-        self._epoch_steps = self._plan.steps
-        types = next((each["types"] for each in self._described if each["types"]), None)
-        self._inputs = types and types[0]
-
-    def _begin(self, snapshot: Checkpoint | None) -> Checkpoint:
-        """Put the driver's model and the ranks where a snapshot is."""
-        begin = snapshot or Checkpoint({})
-        self.position, self._figures = begin.position, self._new_figures()
-        self._saved = self.position.to_json()
-        if self.position.batch and not self.position.partial:
-            begin.need(*BatchLayout.facts, "sums")
-            self._layout.check(begin.manifest, 0)
-            self._figures.restore(begin.manifest)
-        if begin.files:
-            self._load(begin.files)
-        residuals = begin.files.get(_RESIDUALS)
-        kept = None if residuals is None else [each.numpy() for each in loads(residuals)]
-        self._push(kept)
-        return self._snapshot() if snapshot is None else snapshot
-
-    def _push(self, residuals: Sequence[np.ndarray | None] | None) -> None:
+    def push(self, residuals: Sequence[np.ndarray | None] | None) -> None:
         """Let the ranks go on from the driver's model."""
         states = self._states(residuals)
         self._transport.start(states)
@@ -473,7 +279,7 @@ class ParameterLayerLoop(FitLoop):
             for rank, (low, high) in enumerate(geometry.bounds)
         ]
 
-    def _pull(self) -> list[RankState]:
+    def pull(self) -> list[RankState]:
         """Bring the state of the ranks to the driver's model, unless it is there."""
         if self._pulled is None:
             states = self._ask(self._transport.states, "the state is asked for again")
@@ -485,14 +291,221 @@ class ParameterLayerLoop(FitLoop):
             self._pulled = states
         return self._pulled
 
+
+@dataclass(eq=False)
+class ParameterLayerStep(Step):
+    """A group of updates, made by the ranks of the parameter layer.
+
+    Attributes
+    ----------
+    context : FitContext
+    model : DriverModel
+    ranks : RankStates
+    described : list of dict
+        What the ranks know of their rows.
+    cluster : SparkCluster
+    policy : FailurePolicy
+    on_progress : callable
+        Called with a dict after every group.
+    evaluate : callable, optional
+        Method ``attempt`` of a job of :meth:`DriverModel.evaluation`.
+    """
+
+    context: FitContext
+    model: DriverModel
+    ranks: RankStates
+    described: Sequence[dict]
+    cluster: SparkCluster
+    policy: FailurePolicy
+    on_progress: Callable[[dict], None]
+    evaluate: Callable[..., list] | None = None
+
+    def __post_init__(self):
+        state = self.context.state
+        self._options: ParameterLayerOptions = self.context.settings.parameter_layer
+        self._batches, state.layout = plan_batches(self.context.settings, self.described)
+        state.epoch_steps = self.model.open_rows(self.described, self._batches.steps)
+        self._limit = StragglerLimit(self._options.drop_stragglers)
+        self._before: np.ndarray | None = None  # weights before callbacks were called
+        self.figures = self._new_figures()
+
+    def _new_figures(self) -> ParameterLayerFigures:
+        model = self.model
+        return ParameterLayerFigures(
+            self.ranks.plan.ranks, weighted=model.weighted, loss_is_sum=model.loss_is_sum
+        )
+
+    def restore(self, manifest: dict | None) -> None:
+        """Go on from the figures of a checkpoint within an epoch; None for no figures."""
+        self.figures = self._new_figures()
+        if manifest is not None:
+            self.figures.restore(manifest)
+
+    # -- an epoch ------------------------------------------------------------------------------
+
+    @property
+    def is_done(self):
+        return self.context.state.position.batch >= self.context.state.epoch_steps
+
+    def begin_epoch(self):
+        if not self.context.state.position.batch:
+            self.figures = self._new_figures()
+
+    def run(self, triggers):
+        ranks, state = self.ranks, self.context.state
+        if self._options.min_workers is not None:
+            slots = max(self._options.min_workers, self.cluster.slots())
+            ranks.cut(min(ranks.plan.ranks, slots))
+        self._before = None
+        steps, is_due = self._next_steps(triggers)
+        began_at, started = time.time(), time.perf_counter()
+        records = self._run(steps)
+        seconds = time.perf_counter() - started
+        self.figures.add(records, seconds, began_at)
+        for sources in (record["sources"] for record in records[0]):
+            self._limit.add(sources)
+            for note in (source["note"] for source in sources if "note" in source):
+                self.context.warn(note, "loss")
+        self.model.after_group(steps, seconds, self.figures)
+        epochs = state.goal.last_epoch(state.position, state.epoch_steps)
+        self.on_progress(state.progress(epochs, state.epoch_steps, self.figures.mean()))
+        return is_due
+
+    def end_epoch(self):
+        evaluate = None
+        if self.evaluate is not None and self.model.validates():
+            self.ranks.pull()
+            evaluate = self._evaluated
+        return self.model.end_epoch(self.figures, evaluate)
+
+    def _evaluated(self) -> dict:
+        """Evaluate the weights of the ranks."""
+        evaluate, weights = cast("Callable", self.evaluate), self.model.weights()
+        try:
+            return self.policy.run(lambda: evaluate(state=weights)[0], "evaluating again")
+        except NoRows:
+            raise UsageError(
+                "The validation data has no rows", code="data-empty", argument="validation_data"
+            ) from None
+
+    def pull_model(self):
+        self.ranks.pull()
+        if self.model.are_changes_kept:
+            self._before = self.model.flat.vector()
+
+    def push_model(self):
+        before, self._before = self._before, None
+        if before is not None and not np.array_equal(before, self.model.flat.vector()):
+            self.ranks.push([state.residual for state in self.ranks.pull()])
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def _run(self, steps: list[LayerStep]) -> list[list[dict]]:
+        """Run steps until all of them are made; returns their records.
+
+        A step that was discarded is made again, with those after it, and waits for everybody then:
+        so no step is discarded twice.
+        """
+        records_of_owners: list[list[dict]] = [[] for _ in range(self.ranks.plan.owners)]
+        while steps:
+            records = self.ranks.run(steps)
+            count = sum(not record["is_void"] for record in records[0])
+            for all_of_owner, owner_records in zip(records_of_owners, records, strict=True):
+                all_of_owner += owner_records[:count]
+            steps = steps[count:]
+            if steps:
+                logger.info("Step %d is discarded: too many were late", steps[0].number)
+                self.figures.dropped["discarded_steps"] += 1
+                steps = [replace(steps[0], limit=None), *steps[1:]]
+        return records_of_owners
+
+    def _next_steps(self, triggers: Triggers) -> tuple[list[LayerStep], bool]:
+        """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
+
+        Position and schedule move along, so every step has the hyper-parameters that it would have
+        in a group of its own.
+        """
+        state, model, optimizer = self.context.state, self.model, self.model.optimizer
+        position, batches, ranks = state.position, self._batches, self.ranks.plan.ranks
+        steps: list[LayerStep] = []
+        while len(steps) < self._options.group_size:
+            here = position.epoch, position.batch
+            turn, number = model.place(batches.steps) or here
+            ranges = [batches.batch(number, rank)[:2] for rank in range(ranks)]
+            hyper, limit = optimizer.hyper(), self._limit.seconds
+            self._check_rows()
+            steps.append(LayerStep(turn, number, hyper, tuple(ranges), limit))
+            position.batch += 1
+            position.global_step += 1
+            optimizer.pass_step()
+            if position.batch == state.epoch_steps:
+                break
+            if triggers.ask():
+                return steps, True
+            if state.stop or state.goal.is_reached(position):
+                break
+        return steps, False
+
+    def _check_rows(self) -> None:
+        """Refuse a step that changes rows of tables that nobody has read, if others did not."""
+        plan, number = self.ranks.plan, self.context.state.position.global_step + 1
+        if plan.widths and not self.model.optimizer.updates_rows(plan.widths):
+            raise UsageError(
+                f"Momentum and weight decay of {plan.optimizer.__name__} were 0 when the fit "
+                f"began and are not in step {number}, which changes all "
+                "rows of embeddings; begin with them, or use backend='spark'",
+                code="optimizer-unsupported",
+            )
+
+
+@dataclass(eq=False)
+class ParameterLayerCheckpointer(Checkpointer):
+    """Checkpoints of the driver's model, once it is that of the ranks, and the way back to them."""
+
+    context: FitContext
+    step: ParameterLayerStep
+    model: DriverModel
+    ranks: RankStates
+    policy: FailurePolicy
+
+    def __post_init__(self):
+        settings = self.context.settings
+        self._latest = Checkpoint({})
+        self._saved: dict | None = None  # its position
+        self._directory: CheckpointDirectory | None = None
+        if settings.run_url is not None:
+            self._directory = CheckpointDirectory(settings.run_url, settings.keep)
+
+    def start(self, snapshot: Checkpoint | None) -> None:
+        """Put the driver's model and the ranks where a snapshot is; None for its first weights."""
+        self._latest = self.policy.run(lambda: self._begin(snapshot), "trying again")
+
+    def _begin(self, snapshot: Checkpoint | None) -> Checkpoint:
+        begin, state = snapshot or Checkpoint({}), self.context.state
+        state.position = begin.position
+        self._saved = state.position.to_json()
+        is_within_epoch = state.position.batch and not state.position.partial
+        if is_within_epoch:
+            begin.need(*BatchLayout.facts, "sums")
+            state.layout.check(begin.manifest, 0)
+        self.step.restore(begin.manifest if is_within_epoch else None)
+        if begin.files:
+            self.model.load(begin.files)
+        residuals = begin.files.get(_RESIDUALS)
+        kept = None if residuals is None else [each.numpy() for each in loads(residuals)]
+        self.ranks.push(kept)
+        return self._snapshot() if snapshot is None else snapshot
+
     def _snapshot(self) -> Checkpoint:
-        """Return the state of the driver's model, once it is that of the ranks."""
-        residuals, position = [state.residual for state in self._pull()], self.position
-        manifest = {**position.to_json(), **vars(self._layout)}
-        manifest |= input_facts(self.settings, self._inputs)
+        state, position = self.context.state, self.context.state.position
+        residuals = [each.residual for each in self.ranks.pull()]
+        types = next((each["types"] for each in self.step.described if each["types"]), None)
+        manifest = {**position.to_json(), **vars(state.layout)}
+        manifest |= input_facts(self.context.settings, types and types[0])
         if position.batch:
-            manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
-        files = self._files()
+            count = self.ranks.plan.ranks
+            manifest |= {**self.step.figures.to_json(), "rows_since_merge": [0] * count}
+        files = self.model.hooks.files()
         if any(residual is not None for residual in residuals):
             import torch
 
@@ -500,13 +513,149 @@ class ParameterLayerLoop(FitLoop):
             files[_RESIDUALS] = dumps(kept)
         return Checkpoint(manifest, files)
 
-    def _restart_from_latest(self, error: WorkerLost) -> None:
-        """Start again from the newest state that is known."""
-        self._policy.allow_retry(error)
-        logger.warning("%s; going on from %s", error, self._latest.position)
-        self.stop = False  # a callback that wanted to stop is asked again
+    def save(self, *, is_last):
+        self._latest, self._saved = self._snapshot(), self.context.state.position.to_json()
+        if self._directory is not None:
+            self._directory.write(self._latest)
 
-        self._policy.run(lambda: self._begin(self._latest), "trying again")
+    def recover(self, error):
+        self.policy.allow_retry(error)
+        logger.warning("%s; going on from %s", error, self._latest.position)
+        self.context.state.stop = False  # a callback that wanted to stop is asked again
+        self.start(self._latest)
+
+    def finish(self, is_changed):
+        self.context.state.position.end_fit(self.context.state.goal)
+        if is_changed or self._saved != self.context.state.position.to_json():
+            self.save(is_last=True)
+        return self._latest
+
+
+class ParameterLayerFit:
+    """A fit by the parameter layer, put together from its parts.
+
+    Parameters
+    ----------
+    program : FitProgram or KerasFitProgram
+        What workers would run: model and settings.
+    ranks : int
+    start : Checkpoint or None
+        Where it begins; None for the weights that the model is made with.
+    driver_model : callable
+        ``driver_model(program, ranks, start, context)`` returns the :class:`DriverModel`,
+        which has loaded the checkpoint.
+    step : type of ParameterLayerStep
+
+    Attributes
+    ----------
+    state : TrainState
+    model : DriverModel
+    plan : LayerPlan
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        ranks: int,
+        start: Checkpoint | None,
+        driver_model: Callable[..., DriverModel],
+        step: type[ParameterLayerStep] = ParameterLayerStep,
+    ):
+        self.state = TrainState(program.settings.goal)
+        self._context = FitContext(program.settings, self.state)
+        self._start, self._step = start, step
+        self.model = driver_model(program, ranks, start, self._context)
+        flat, optimizer = self.model.flat, self.model.optimizer
+        options: ParameterLayerOptions = program.settings.parameter_layer
+        rule = options.drop_stragglers
+        self.plan = LayerPlan(
+            flat.sizes,
+            optimizer.groups,
+            optimizer.sliced,
+            ranks,
+            options.compression,
+            self.model.loss_is_sum,
+            optimizer.clamp,
+            optimizer.norm,
+            max_drop=1.0 if rule is None else rule.max_drop_percentage,
+            slack=optimizer.slack,
+            needs_norms=optimizer.needs_norms,
+            widths=_row_widths(flat, optimizer, options.compression),
+        )
+
+    def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
+        """Return what makes a replica of a rank over its shards; shipped to the ranks."""
+        program, weights = self.model.replica_program(), self.model.weights()
+        return functools.partial(
+            self.model.replica, program, weights, self.plan.ranks, self.plan.widths
+        )
+
+    def run(
+        self,
+        transport: Transport,
+        cluster: SparkCluster,
+        policy: FailurePolicy,
+        on_progress: Callable[[dict], None],
+        evaluate: Callable[..., list] | None = None,
+    ) -> Checkpoint:
+        """Train to the end and return the final state.
+
+        Parameters
+        ----------
+        transport : Transport
+        cluster : SparkCluster
+        policy : FailurePolicy
+        on_progress : callable
+            Called with a dict after every group.
+        evaluate : callable, optional
+            Method ``attempt`` of a job of :meth:`DriverModel.evaluation`.
+        """
+        context, model = self._context, self.model
+        described = policy.run(lambda: _described(transport), "trying again")
+        ranks = RankStates(transport, self.plan, model, policy)
+        step = self._step(context, model, ranks, described, cluster, policy, on_progress, evaluate)
+        checkpointer = ParameterLayerCheckpointer(context, step, model, ranks, policy)
+        checkpointer.start(self._start)
+        return EpochRunner(context, Triggers(context), model.hooks, step, checkpointer).run()
+
+
+def _described(transport: Transport) -> list[dict]:
+    """Return what the ranks know of their rows."""
+    described = transport.rows()
+    streams = [(each.get("stream"), each["rows"]) for each in described]
+    if len(streams) > 1 and streams[0][0] is not None and len(set(streams)) == 1:
+        raise UsageError(
+            f"All {len(streams)} workers have read the same {streams[0][1]} rows of the "
+            "iterable data; pass a function data(config, batch_size) that makes the part "
+            "config['rank'] of config['size'], or use a backend other than 'bigdl', which "
+            "shares the rows out",
+            code="data-order",
+        )
+    return described
+
+
+def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int, ...]:
+    """Return the widths of tables whose rows travel by themselves; empty if none do.
+
+    Raises
+    ------
+    UsageError
+        If they have to, and cannot.
+    """
+    clamp, name = optimizer.clamp, compression
+    if not any(flat.widths):
+        return ()
+    keeps_zeros = not codec_for(name).feedback and (clamp is None or clamp[0] <= 0 <= clamp[1])
+    if optimizer.is_by_row and not keeps_zeros:
+        raise UsageError(
+            f"{optimizer.sliced.__name__} updates the rows that a batch has read alone, and "
+            f"with compression={name!r} and gradients clipped to {clamp} others change, too; "
+            "use compression='bf16', and a range with 0 in it",
+            code="argument-conflict",
+            argument="compression",
+        )
+    widths = flat.widths
+    return widths if keeps_zeros and optimizer.updates_rows(widths) else ()
 
 
 def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = "") -> None:
@@ -536,27 +685,28 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
 class ParameterLayerTraining(TrainingSession):
     """:class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
 
-    The program of a fit does not run; the loop takes model and settings from it.
+    The program of a fit does not run; the driver takes model and settings from it.
     """
 
-    loop: Callable[..., ParameterLayerLoop]
+    driver_model: Callable[..., DriverModel]
+    step = ParameterLayerStep
 
     def _attempt_until_done(self, engine, feed, program, start, policy, progress):
         options = program.settings.parameter_layer
         options.check(engine.num_workers)
         if options.transport == "shuffle" and isinstance(engine, ConnectEngine):
             refuse('backend="bigdl" with transport="shuffle"', 'pass transport="barrier" to fit')
-        loop = self.loop(program, engine.num_workers, start)
+        fit = ParameterLayerFit(program, engine.num_workers, start, self.driver_model, self.step)
         feeds = dict(feed.feeds)
         validation = feeds.pop("validation", None)
         with contextlib.ExitStack() as opened:
             transport = opened.enter_context(
-                _TRANSPORTS[options.transport](engine, loop.plan, loop.replicas(), FeedGroup(feeds))
+                _TRANSPORTS[options.transport](engine, fit.plan, fit.replicas(), FeedGroup(feeds))
             )
             evaluate = None
             if validation is not None:
-                evaluation = loop.evaluation(validation, self._sync)
+                evaluation = fit.model.evaluation(validation, self._sync)
                 evaluate = opened.enter_context(
                     engine.open(evaluation, validation, keep_spools=True)
                 ).attempt
-            return loop.run(transport, engine.cluster, policy, progress.update, evaluate)
+            return fit.run(transport, engine.cluster, policy, progress.update, evaluate)

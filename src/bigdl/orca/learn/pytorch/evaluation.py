@@ -34,10 +34,12 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource, deal_streams
 from bigdl.training.figures import EpochSums, Timers
+from bigdl.training.fit import FitContext, TrainState
 from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, Finding, LossWeights, agreed
-from bigdl.training.position import Position
+from bigdl.training.position import Goal, Position
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
+    RunningState,
     device_of,
     dumps,
     loads,
@@ -93,14 +95,23 @@ class TorchRunner:
         Set it on any rank to end the training after the current step.
     """
 
-    def __init__(self, worker: Worker, config: dict, callbacks: Sequence[Any]):
+    def __init__(
+        self,
+        worker: Worker,
+        config: dict,
+        callbacks: Sequence[Any],
+        context: FitContext | None = None,
+    ):
+        if context is None:
+            context = FitContext(None, TrainState(Goal()), worker)
+        self._state, self.settings, self.sync = context.state, context.settings, context.sync
+        self.worker = worker
         self.rank, self.size = worker.rank, worker.world_size
         self.config = config
         self.callbacks = list(callbacks)
         self.main = next((c for c in self.callbacks if isinstance(c, MainCallback)), None)
         self._old = [c for c in self.callbacks if has_old_hooks(c)]
-        self.position = Position()
-        self.first_epoch = self.num_epochs = 0
+        self.num_epochs = 0
         self.num_steps: int | None = None
         self.updated = False
         self.epoch_is_whole = True
@@ -119,14 +130,41 @@ class TorchRunner:
         self.train_loader: WorkerBatches | None = None
         self.val_loader: WorkerBatches | None = None
         self.timers = Timers()
-        self.stop = False
+        self._running: RunningState | None = None
         self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
 
-    def _bind(self, built: BuiltParts) -> None:
-        """Have the parts of a model as attributes."""
+    def bind(self, built: BuiltParts, running: RunningState | None = None) -> None:
+        """Have the parts of a model as attributes.
+
+        Parameters
+        ----------
+        built : BuiltParts
+        running : RunningState, optional
+            Of a fit: the buffers of the model.
+        """
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
+        self._running = running
+
+    def take_batches(
+        self, data: BatchSource, validation: BatchSource | None, batch_size: int
+    ) -> None:
+        """Have the batches of this worker as loaders."""
+        self.train_loader = WorkerBatches(data, batch_size)
+        self.val_loader = None if validation is None else WorkerBatches(validation, batch_size)
+
+    @property
+    def position(self) -> Position:
+        return self._state.position
+
+    @property
+    def stop(self) -> bool:
+        return self._state.stop
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        self._state.stop = value
 
     @property
     def epochs(self) -> int:
@@ -139,10 +177,11 @@ class TorchRunner:
     @property
     def history(self) -> list[dict]:
         """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
-        entries = [e for e in self.position.history if e["epoch"] > self.first_epoch]
+        first = self._state.goal.first
+        entries = [e for e in self.position.history if e["epoch"] > first]
         newest = self.epoch_stats
         is_new = "epoch" in newest and (not entries or newest["epoch"] > entries[-1]["epoch"])
-        return [*entries, newest] if is_new and newest["epoch"] > self.first_epoch else entries
+        return [*entries, newest] if is_new and newest["epoch"] > first else entries
 
     @property
     def models(self) -> list:
@@ -227,7 +266,7 @@ class TorchRunner:
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         """Statistics of all workers in the model for the time of a block; a collective."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self._running is None else self._running.merged()
 
     def state_dict(self) -> dict:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
@@ -558,7 +597,7 @@ class EvaluateProgram:
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
-        runner._bind(built)
+        runner.bind(built)
         data = settings.open_batches(worker.shard, worker, config)
         deal_streams([data], sync, lambda text: print(text, flush=True))
         runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)

@@ -476,16 +476,18 @@ class ForwardPass(ABC):
             Of a batch, on the CPU.
         loss : tensor or None
         """
-        output, label = logits_of(output), self._ignored_label(loss)
+        output, is_over_classes = logits_of(output), isinstance(self.criterion, _OVER_CLASSES)
+        label = self.criterion.ignore_index if is_over_classes else ignored_label(loss)
         if isinstance(target, list | tuple) and len(target) == 1:
             (target,) = target
         if label is None or not isinstance(output, torch.Tensor):
             return output, target, weights
         if not isinstance(target, torch.Tensor) or output.ndim != target.ndim + 1:
             return output, target, weights
-        is_torchs = isinstance(self.criterion, _OVER_CLASSES) and output.ndim > 2
         classes_last = output
-        if is_torchs or output.shape[:-1] != target.shape:  # classes come second
+        if (is_over_classes and output.ndim > 2) or output.shape[
+            :-1
+        ] != target.shape:  # classes come second
             classes_last = output.movedim(1, -1)
         if classes_last.shape[:-1] != target.shape:
             return output, target, weights
@@ -496,12 +498,6 @@ class ForwardPass(ABC):
             shape = (len(target), *[1] * (target.ndim - 1))
             weights = weights.reshape(shape).expand(target.shape)[kept]
         return output[kept], target[kept], weights
-
-    def _ignored_label(self, loss) -> int | None:
-        """Return the label that the loss ignores, if it is one over classes."""
-        if isinstance(self.criterion, _OVER_CLASSES):
-            return self.criterion.ignore_index
-        return ignored_label(loss)
 
     # -- hooks of a LightningModule; other modules have none ---------------------------------------
 
@@ -627,7 +623,8 @@ class PlainForward(ForwardPass):
         return call_with_columns(self.model, inputs, self.columns.features or ())
 
     def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
-        criterion, has_rows = self.criterion, _have_rows(output, rows)
+        criterion = self.criterion
+        has_rows = any(rows in tensor.shape[:2] for tensor in tensors_in(output))
         if criterion is None or loss is not self._made or not has_rows:
             return super().find(batch, output, target, rows, loss)
 
@@ -825,11 +822,6 @@ def _known_form(criterion: Any) -> str:
     if isinstance(criterion, nn.AdaptiveLogSoftmaxWithLoss):
         return ""
     return SUM if getattr(criterion, "reduction", "mean") == "sum" else ROWS
-
-
-def _have_rows(output: Any, rows: int) -> bool:
-    """Return True if an output has a tensor of these rows."""
-    return any(rows in tensor.shape[:2] for tensor in tensors_in(output))
 
 
 def loss_sentence(name: str, reason: str) -> str:

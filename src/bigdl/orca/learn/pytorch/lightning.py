@@ -29,6 +29,7 @@ from bigdl.orca.learn.pytorch.forward import (
 )
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.batches import all_gather_json
+from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import LossWeights
 from bigdl.training.position import Goal, Position
 from bigdl.training.state import dumps, loads
@@ -344,19 +345,21 @@ class WorkerTrainer:
         self.model = self.lightning_module = model
         model.trainer = self
 
-    def begin_fit(self, loop: Any, steps: int) -> None:
+    def begin_fit(self, runner: Any, context: FitContext, steps: int) -> None:
         """Know what a fit knows as soon as it has its rows.
 
         Parameters
         ----------
-        loop : TorchLoop
+        runner : TorchRunner
+        context : FitContext
         steps : int
             Batches of an epoch.
         """
-        self._loop, self._steps, self.say = loop, steps, loop.warn_once
-        self._goal = loop.settings.goal
-        self.accumulate_grad_batches = loop.settings.accumulate
-        clipping = loop.settings.clipping
+        settings = context.settings
+        self._loop, self._steps, self.say = runner, steps, context.warn
+        self._goal = settings.goal
+        self.accumulate_grad_batches = settings.accumulate
+        clipping = settings.clipping
         if clipping.norm is not None:
             self.gradient_clip_val, self.gradient_clip_algorithm = clipping.norm, "norm"
         elif clipping.maximum is not None:

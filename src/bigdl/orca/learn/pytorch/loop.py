@@ -1,16 +1,17 @@
 """The training loop of PyTorch: one update, one epoch, one fit.
 
 It knows neither which engine runs it nor what the input was: a worker gives it shards, a sync
-gives it collectives.  :class:`FitProgram` is what an engine ships.  What all ranks decide (whether
-to go on, whether to write a checkpoint) is computed from figures that are equal on all of them.
-:class:`TorchEpochs` is the part that a fit by the parameter layer has in common with it.
+gives it collectives.  :class:`FitProgram` is what an engine ships; :class:`TorchFit` puts the parts
+of a fit together, which :class:`~bigdl.training.fit.EpochRunner` runs.  What all ranks decide
+(whether to go on, whether to write a checkpoint) is computed from figures that are equal on all of
+them.  A fit by the parameter layer has the same :class:`TorchHooks`, and other steps.
 """
 
 import contextlib
+import functools
 import math
 import time
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,7 +25,6 @@ from bigdl.orca.learn.pytorch.device_batches import DeviceBatches
 from bigdl.orca.learn.pytorch.evaluation import (
     EvaluationSettings,
     TorchRunner,
-    WorkerBatches,
     evaluate_collectively,
 )
 from bigdl.orca.learn.pytorch.forward import (
@@ -38,9 +38,9 @@ from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import (
+    BatchSource,
     all_gather_json,
     deal_streams,
     plan_batches,
@@ -48,7 +48,19 @@ from bigdl.training.batches import (
     zero_column,
 )
 from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
-from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
+from bigdl.training.fit import (
+    EpochRunner,
+    FitContext,
+    Hooks,
+    RunSettings,
+    TrainState,
+    Triggers,
+    WorkerCheckpointer,
+    WorkerStep,
+    exchange,
+    input_facts,
+    start,
+)
 from bigdl.training.loss_form import Finding, agreed
 from bigdl.training.state import (
     RunningState,
@@ -253,7 +265,7 @@ class OptimizerStep:
 
     def check(self) -> None:
         """Refuse local steps of a loss or a model that they do not go with."""
-        is_sum = self._loss_is_sum
+        is_sum = self._forward_pass.loss_is_sum
         if self._alone.steps > 1 and (is_sum or self._tables):
             what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
@@ -263,10 +275,6 @@ class OptimizerStep:
                 argument="local_steps",
             )
 
-    @property
-    def _loss_is_sum(self) -> bool:
-        return self._forward_pass.loss_is_sum
-
     def _reset(self):
         self._batches, self._weight, self._total = 0, 0.0, 0.0
 
@@ -275,10 +283,6 @@ class OptimizerStep:
         if not self._batches:
             self._forward_pass.zero_grad(self._optimizer)
         self._tables.begin()
-
-    def end_forward(self) -> None:
-        """After the forward pass of a batch, or without one; a collective."""
-        self._tables.finish()
 
     def backward(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
         """Compute the gradients of a batch.
@@ -298,7 +302,7 @@ class OptimizerStep:
             if counted:
                 self._alone.rows += counted
                 self._forward_pass.backward(loss)
-        elif self._loss_is_sum:
+        elif self._forward_pass.loss_is_sum:
             self._weight = 1.0
             self._last_backward(loss)
         elif self._accumulate == 1:
@@ -341,7 +345,7 @@ class OptimizerStep:
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         self._tables.send_gradients(self._weight)
         slices = self._tables.weights
-        if self._accumulate > 1 and not self._loss_is_sum and self._total:
+        if self._accumulate > 1 and not self._forward_pass.loss_is_sum and self._total:
             for parameter in [*parameters, *slices]:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._total)
@@ -377,7 +381,13 @@ class OptimizerStep:
             See :meth:`backward`. The weights of the ranks' losses add up to 1, so gradients that an
             earlier pass has summed already stay what they are.
         """
-        weight = float(counted > 0) if self._loss_is_sum else counted / total if total else 0.0
+        weight = (
+            float(counted > 0)
+            if self._forward_pass.loss_is_sum
+            else counted / total
+            if total
+            else 0.0
+        )
         parameters, queued = self.parameters, False
 
         def reduce():
@@ -433,292 +443,318 @@ class Buffers(RunningState):
             buffer.copy_(value)
 
 
-class TorchEpochs(TorchRunner, FitLoop):
-    """Epochs of a PyTorch fit: hooks, validation and figures around steps that a subclass makes."""
+@dataclass(eq=False)
+class TorchHooks(Hooks):
+    """Callbacks of a PyTorch fit and hooks of a LightningModule, and the files of its model.
 
-    settings: FitSettings
-    _built: BuiltParts
-    _plan: BatchPlan
-    _records: Mapping[str, Records]  # files of a checkpoint, if steps are recorded
-    _validation: Any = None  # what an evaluation works on, if there is one
-    _forward_pass: ForwardPass | None = None  # of this process, if it makes steps
+    Attributes
+    ----------
+    context : FitContext
+    runner : TorchRunner
+        What callbacks see.
+    built : BuiltParts
+    records : dict of str to Records
+        By the name of their file in a checkpoint, if steps are recorded.
+    forward_pass : ForwardPass, optional
+        Of this process, if it makes steps.
+    """
 
-    @abstractmethod
-    def _run_steps(self) -> bool:
-        """Make the steps that are left of the epoch; returns True if it is whole now."""
+    context: FitContext
+    runner: TorchRunner
+    built: BuiltParts
+    records: Mapping[str, Records]
+    forward_pass: ForwardPass | None = None
 
-    @abstractmethod
-    def _epoch_figures(self) -> dict | None:
-        """Return the figures of the epoch's training, or None if no step was made."""
-
-    @abstractmethod
-    def _evaluate(self) -> dict | None:
-        """Return what an evaluation of the validation data gave."""
-
-    def fit(self) -> Any:
-        """Train to the end; returns what :meth:`_finish` does."""
-        settings = self.settings
-        self.first_epoch = settings.goal.first
-        self.num_epochs = settings.goal.last_epoch(
-            self.position, self._plan.steps, settings.accumulate
-        )
-        self.call("before_run")
-        self._on("on_fit_start")
-        self._on("on_train_start")
-        self._run_epochs()
-        self._on("on_train_end")
-        self._on("on_fit_end")
-        self._on("teardown", "fit")
-        self.call("after_run")
-        return self._finish()
+    @property
+    def are_called(self):
+        return bool(self.runner.callbacks)
 
     def _on(self, hook: str, *arguments: Any) -> None:
         """Call a hook of a LightningModule."""
-        if self._forward_pass is not None:
-            self._forward_pass.on(hook, *arguments)
+        if self.forward_pass is not None:
+            self.forward_pass.on(hook, *arguments)
 
-    def _epoch(self) -> None:
-        position = self.position
-        self.model.train()
-        if self._forward_pass is not None:
-            self._forward_pass.begin_training()
-        self.call("before_train_epoch")
+    def begin_fit(self):
+        state, accumulate = self.context.state, self.context.settings.accumulate
+        steps = cast("int", state.epoch_steps)
+        self.runner.num_epochs = state.goal.last_epoch(state.position, steps, accumulate)
+        self.runner.call("before_run")
+        self._on("on_fit_start")
+        self._on("on_train_start")
+
+    def end_fit(self):
+        self._on("on_train_end")
+        self._on("on_fit_end")
+        self._on("teardown", "fit")
+        self.runner.call("after_run")
+        return False
+
+    def begin_epoch(self):
+        self.runner.model.train()
+        if self.forward_pass is not None:
+            self.forward_pass.begin_training()
+        self.runner.call("before_train_epoch")
         self._on("on_train_epoch_start")
-        is_whole = self._run_steps()
-        figures = self._epoch_figures()
-        if figures is None:  # it was stopped before the first step
-            return
-        entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **figures}
-        if self._validation is not None:
-            self._validate(entry)
-        self._take_log(entry)
-        self.epoch_stats, self.epoch_is_whole = entry, is_whole
-        if self.callbacks:
-            self._pull()
-        self.call("after_train_epoch")
-        self._end_epoch(entry, is_whole, loss=entry["train_loss"], score=score_of(entry))
 
-    def _take_log(self, entry: dict) -> None:
-        """Add what the module logged in the epoch; it may also end the fit here."""
-
-    def _validate(self, entry: dict) -> None:
-        self.call("before_val_epoch")
-        evaluation = cast("dict", self._evaluate())
+    def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
+        """Add the figures of an evaluation to those of an epoch, among the hooks of both."""
+        runner = self.runner
+        runner.call("before_val_epoch")
+        evaluation = evaluate()
         if evaluation.get("warning"):
-            self._warn_once(evaluation["warning"], "loss")
+            self.context.warn(evaluation["warning"], "loss")
         figures = validation_names(evaluation["figures"])
         entry.update(figures)
         entry["profile"].update(evaluation["profile"])
         for worker, those in zip(entry["workers"], evaluation.get("workers", ()), strict=False):
             worker.update(validation_names(those))
-        self.epoch_stats, self.metrics_stats = entry, figures
-        self.call("after_val_epoch")
+        runner.epoch_stats, runner.metrics_stats = entry, figures
+        runner.call("after_val_epoch")
 
-    def _close_epoch(self, entry: dict) -> None:
-        super()._close_epoch(entry)
-        self._built.step_scheduler(self, entry)
-        if self._forward_pass is not None:
-            self._forward_pass.close_epoch()
+    def end_epoch(self, entry, is_whole):
+        self.runner.epoch_stats, self.runner.epoch_is_whole = entry, is_whole
+        self.runner.call("after_train_epoch")
+        return {"loss": entry["train_loss"], "score": score_of(entry)}
 
-    def _files(self) -> dict[str, bytes]:
-        records = {name: records.dump() for name, records in self._records.items()}
-        return {**self._built.files(), **records}
+    def close_epoch(self, entry):
+        self.built.step_scheduler(self.runner, entry)
+        if self.forward_pass is not None:
+            self.forward_pass.close_epoch()
 
-    def _load(self, files: dict[str, bytes]) -> None:
-        self._built.load(files)
-        for name, records in self._records.items():
+    def is_stopped(self, *, in_epoch=False):
+        state, sync = self.context.state, self.context.sync
+        if self.are_called and sync is not None and sync.world_size > 1:
+            state.stop = any(vote[0] for vote in sync.all_gather([float(state.stop)]))
+        return state.stop
+
+    def files(self):
+        records = {name: records.dump() for name, records in self.records.items()}
+        return {**self.built.files(), **records}
+
+    def load(self, files):
+        self.built.load(files)
+        for name, records in self.records.items():
             if name in files:
                 records.load(files[name])
 
 
-class TorchLoop(TorchEpochs, WorkerLoop):
-    """The training loop of PyTorch in one worker."""
+class TorchRows:
+    """The rows of one worker, cut in the batches of an epoch.
 
-    _records: Mapping[str, StepSummary]
-    _read: tuple[BatchPlan, Any] | None = None  # batches and order of the epoch that is read
+    Parameters
+    ----------
+    context : FitContext
+    config : dict
+    criterion : callable or None
+        The loss, which may not count all rows alike.
 
-    def __init__(
-        self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
-    ):
-        super().__init__(worker, parts.config, settings.callbacks)
-        self.worker, self.sync, self.settings = worker, sync, settings
+    Attributes
+    ----------
+    data, validation : BatchSource
+        The latter is None without validation.
+    types : list or None
+        Of the training data, as far as some worker knows them.
+    plan : BatchPlan
+        The batches of the epoch.
+    order : object
+        Of the rows in the epoch, once it is open.
+    is_uneven : bool
+        True if rows of a batch may count differently on the workers.
+    """
 
-        # creators run under one seed, so that all ranks start from the same weights
-        seed_everything(settings.seed)
-        self._built = built = parts.build(training=True, place=Place.of(worker), is_early=True)
-        self._check_tables()
-        self._bind(built)
-        self._forward_pass: ForwardPass = settings.forward_pass(built)
-        seed_everything(settings.seed, self.rank + 1)
+    def __init__(self, context: FitContext, config: dict, criterion: Any):
+        worker, sync, settings = context.worker, context.sync, context.settings
+        sources = {
+            name: settings.open_batches(shard, worker, config)
+            for name, shard in worker.shards.items()
+        }
+        deal_streams(list(sources.values()), sync, context.warn)
+        self.data, self.validation = sources["data"], sources.get("validation")
+        window = self.data.window(shuffle_memory(config, worker.threads))
+        workers, self.types = exchange(
+            sync,
+            {
+                **self.data.facts(window),
+                "validation": 1 if self.validation is None else self.validation.rows,
+                "uneven": counts_unevenly(criterion)
+                and (criterion.weight is not None or self.data.has_label(criterion.ignore_index)),
+            },
+        )
+        self.plan, context.state.layout = plan_batches(settings, workers)
+        context.state.epoch_steps = self.plan.steps
+        self.is_uneven = settings.weighted or any(each["uneven"] for each in workers)
+        if self.validation is not None:
+            self.validation.take_types(self.types, self.data)
+        self._whole, self._settings, self._state = self.plan, settings, context.state
+        self._rank, self.order, self._is_open = worker.rank, None, False
 
-        self._start(worker, sync)
-        built.tables.connect(sync)
-        self.device = device_of(worker, sync)
-        move(built, self.device)
-        self._precision = precision_of(settings.precision, self.device)
-        self._prepare_data()
-        self._configure(parts)
-        self._update = OptimizerStep(sync, built, self._forward_pass, settings)
-        self._batches = DeviceBatches(self._data, self.device, worker)
-        self._running = Buffers(self.model, sync)
-        self._records = {"summary.pt": StepSummary()} if settings.summary else {}
-        self._restore()
-        local = settings.batch_size // self.size
-        self.train_loader = WorkerBatches(self._data, local)
-        if self._validation is not None:
-            self.val_loader = WorkerBatches(self._validation, local)
+    def one_row(self) -> Any:
+        """Return a batch of one row, of zeros where the types of the columns are known."""
+        types = self.data.types or (None if self.data.rows else self.types)
+        if types is None:
+            if not self.data.rows:
+                raise UsageError(
+                    "The model has lazy layers, and a worker has no row to take their sizes from; "
+                    "use fewer workers, or give the sizes",
+                    code="model-unbuilt",
+                )
+            return self.data.batch(0, 1)
+        columns = [[zero_column(each, 1) for each in columns] for columns in types]
+        inputs, targets = tree_map_only(np.ndarray, torch.from_numpy, columns)
+        return [*inputs, targets[0] if len(targets) == 1 else tuple(targets)]
 
-    def _configure(self, parts: ModelParts) -> None:
-        """Let a LightningModule make its optimizer, which may depend on the number of rows."""
-        built, settings = self._built, self.settings
-        if is_lazy(built.model):
-            with isolated_rng(settings.seed):
-                self._forward_pass.take_sizes(to_device(self._one_row(), self.device))
-        if is_lightning(built.model):
-            built.model.trainer.begin_fit(self, self._whole.steps)
-        if built.optimizer is None:
-            with isolated_rng(settings.seed):
-                parts.configure(built)
-            self._bind(built)
-        if self.rank == 0 and is_lightning(built.model):
-            dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
-            if dropped is not None:
-                self.warn_once(dropped)
+    def open_epoch(self) -> None:
+        """Cut the rows of the epoch: all of them, or those that other workers have left."""
+        state, rank = self._state, self._rank
+        position, rest = state.position, state.rest
+        self.plan = self._whole if rest is None or rest.epoch != position.epoch else rest
+        window = state.layout.windows[rank]
+        self.order = self.data.order_of_pass(
+            self.plan, self._settings, position.epoch, rank, window, position.batch
+        )
+        self._is_open = True
 
-    def _check_tables(self) -> None:
-        """Refuse what sharded embeddings do not go with."""
-        if not self._built.tables:
-            return
-        if self.settings.run_url is None:
-            raise UsageError(
-                "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "
-                "folder that the driver and all workers share: workers write their rows there",
-                code="argument-missing",
-                argument="model_dir",
+    def left(self) -> np.ndarray | None:
+        """Ids of the rows that are left of the epoch; None before one is open."""
+        if not self._is_open:
+            return None
+        first = self.plan.batch(self._state.position.batch, self._rank)[0]
+        return self.data.ids_from(self.order, first)
+
+
+@dataclass(eq=False)
+class TorchStep(WorkerStep):
+    """An update of a PyTorch model from one batch, or from several that add up."""
+
+    context: FitContext
+    runner: TorchRunner
+    built: BuiltParts
+    forward_pass: ForwardPass
+    rows: TorchRows
+    hooks: TorchHooks
+    records: Mapping[str, StepSummary]
+
+    def __post_init__(self):
+        context, built, runner = self.context, self.built, self.runner
+        self._precision = precision_of(context.settings.precision, runner.device)
+        self._update = OptimizerStep(context.sync, built, self.forward_pass, context.settings)
+        self._batches = DeviceBatches(self.rows.data, runner.device, context.worker)
+        self.running = Buffers(built.model, context.sync)
+        runner.bind(built, self.running)
+
+    # -- an epoch ------------------------------------------------------------------------------
+
+    @property
+    def is_done(self):
+        return self.context.state.position.batch >= self.rows.plan.steps
+
+    def begin_epoch(self):
+        self.rows.open_epoch()
+
+    def run(self, triggers):
+        while not self._run_batch():  # until weights are those of all ranks
+            pass
+        return not self.is_done and triggers.ask()
+
+    def end_epoch(self):
+        state, sync = self.context.state, self.context.sync
+        if self.is_done:
+            self.running.merge()
+        figures = state.sums.all_reduce(sync)
+        if figures is None:
+            return None
+        if self.hooks.are_called:
+            timers = all_gather_json(sync, self.runner.timers.take())
+            figures["profile"].update(Timers.means(timers))
+        figures["profile"]["ended_at"] = time.time()
+        entry = {**state.entry(), **figures}
+        if self.rows.validation is not None:
+            self.hooks.validate(entry, functools.partial(self._evaluate, self.rows.validation))
+        logged = self.forward_pass.end_epoch(sync, entry)
+        if logged is not None:
+            entry.update(logged["figures"])
+            state.stop |= logged["stop"]
+        return entry
+
+    def _evaluate(self, data: BatchSource) -> dict:
+        with self.running.merged():
+            return evaluate_collectively(
+                self.runner, self.forward_pass, data, self.context.sync, self.context.settings
             )
-        if self.main is not None and self.main.owns_backward:
-            raise UsageError(
-                "An on_iter_backward of one's own does not go with a ShardedEmbedding, whose "
-                "gradients are sent before the optimizer's step; leave on_iter_backward as it is",
-                code="argument-conflict",
-                argument="callbacks",
-            )
-
-    # -- the fit -------------------------------------------------------------------------------
-
-    def _run_steps(self) -> bool:
-        self._plan = self._plan_of_epoch(self._whole)
-        position, order = self.position, self._order()
-        self._read = self._plan, order
-        while position.batch < self._plan.steps and not self._is_over():
-            while not self._iteration(order):
-                pass
-            if position.batch < self._plan.steps:
-                self._apply_triggers()
-        return position.batch == self._plan.steps
-
-    def _epoch_figures(self) -> dict | None:
-        if self.position.batch == self._plan.steps:
-            self._running.merge()
-        figures = self._sums.all_reduce(self.sync)
-        if figures is not None:
-            if self.callbacks:
-                timers = all_gather_json(self.sync, self.timers.take())
-                figures["profile"].update(Timers.means(timers))
-            figures["profile"]["ended_at"] = time.time()
-        return figures
-
-    def _evaluate(self) -> dict:
-        data = self._validation
-        with self._running.merged():
-            return evaluate_collectively(self, self._forward_pass, data, self.sync, self.settings)
-
-    def merged_buffers(self) -> contextlib.AbstractContextManager:
-        return self._running.merged()
 
     # -- the state -----------------------------------------------------------------------------
 
-    def _take_log(self, entry):
-        logged = self._forward_pass.end_epoch(self.sync, entry)
-        if logged is not None:
-            entry.update(logged["figures"])
-            self.stop |= logged["stop"]
+    @property
+    def source(self):
+        return self.rows.data
 
-    def _own(self):
-        log = self._forward_pass.log_state() if self.position.batch else None
+    def facts(self):
+        types = self.rows.types
+        return input_facts(self.context.settings, types and taken_types(self.built.model, types[0]))
+
+    def left(self):
+        return self.rows.left()
+
+    def rank_state(self):
+        log = self.forward_pass.log_state() if self.context.state.position.batch else None
         return capture_rng() if log is None else {**capture_rng(), "log": log}
 
-    def _put_own(self, state):
+    def put_rank_state(self, state):
         restore_rng(state)
         if "log" in state:
-            self._forward_pass.load_log([state["log"]])
+            self.forward_pass.load_log([state["log"]])
 
-    def _put_sums(self, states):
+    def put_sums(self, states):
         logs = [state["log"] for state in states if "log" in state]
         if logs:
-            self._forward_pass.load_log(logs)
+            self.forward_pass.load_log(logs)
 
-    @property
-    def _source(self):
-        return self._data
+    def slices(self):
+        return self.built.tables.arrays()
 
-    def _left(self):
-        if self._read is None:
-            return None
-        plan, order = self._read
-        return self._data.ids_from(order, plan.batch(self.position.batch, self.rank)[0])
-
-    def _slices(self):
-        return self._built.tables.arrays()
-
-    def _load_slices(self, slices):
-        self._built.tables.load(slices)
-
-    def _is_stopped(self) -> bool:
-        """Return True if a callback has stopped the training, on any rank; a collective."""
-        if self.callbacks and self.size > 1:
-            self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
-        return self.stop
+    def load_slices(self, slices):
+        self.built.tables.load(slices)
 
     # -- a batch -------------------------------------------------------------------------------
 
-    def _iteration(self, order) -> bool:
-        """One batch; returns whether it ended in weights that are those of all ranks."""
-        position = self.position
+    def _run_batch(self) -> bool:
+        """Train on a batch; return True if it ended in weights that are those of all ranks."""
+        runner, forward_pass, state = self.runner, self.forward_pass, self.context.state
+        position, plan, settings = state.position, self.rows.plan, self.context.settings
         started = time.perf_counter()
-        start, stop, batch_rows = self._plan.batch(position.batch, self.rank)
+        start, stop, batch_rows = plan.batch(position.batch, self.runner.rank)
         rows = stop - start
-        self.batch_idx = position.batch
-        self.batch = self.output = self.target = self.loss = None
+        runner.batch_idx = position.batch
+        runner.batch = runner.output = runner.target = runner.loss = None
         if rows:
-            self.batch = self._batches.get(position.batch, start, stop, self._plan, order)
-        self.call("before_train_iter")
-        self.batch = self._forward_pass.begin_batch(self.batch, self.batch_idx, rows)
-        self._forward_pass.rows = rows
+            runner.batch = self._batches.get(position.batch, start, stop, plan, self.rows.order)
+        runner.call("before_train_iter")
+        runner.batch = forward_pass.begin_batch(runner.batch, runner.batch_idx, rows)
+        forward_pass.rows = rows
         self._update.begin()
         fetched = forwarded = time.perf_counter()
         if rows:
             with self._precision():
                 self._forward()
             forwarded = time.perf_counter()
-        self._update.end_forward()
+        self.built.tables.finish()
         counted, total = self._counted(rows, batch_rows)
         position.batch += 1
-        of_rows = not total and self.settings.accumulate == 1
+        of_rows = not total and settings.accumulate == 1
         # where nothing counts, gradients are 0, which moves weights that have a momentum
         shares = (float(rows), float(batch_rows)) if of_rows else (counted, total)
-        self.updated, is_shared = self._backward(*shares)
+        runner.updated, is_shared = self._backward(*shares)
         computed = time.perf_counter()
-        self._running.rows += rows
-        loss = self.loss.item() if counted and self.loss is not None else 0.0
+        self.running.rows += rows
+        loss = runner.loss.item() if counted and runner.loss is not None else 0.0
         if math.isnan(loss):
-            self._warn_of_nan(self._nan_sentence())
-        rule = LossRule(self.settings.weighted, self._forward_pass.loss_is_sum)
+            self.context.warn(self._nan_sentence(), "nan")
+        rule = LossRule(settings.weighted, forward_pass.loss_is_sum)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
-        if self.updated:
+        if runner.updated:
             position.global_step += 1
-            self._built.step_scheduler(self)
-        self._sums.add(
+            self.built.step_scheduler(runner)
+        state.sums.add(
             *parts,
             rows,
             fetch_s=fetched - started,
@@ -726,30 +762,34 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             backward_s=computed - forwarded,
             step_s=time.perf_counter() - started,
         )
-        for summary in self._records.values():
-            summary.add_batch(self, parts, batch_rows, time.perf_counter() - started)
-        self._forward_pass.end_batch(self.batch)
-        self.call("after_train_iter")
-        self.worker.progress(**self._progress(self.num_epochs, self._plan.steps, self._sums.mean()))
+        for summary in self.records.values():
+            seconds = time.perf_counter() - started
+            summary.add_batch(runner, self.context.sync, parts, batch_rows, seconds)
+        forward_pass.end_batch(runner.batch)
+        runner.call("after_train_iter")
+        loss_so_far = state.sums.mean()
+        self.context.worker.progress(**state.progress(runner.num_epochs, plan.steps, loss_so_far))
         return is_shared
 
     def _forward(self):
+        runner = self.runner
         try:
-            self.run_forward(
-                lambda: self._forward_pass.forward(self.batch, self.batch_idx), "on_train_forward"
+            runner.run_forward(
+                lambda: self.forward_pass.forward(runner.batch, runner.batch_idx),
+                "on_train_forward",
             )
         except ValueError as error:
-            if "more than 1 value per channel" in str(error) and self._forward_pass.rows == 1:
+            if "more than 1 value per channel" in str(error) and self.forward_pass.rows == 1:
                 error.add_note(
                     "This worker has one row of the batch, which batch normalisation cannot take: "
                     'use a batch_size of two rows for each worker or more, or config={"drop_last": '
                     "True}, which leaves out the last batch if it is not full"
                 )
             raise
-        if self.main is not None and not hasattr(self.loss, "backward"):
+        if runner.main is not None and not hasattr(runner.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
-                f"a tensor, it is {type(self.loss).__name__}",
+                f"a tensor, it is {type(runner.loss).__name__}",
                 code="function-result",
             )
 
@@ -761,24 +801,29 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         updated, is_shared : bool
             Whether there are new weights, and whether they are the same on all ranks.
         """
-        if self.main is not None and self.main.owns_backward:
-            if self.loss is None:  # takes part in every pass without having a say
-                self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
-            with self._update.by_hand(counted, total):
-                self.main.on_iter_backward(self)
-            if self.batch is None:
-                self.loss = None
+        runner, update, position = self.runner, self._update, self.context.state.position
+        if runner.main is not None and runner.main.owns_backward:
+            if runner.loss is None:  # takes part in every pass without having a say
+                runner.loss = sum((p * 0).sum() for p in update.parameters if p.requires_grad)
+            with update.by_hand(counted, total):
+                runner.main.on_iter_backward(runner)
+            if runner.batch is None:
+                runner.loss = None
             return True, True
-        self._update.backward(self.loss, counted, total)
-        is_last = self.position.batch == self._plan.steps
-        if not (self._update.is_due or is_last):
+        update.backward(runner.loss, counted, total)
+        is_last = position.batch == self.rows.plan.steps
+        if not (update.is_due or is_last):
             return False, False
-        is_last |= self.position.global_step + 1 == self.settings.goal.steps
-        return True, self._update.step(is_last=is_last)
+        is_last |= position.global_step + 1 == self.context.state.goal.steps
+        return True, update.step(is_last=is_last)
 
     def _nan_sentence(self) -> str:
         """Where the loss is nan, and which columns of the batch are."""
-        position, settings, batch = self.position, self.settings, self.batch
+        position, settings, batch = (
+            self.context.state.position,
+            self.context.settings,
+            self.runner.batch,
+        )
         where = f"The loss is nan at step {position.batch} of epoch {position.epoch + 1}"
         if not isinstance(batch, Mapping):
             parts = batch if isinstance(batch, list | tuple) else [batch]
@@ -794,82 +839,127 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _counted(self, rows, batch_rows) -> tuple[float, float]:
         """Return the divisors of the loss on this rank and over all of them; maybe a collective."""
-        weights = self._forward_pass.loss_weights
+        weights, runner = self.forward_pass.loss_weights, self.runner
         if weights.is_due():
             self._find_form(rows)
-        if not (self._is_uneven or weights.is_uneven):
+        if not (self.rows.is_uneven or weights.is_uneven):
             return float(rows), float(batch_rows)
         counted = 0.0
         if rows:
-            parts = self.output, self.target, rows, self.loss
-            counted = self._forward_pass.denominator(*parts)
+            parts = runner.output, runner.target, rows, runner.loss
+            counted = self.forward_pass.denominator(*parts)
             self._warn_of_loss()
-        return counted, sum(row[0] for row in self.sync.all_gather([counted]))
+        return counted, sum(row[0] for row in self.context.sync.all_gather([counted]))
 
     def _find_form(self, rows: int) -> None:
         """Find out how the loss follows from rows, with this batch; a collective."""
-        weights, finding = self._forward_pass.loss_weights, Finding()
-        if rows and self.loss is not None:
-            batch = self.batch, self.output, self.target, rows, self.loss
-            finding = self._forward_pass.find(*batch)
-        codes = [row[0] for row in self.sync.all_gather([finding.code])]
+        weights, finding, runner = self.forward_pass.loss_weights, Finding(), self.runner
+        if rows and runner.loss is not None:
+            batch = runner.batch, runner.output, runner.target, rows, runner.loss
+            finding = self.forward_pass.find(*batch)
+        codes = [row[0] for row in self.context.sync.all_gather([finding.code])]
         weights.settle(agreed(codes), finding.reason)
         self._update.check()
-        if finding.reason or self.rank == 0:
+        if finding.reason or self.runner.rank == 0:
             self._warn_of_loss()
 
     def _warn_of_loss(self) -> None:
         """Tell the user once that parts of a batch cannot be weighted as in one process."""
-        reason, is_alone = self._forward_pass.loss_weights.reason, self.size == 1
-        if reason and not (is_alone and self.settings.accumulate == 1):
-            self._warn_once(loss_sentence(self._forward_pass.loss_name, reason), "loss")
+        reason, is_alone = self.forward_pass.loss_weights.reason, self.context.sync.world_size == 1
+        if reason and not (is_alone and self.context.settings.accumulate == 1):
+            self.context.warn(loss_sentence(self.forward_pass.loss_name, reason), "loss")
 
-    # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> None:
-        settings, criterion = self.settings, self.criterion
-        sources = {
-            name: settings.open_batches(shard, self.worker, self.config)
-            for name, shard in self.worker.shards.items()
-        }
-        deal_streams(list(sources.values()), self.sync, self.warn_once)
-        self._data, self._validation = sources["data"], sources.get("validation")
-        window = self._data.window(shuffle_memory(self.config, self.worker.threads))
-        described = {
-            **self._data.facts(window),
-            "validation": 1 if self._validation is None else self._validation.rows,
-            "uneven": counts_unevenly(criterion)
-            and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
-        }
-        workers = self._exchange(described)
-        self._whole, self._layout = plan_batches(settings, workers)
-        self._plan = self._whole
-        self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
-        if self._validation is not None:
-            self._validation.take_types(self._types, self._data)
+class TorchFit:
+    """A PyTorch fit in one worker, put together from its parts.
 
-    def _taken_types(self, types: list) -> list:
-        return taken_types(self.model, types)
+    Parameters
+    ----------
+    worker : Worker
+    sync : GradientSync
+    parts : ModelParts
+    settings : FitSettings
 
-    def _one_row(self) -> Any:
-        """Return a batch of one row, of zeros where the types of the columns are known."""
-        types = self._data.types or (None if self._data.rows else self._types)
-        if types is None:
-            if not self._data.rows:
-                raise UsageError(
-                    "The model has lazy layers, and a worker has no row to take their sizes from; "
-                    "use fewer workers, or give the sizes",
-                    code="model-unbuilt",
-                )
-            return self._data.batch(0, 1)
-        columns = [[zero_column(each, 1) for each in columns] for columns in types]
-        inputs, targets = tree_map_only(np.ndarray, torch.from_numpy, columns)
-        return [*inputs, targets[0] if len(targets) == 1 else tuple(targets)]
+    Attributes
+    ----------
+    state : TrainState
+    runner : TorchRunner
+        What callbacks see: the model, its optimizer, ...
+    built : BuiltParts
+    step : TorchStep
+    epochs : EpochRunner
+    """
 
-    def _order(self):
-        rank, window = self.rank, self._layout.windows[self.rank]
-        return self._data.order_of_pass(
-            self._plan, self.settings, self.epochs, rank, window, self.position.batch
+    def __init__(
+        self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
+    ):
+        self.state = state = TrainState(settings.goal)
+        context = FitContext(settings, state, worker, sync)
+        self.runner = runner = TorchRunner(worker, parts.config, settings.callbacks, context)
+
+        # creators run under one seed, so that all ranks start from the same weights
+        seed_everything(settings.seed)
+        self.built = built = parts.build(training=True, place=Place.of(worker), is_early=True)
+        _check_tables(built, runner, settings)
+        runner.bind(built)
+        forward_pass = settings.forward_pass(built)
+        seed_everything(settings.seed, worker.rank + 1)
+
+        writer = start(worker, sync)
+        built.tables.connect(sync)
+        runner.device = device_of(worker, sync)
+        move(built, runner.device)
+        rows = TorchRows(context, parts.config, built.criterion)
+        _configure(context, parts, built, runner, forward_pass, rows)
+        records = {"summary.pt": StepSummary()} if settings.summary else {}
+        hooks = TorchHooks(context, runner, built, records, forward_pass)
+        self.step = TorchStep(context, runner, built, forward_pass, rows, hooks, records)
+        checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
+        checkpointer.restore()
+        runner.take_batches(rows.data, rows.validation, settings.batch_size // runner.size)
+        self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
+
+
+def _configure(
+    context: FitContext,
+    parts: ModelParts,
+    built: BuiltParts,
+    runner: TorchRunner,
+    forward_pass: ForwardPass,
+    rows: TorchRows,
+) -> None:
+    """Let a LightningModule make its optimizer, which may depend on the number of rows."""
+    if is_lazy(built.model):
+        with isolated_rng(context.settings.seed):
+            forward_pass.take_sizes(to_device(rows.one_row(), runner.device))
+    if is_lightning(built.model):
+        built.model.trainer.begin_fit(runner, context, rows.plan.steps)
+    if built.optimizer is None:
+        with isolated_rng(context.settings.seed):
+            parts.configure(built)
+    if runner.rank == 0 and is_lightning(built.model):
+        dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
+        if dropped is not None:
+            context.warn(dropped)
+
+
+def _check_tables(built: BuiltParts, runner: TorchRunner, settings: FitSettings) -> None:
+    """Refuse what sharded embeddings do not go with."""
+    if not built.tables:
+        return
+    if settings.run_url is None:
+        raise UsageError(
+            "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "
+            "folder that the driver and all workers share: workers write their rows there",
+            code="argument-missing",
+            argument="model_dir",
+        )
+    if runner.main is not None and runner.main.owns_backward:
+        raise UsageError(
+            "An on_iter_backward of one's own does not go with a ShardedEmbedding, whose "
+            "gradients are sent before the optimizer's step; leave on_iter_backward as it is",
+            code="argument-conflict",
+            argument="callbacks",
         )
 
 
@@ -883,4 +973,4 @@ class FitProgram:
 
     def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():
-            return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
+            return TorchFit(worker, self.sync(worker), self.parts, self.settings).epochs.run()

@@ -14,7 +14,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.parameter_layer_fit.figures import GROUP_PHASES
 from bigdl.orca.learn.parameter_layer_fit.loop import (
-    ParameterLayerLoop,
+    DriverModel,
     ParameterLayerTraining,
     check_hooks,
 )
@@ -27,7 +27,7 @@ from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_sentence
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, may_be_sparse
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import (
@@ -38,6 +38,7 @@ from bigdl.orca.parameter_layer.optimizers import (
 )
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
+from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import DIVISOR, ROWS
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
 from bigdl.training.tables.growing import GrowingEmbedding
@@ -62,7 +63,7 @@ class TorchParameterLayerOptimizer:
     Attributes
     ----------
     sliced, groups, clamp, norm, slack, needs_norms, is_by_row
-        See :class:`~.loop.ParameterLayerLoop`.
+        See :class:`~.loop.DriverModel`.
     """
 
     slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -247,8 +248,8 @@ class TorchReplica(ParameterLayerReplica):
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
-class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
-    """A fit by the parameter layer; what callbacks see as their runner.
+class TorchDriverModel(DriverModel):
+    """A PyTorch model in the driver, and what callbacks see as their runner.
 
     Parameters
     ----------
@@ -256,12 +257,18 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
         Instances in it are copied.
     ranks : int
     start : Checkpoint or None
+    context : FitContext
     """
 
     replica = TorchReplica
-    _run_steps, _evaluate = ParameterLayerLoop._groups_of_epoch, ParameterLayerLoop._evaluated
 
-    def __init__(self, program: FitProgram, ranks: int, start: Checkpoint | None):
+    def __init__(
+        self,
+        program: FitProgram,
+        ranks: int,
+        start: Checkpoint | None,
+        context: FitContext,
+    ):
         settings = program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
@@ -283,72 +290,73 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
         parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
         parts.initialize = None  # for workers
         with isolated_rng(settings.seed):
-            self._built = built = parts.build(training=True)
+            built = parts.build(training=True)
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
-        TorchRunner.__init__(self, place, program.parts.config, settings.callbacks)
+        runner = TorchRunner(place, program.parts.config, settings.callbacks, context)
         if any(isinstance(module, GrowingEmbedding) for module in built.model.modules()):
             raise UsageError(
                 "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all "
                 "rows; use another backend, or a ShardedEmbedding",
                 code="unsupported",
             )
-        self._bind(built)
+        runner.bind(built)
         if is_lightning(built.model):
             has_loss = built.criterion is not None
             dropped = dropped_hooks(built.model, has_loss=has_loss, in_driver=True)
             if dropped is not None:
-                self.warn_once(dropped)
-        optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
+                context.warn(dropped)
+        self._program, self._state, self._model = program, context.state, built.model
+        self.optimizer = TorchParameterLayerOptimizer(built, settings.clipping, runner)
         self._records: dict[str, Records] = {}
         if settings.summary:
             self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
+        self.hooks: TorchHooks = TorchHooks(context, runner, built, self._records)
         if start is not None:
-            self._load(start.files)
-        flat = _flat(built, _widths(built))
-        loss_is_sum = settings.forward_pass(built).loss_is_sum
-        ParameterLayerLoop.__init__(
-            self, program, ranks, start, flat, optimizer, loss_is_sum, settings.weighted
-        )
-        self.device = next(self.model.parameters()).device
+            self.load(start.files)
+        self.flat = _flat(built, _widths(built))
+        self.loss_is_sum = settings.forward_pass(built).loss_is_sum
+        self.weighted = settings.weighted
+        runner.device = next(built.model.parameters()).device
 
-    def _replica_program(self):
-        settings = replace(self.settings, callbacks=(), metrics=(), checkpoint_trigger=None)
-        return replace(self._program, settings=settings)
+    def replica_program(self):
+        program = self._program
+        settings = replace(program.settings, callbacks=(), metrics=(), checkpoint_trigger=None)
+        return replace(program, settings=settings)
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings = replace(self.settings, callbacks=(), checkpoint_trigger=None)
+        settings = replace(self._program.settings, callbacks=(), checkpoint_trigger=None)
         parts = replace(self._program.parts, optimizer=None, scheduler_creator=None)
         return EvaluateProgram(parts, settings, (), sync)
 
-    # -- the fit -------------------------------------------------------------------------------
+    def weights(self):
+        return dumps(self._model.state_dict())
 
-    def _epoch_figures(self) -> dict | None:
-        figures = self._figures.entry()
-        if figures is not None and self._options.drop_stragglers is not None:
-            figures |= self._figures.dropped
-        return figures
-
-    def _after_group(self, steps, seconds):
+    def after_group(self, steps, seconds, figures):
         if not self._records:
             return
         summary, phases = self._records.values()
-        first = self.position.global_step - len(steps) + 1
-        pairs = zip(steps, self._figures.rows, strict=True)
-        for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
+        last = self._state.position.global_step
+        pairs = zip(steps, figures.rows, strict=True)
+        for number, (step, (loss, counted, rows)) in enumerate(pairs, last - len(steps) + 1):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
             summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
-        of_group = self._figures.phases
-        phases.add(self.position.global_step, [of_group[name] for name in GROUP_PHASES])
+        phases.add(last, [figures.phases[name] for name in GROUP_PHASES])
 
-    # -- files ---------------------------------------------------------------------------------
-
-    def _weights(self):
-        return dumps(self.model.state_dict())
+    def end_epoch(self, figures, evaluate):
+        merged = figures.entry()
+        if merged is None:
+            return None
+        entry = {**self._state.entry(), **merged}
+        if self._program.settings.parameter_layer.drop_stragglers is not None:
+            entry |= figures.dropped
+        if evaluate is not None:
+            self.hooks.validate(entry, evaluate)
+        return entry
 
 
 class TorchParameterLayerTraining(ParameterLayerTraining):
     """The fits of torch modules by the parameter layer."""
 
-    loop = TorchParameterLayerLoop
+    driver_model = TorchDriverModel

@@ -123,9 +123,10 @@ class BuiltParts:
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
         states[CLASSES] = json.dumps(self._classes()).encode()
-        extras = extras_of(self.model, self.optimizer, self.scheduler)
-        if extras:
-            states[EXTRAS] = dumps(extras)
+        if is_lightning(self.model):
+            extras = extras_of(self.model, self.optimizer, self.scheduler)
+            if extras:
+                states[EXTRAS] = dumps(extras)
         return states
 
     def _classes(self) -> dict[str, str]:
@@ -153,7 +154,8 @@ class BuiltParts:
             If it is the state of something else.
         """
         self._check_classes(files)
-        put_extras(self.model, files.get(EXTRAS))
+        if is_lightning(self.model):
+            put_extras(self.model, files.get(EXTRAS))
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
             data = files["optimizer.pt"]
@@ -321,8 +323,9 @@ class ModelParts:
             Where sharded embeddings are made; None makes them whole.
         """
         model = self._make_model(place)
-        set_up(model, "predict")
-        put_extras(model, self.extras)
+        if is_lightning(model):
+            set_up(model, "predict")
+            put_extras(model, self.extras)
         if place is not None:
             cut_tables(model, None, place)
         return model
@@ -361,9 +364,10 @@ class ModelParts:
             self.initialize()
         model = self.model if self.is_instance else self._make_model(place)
         criterion = self.build_loss()
-        trainer = WorkerTrainer(*((place.rank, place.world_size) if place else ()))
-        set_up(model, "fit" if training else "validate", trainer)
-        put_extras(model, self.extras)
+        if is_lightning(model):
+            trainer = WorkerTrainer(*((place.rank, place.world_size) if place else ()))
+            set_up(model, "fit" if training else "validate", trainer)
+            put_extras(model, self.extras)
         built = BuiltParts(model, criterion=criterion, loss_weight=self.loss_weight)
         if place is not None:
             cut_tables(model, self.optimizer, place)

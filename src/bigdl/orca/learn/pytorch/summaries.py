@@ -11,7 +11,8 @@ from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer, writer_c
 from bigdl.training.figures import Records
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.loop import TorchLoop
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
+    from bigdl.runtime.collectives.base import GradientSync
 
 TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
@@ -30,21 +31,26 @@ class StepSummary(Records):
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
     def add_batch(
-        self, loop: TorchLoop, parts: tuple[float, float], batch_rows: int, seconds: float
+        self,
+        runner: TorchRunner,
+        sync: GradientSync,
+        parts: tuple[float, float],
+        batch_rows: int,
+        seconds: float,
     ) -> None:
         """Add a batch; a collective if it ended in an update."""
         self._loss += parts[0]
         self._counted += parts[1]
         self._samples += batch_rows
         self._seconds += seconds
-        if not loop.updated:
+        if not runner.updated:
             return
-        everyone = loop.sync.all_gather([self._loss, self._counted])
+        everyone = sync.all_gather([self._loss, self._counted])
         losses, counted = (sum(numbers) for numbers in zip(*everyone, strict=True))
         throughput = self._samples / self._seconds if self._seconds else 0.0
-        rate = float(loop.optimizer.param_groups[0]["lr"])
+        rate = float(runner.optimizer.param_groups[0]["lr"])
         mean = losses / counted if counted else float("nan")
-        self.add(loop.global_step, [mean, rate, throughput])
+        self.add(runner.global_step, [mean, rate, throughput])
         self._begin()
 
 

@@ -4,6 +4,7 @@ The driver's model has the callbacks and the optimizer; a replica computes the g
 of its rank.
 """
 
+import functools
 import resource
 import time
 from collections.abc import Collection, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.parameter_layer_fit.loop import (
-    ParameterLayerLoop,
+    DriverModel,
     ParameterLayerTraining,
     check_hooks,
 )
@@ -26,14 +27,16 @@ from bigdl.orca.learn.parameter_layer_fit.replica import (
 )
 from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.fit import FitContext
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.training.keras.data import build_for, is_dataset, open_data
 from bigdl.training.keras.loop import (
     EvaluateProgram,
-    KerasEpochs,
     KerasFitProgram,
     KerasFitSettings,
+    KerasHooks,
+    entry_of,
     numbers_of,
 )
 from bigdl.training.keras.reducer import KerasLoss
@@ -101,8 +104,14 @@ def _check_model(model: Any) -> None:
 
 
 def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
-    weights = model.trainable_weights
-    return FlatModel(weights, _running_weights(model), array_of, _assign, widths)
+    """Return the trained weights, and those that layers change themselves, such as averages.
+
+    Those that were made to be trained and are frozen now are no such weights: they stay.
+    """
+    frozen = {id(w) for layer in model._flatten_layers() for w in layer._trainable_variables}
+    running = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
+    trained = model.trainable_weights
+    return FlatModel(trained, running, array_of, lambda v, values: v.assign(values), widths)
 
 
 def _widths(model: Any, batch_rows: int) -> list[int]:
@@ -121,19 +130,6 @@ def _widths(model: Any, batch_rows: int) -> list[int]:
         weight.shape[1] if id(weight) in tables and is_read_in_part(weight, batch_rows) else 0
         for weight in model.trainable_weights
     ]
-
-
-def _assign(variable: Any, values: np.ndarray) -> None:
-    variable.assign(values)
-
-
-def _running_weights(model: Any) -> list:
-    """Return the weights that layers change themselves, such as the averages of BatchNormalization.
-
-    Those that were made to be trained and are frozen now are no such weights: they stay.
-    """
-    frozen = {id(w) for layer in model._flatten_layers() for w in layer._trainable_variables}
-    return [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
 
 
 class KerasReplica(ParameterLayerReplica):
@@ -219,14 +215,15 @@ class KerasReplica(ParameterLayerReplica):
         return gradients, counted, record
 
 
-class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
-    """A fit by the parameter layer; callbacks are called on the driver.
+class KerasDriverModel(DriverModel):
+    """A Keras model in the driver, which calls the callbacks.
 
     Parameters
     ----------
     program : KerasFitProgram
     ranks : int
     start : Checkpoint or None
+    context : FitContext
 
     Raises
     ------
@@ -235,72 +232,84 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
     """
 
     replica = KerasReplica
-    settings: KerasFitSettings
-    rank = 0
+    are_changes_kept = True
 
-    def __init__(self, program: KerasFitProgram, ranks: int, start: Checkpoint | None):
-        settings = program.settings
-        self._parts, self._user_callbacks = program.packed.unpack()
+    def __init__(
+        self,
+        program: KerasFitProgram,
+        ranks: int,
+        start: Checkpoint | None,
+        context: FitContext,
+    ):
+        settings: KerasFitSettings = program.settings
+        self._program, self._settings, self._state = program, settings, context.state
+        self._parts, callbacks = program.packed.unpack()
         check_positive("batch_size", settings.batch_size)
-        _check_callbacks(self._user_callbacks)
-        self.model = self._parts.build_on_driver(settings.seed, training=True)
-        _check_model(self.model)
-        optimizer = KerasParameterLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
-        loss_weights = KerasLoss(self.model, settings.loss_weight).weights
-        loss_is_sum = loss_weights.is_known and loss_weights.is_sum
-        self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
+        _check_callbacks(callbacks)
+        self.model = model = self._parts.build_on_driver(settings.seed, training=True)
+        _check_model(model)
+        self.optimizer = KerasParameterLayerOptimizer(model.optimizer, model.trainable_weights)
+        loss_weights = KerasLoss(model, settings.loss_weight).weights
+        self.loss_is_sum = loss_weights.is_known and loss_weights.is_sum
+        opened = functools.partial(WorkerCallbacks, callbacks, model, 0)
+        self.hooks: KerasHooks = KerasHooks(context, model, opened)
         if start is not None:
-            self._load(start.files)
-        flat = _flat(self.model, _widths(self.model, settings.batch_size))
-        super().__init__(program, ranks, start, flat, optimizer, loss_is_sum)
+            self.load(start.files)
+        self.flat = _flat(model, _widths(model, settings.batch_size))
 
-    def _replica_program(self):
-        settings = replace(self.settings, checkpoint_trigger=None)
+    def replica_program(self):
+        settings = replace(self._settings, checkpoint_trigger=None)
         return replace(self._program, packed=Packed.of(self._parts), settings=settings)
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings = replace(self.settings, checkpoint_trigger=None)
+        settings = replace(self._settings, checkpoint_trigger=None)
         packed = Packed.of(self._parts, [])
         return EvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
 
-    # -- the fit -------------------------------------------------------------------------------
+    def weights(self):
+        return dump_weights(self.model)
 
-    def fit(self):
-        self._attach(self._user_callbacks)
-        return super().fit()
+    def load(self, files):
+        super().load(files)
+        self.model.stop_training = False
+        self.hooks.put_numbers()  # for callbacks of the fit that starts again from here
 
-    def _train_epoch(self, number):
-        self._groups_of_epoch()
-        entry = self._entry()
-        if self._validation is not None and self.settings.validates_after(number + 1):
-            self._pull()
-            self._callbacks.list.on_test_begin()
-            figures = self._evaluated()
-            self._callbacks.list.on_test_end(figures)
-            entry["logs"].update({f"val_{name}": value for name, value in figures.items()})
-        return True, entry
+    def open_rows(self, described, steps):
+        # metrics have variables once the model has seen a batch
+        example = next(each["example"] for each in described if each["example"])
+        build_for(self.model, zeros_of(example))
+        if self.loss_is_sum and self.model.losses:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'",
+                code="loss-unsupported",
+            )
+        return self._settings.steps_per_epoch or steps
 
-    def _call_epoch_end(self, number, logs):
-        if self._callbacks.is_empty:
-            super()._call_epoch_end(number, logs)
-        else:
-            states, before = self._pull(), self._flat.vector()
-            super()._call_epoch_end(number, logs)
-            if not np.array_equal(before, self._flat.vector()):
-                # the ranks get the weights that a callback has set
-                self._push([state.residual for state in states])
-        self.stop = bool(self.model.stop_training)
+    def place(self, steps):
+        if self._settings.steps_per_epoch:  # an epoch goes on where the last one ended
+            return divmod(self._state.position.global_step, steps)
+        return None
 
-    def _entry(self) -> dict:
-        figures, logs = self._figures, self._logs()
-        if self._options.drop_stragglers is not None:
+    def validates(self):
+        return self._settings.validates_after(self.hooks.number + 1)
+
+    def end_epoch(self, figures, evaluate):
+        logs = self._logs(figures.added)
+        if self._settings.parameter_layer.drop_stragglers is not None:
             logs |= figures.dropped
-        return self._entry_of(cast("dict", figures.entry()), logs, figures.memory)
+        entry = entry_of(self._state, cast("dict", figures.entry()), logs, figures.memory)
+        if evaluate is not None:
+            self.hooks.list.on_test_begin()
+            validation = evaluate()
+            self.hooks.list.on_test_end(validation)
+            logs.update({f"val_{name}": value for name, value in validation.items()})
+        return entry
 
-    def _logs(self) -> dict:
+    def _logs(self, added: dict[str, Any]) -> dict:
         """Return means of what a step of the user's own returned, or else figures of metrics."""
-        model, added = self.model, self._figures.added
+        model = self.model
         means = {
             name.removeprefix(_LOG): float(total / added[_ROWS])
             for name, total in added.items()
@@ -315,42 +324,11 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
             variable.assign(total.astype(value.dtype))
         return numbers_of(model.get_metrics_result())
 
-    # -- what the groups ask -------------------------------------------------------------------
-
-    def _place(self):
-        if self.settings.steps_per_epoch:  # an epoch goes on where the last one ended
-            return divmod(self.position.global_step, self._plan.steps)
-        return super()._place()
-
-    def _open_rows(self):
-        super()._open_rows()
-        self._epoch_steps = self.settings.steps_per_epoch or self._plan.steps
-        # metrics have variables once the model has seen a batch
-        example = next(each["example"] for each in self._described if each["example"])
-        build_for(self.model, zeros_of(example))
-        if self.plan.loss_is_sum and self.model.losses:
-            raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'",
-                code="loss-unsupported",
-            )
-
-    # -- files ---------------------------------------------------------------------------------
-
-    def _weights(self):
-        return dump_weights(self.model)
-
-    def _load(self, files):
-        super()._load(files)
-        self.model.stop_training = False
-        if self._numbers:  # for callbacks of the fit that starts again from here
-            self._callbacks.put_numbers(self._numbers)
-
 
 class KerasParameterLayerTraining(ParameterLayerTraining):
     """The fits of Keras models by the parameter layer."""
 
-    loop = KerasParameterLayerLoop
+    driver_model = KerasDriverModel
 
 
 class _GradientStep:
