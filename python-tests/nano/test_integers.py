@@ -10,6 +10,7 @@ from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.models import DeepFM
 from bigdl.nano.openvino import CompiledNetwork, SplitNetwork
 from bigdl.nano.pytorch import InferenceOptimizer
 
@@ -198,3 +199,51 @@ def test_float64_is_kept_or_its_loss_is_said():
     with pytest.warns(UserWarning, match="Linear computes in float64, which OpenVINO computes in"):
         fast = openvino_of(model, x)
     assert fast(x).dtype is torch.float64
+
+
+class Columns(nn.Module):
+    """Tables of different sizes, indexed by the columns of one matrix of ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items, self.ages = Table(1200), Table(6), Table(90)
+
+    def forward(self, ids):
+        users, items = self.users(ids[:, 0]), self.items(ids[:, 1:2]).squeeze(1)
+        return torch.cat([users, items, self.ages(ids[:, -1])], 1)
+
+
+def test_each_column_of_a_matrix_of_ids_has_its_own_table():
+    model = Columns()
+    fast = openvino_of(model, torch.tensor([[5, 1, 3]]))
+    ids = torch.tensor([[5, 1, 3], [1199, 5, 0], [7, 0, 89]])
+    assert same(model, fast, ids)
+    for wrong in ([5, 6, 1], [1200, 1, 1], [5, 1, 90], [2**40, 1, 1], [5, -1, 1]):
+        with refused("data-value", "'ids'"):
+            fast(torch.tensor([wrong]))
+
+
+def test_ids_that_share_one_table_by_offsets_are_computed():
+    model = DeepFM({"user": 944, "item": 1683, "kind": 5}, ["price"], dim=4, hidden=(8,)).eval()
+    one = torch.tensor([1])
+    fast = openvino_of(model, (one, one, one, torch.rand(1)))
+    for user, item, kind in ((943, 1682, 4), (700, 5, 0), (2**33, 3, 9), (-1, -1, -1)):
+        row = (*(torch.tensor([each]) for each in (user, item, kind)), torch.tensor([0.5]))
+        torch.testing.assert_close(fast(*row), model(*row))
+
+
+def test_positions_that_are_counted_index_their_table():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = Table(100), Table(20)
+
+        def forward(self, ids, mask):  # as RoBERTa counts them
+            return self.words(ids) + self.places(torch.cumsum(mask, 1) * mask + 1)
+
+    model = Positions()
+    ids, mask = torch.randint(0, 100, (2, 18)), torch.ones(2, 18, dtype=torch.int64)
+    fast = openvino_of(model, (ids, mask))
+    assert torch.equal(fast(ids, mask), model(ids, mask))
+    with refused("data-value", "row 73"):
+        fast(ids, mask + 1)

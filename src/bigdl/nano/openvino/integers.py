@@ -38,6 +38,10 @@ _MOVING = frozenset(
     )
 )
 _SLICING = ("Slice", "StridedSlice")
+# Operators whose output has each value of their first input.
+_KEEPING = frozenset(
+    ("Broadcast", "Convert", "Reshape", "Reverse", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+)
 # As many elements are taken to be added up, where the network leaves that open.
 _MOST_ADDED = 1 << 16
 _LOGICAL = frozenset(
@@ -208,7 +212,16 @@ class IntegerGuard:
             self._check_lookup(lookup, boxes.get(position), self._names[position])
         if self._graph.problem(boxes) is None:
             return None
+        if self._graph.problem(boxes, lookups=False) is None:
+            name = self._names[_largest(boxes)]
+            for lookup, box in self._indices.ranges(arrays):
+                self._check_lookup(lookup, box, name)
+            return None
         return self._exactly(arrays, boxes)
+
+    @cached_property
+    def _indices(self) -> _Indices:
+        return _Indices(self._network.clone(), self._compile)
 
     def _check_lookup(self, lookup: _Lookup, box: Interval, name: str) -> None:
         lowest = -lookup.rows if lookup.negative else 0
@@ -223,7 +236,7 @@ class IntegerGuard:
         )
 
     def _exactly(self, arrays, boxes) -> tuple[Any, list[np.ndarray]]:
-        largest = max(boxes, key=lambda p: max(abs(boxes[p][0]), abs(boxes[p][1])))
+        largest = _largest(boxes)
         low, high = boxes[largest]
         sentence = (
             f"Input {self._names[largest]!r} holds {high if high > -low else low}, with which this "
@@ -246,11 +259,15 @@ class IntegerGuard:
             for place in split.narrowed
             if values[place].size
         }
-        if split.rest.problem(left) is not None:
+        if split.rest.problem(left, lookups=False) is not None:
             raise UsageError(sentence + advice, code="data-value", argument=self._names[largest])
-        return split.compiled, [
+        inputs = [
             values[place] if kind == "value" else arrays[place] for kind, place in split.inputs
         ]
+        if split.rest.problem(left) is not None:
+            for lookup, box in split.indices.ranges(inputs):
+                self._check_lookup(lookup, box, self._names[largest])
+        return split.compiled, inputs
 
     @cached_property
     def _split(self) -> _Split | str:
@@ -317,11 +334,11 @@ class _Integers:
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
     def direct(self) -> list[tuple[int, _Lookup]]:
-        """Return lookups by an input itself, with the position of the input."""
+        """Return lookups by all values of an input, with the position of the input."""
         found = []
         for lookup in self.lookups:
             node = lookup.indices.get_node()
-            while node.get_type_name() in _MOVING and not _is_constant(node.input_value(0)):
+            while node.get_type_name() in _KEEPING and not _is_constant(node.input_value(0)):
                 node = node.input_value(0).get_node()
             if node.get_type_name() == "Parameter":
                 found.append((self.parameters[node.get_name()], lookup))
@@ -352,8 +369,16 @@ class _Integers:
                     code="model-unsupported",
                 )
 
-    def problem(self, boxes: Mapping[int, tuple[int, int]]) -> str | None:
-        """Return what may be computed wrongly for inputs in these ranges; None if nothing is."""
+    def problem(self, boxes: Mapping[int, tuple[int, int]], *, lookups: bool = True) -> str | None:
+        """Return what may be computed wrongly for inputs in these ranges; None if nothing is.
+
+        Parameters
+        ----------
+        boxes : mapping
+            Range of each input's values by its position.
+        lookups : bool
+            Whether an index may be outside of its table, too.
+        """
         values: dict[tuple[str, int], Interval] = {}
         for name, position in self.parameters.items():
             box = boxes.get(position)
@@ -368,7 +393,7 @@ class _Integers:
                 return node.get_friendly_name()
             for place in range(node.get_output_size()):
                 values[node.get_name(), place] = made
-        for lookup in self.lookups:
+        for lookup in self.lookups if lookups else ():
             box = self._interval(lookup.indices, values)
             lowest = -lookup.rows if lookup.negative else 0
             if box is not None and (box[0] < lowest or box[1] >= lookup.rows):
@@ -395,6 +420,40 @@ class _Integers:
 _PACKED = ("EmbeddingBagPacked", "EmbeddingBagPackedSum", "EmbeddingSegmentsSum")
 
 
+class _Indices:
+    """The indices of a network's lookups, computed from its inputs by a network of their own.
+
+    Parameters
+    ----------
+    network : openvino.Model
+        Belongs to this object from now on.
+    compile : callable
+        Returns what runs a network.
+    """
+
+    def __init__(self, network: Any, compile: Callable[[Any], Any]):
+        from openvino import opset13
+
+        self._lookups = _Integers(network).lookups
+        parameters = list(network.get_parameters())
+        self._positions = [i for i, e in enumerate(parameters) if _is_whole(e.get_element_type())]
+        results = [opset13.result(each.indices) for each in self._lookups]
+        whole = [parameters[position] for position in self._positions]
+        self._compiled = compile(openvino.Model(results, whole, "indices"))
+
+    def ranges(self, arrays: Sequence[np.ndarray]) -> list[tuple[_Lookup, Interval]]:
+        """Return each lookup with the range of its indices for a call's arrays."""
+        request = self._compiled.take()
+        try:
+            values = self._compiled.infer(request, [arrays[each] for each in self._positions])
+            return [
+                (lookup, (int(value.min()), int(value.max())) if value.size else None)
+                for lookup, value in zip(self._lookups, values, strict=True)
+            ]
+        finally:
+            self._compiled.idle.append(request)
+
+
 class _Split:
     """A network whose integers are computed first, by the reference implementation.
 
@@ -417,6 +476,7 @@ class _Split:
 
         _without_remainders(network)
         _without_rounding(network)
+        _without_bits_of_booleans(network)
         graph = _Integers(network)
         parameters = list(network.get_parameters())
         whole = [each for each in parameters if _is_whole(each.get_element_type())]
@@ -458,6 +518,12 @@ class _Split:
         rest = openvino.Model(ends, [*twins, *(each for _, each in others)], "rest")
         self.rest = _Integers(rest)
         self.compiled = compile(rest)
+        self._network, self._compile = rest, compile
+
+    @cached_property
+    def indices(self) -> _Indices:
+        """Indices that the rest of the network computes."""
+        return _Indices(self._network.clone(), self._compile)
 
     def evaluate(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the values of the first part."""
@@ -490,6 +556,29 @@ def _without_rounding(network: Any) -> None:
                 target.replace_source_output(node.input_value(0))
 
 
+def _without_bits_of_booleans(network: Any) -> None:
+    """Write operators on the bits of booleans as logical ones, whose reference is exact."""
+    from openvino import opset13
+
+    logical = {
+        "BitwiseAnd": opset13.logical_and,
+        "BitwiseOr": opset13.logical_or,
+        "BitwiseXor": opset13.logical_xor,
+        "BitwiseNot": opset13.logical_not,
+    }
+    for node in network.get_ordered_ops():
+        make = logical.get(node.get_type_name())
+        if make is not None and node.get_element_type().get_type_name() == "boolean":
+            made = make(*node.input_values())
+            for target in list(node.output(0).get_target_inputs()):
+                target.replace_source_output(made.output(0))
+
+
+def _largest(boxes: Mapping[int, tuple[int, int]]) -> int:
+    """Return the position of the input with the largest integer."""
+    return max(boxes, key=lambda position: max(map(abs, boxes[position])))
+
+
 def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
     """Return True if a node's integers are computed exactly in float32."""
     signs = node.get_type_name() != "Divide"  # which rounds towards zero
@@ -502,7 +591,7 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
 def _computed(node: Any, inputs: list[Interval]) -> Interval:
     """Return the interval of a node's values from those of its inputs; None if it is not known."""
     kind = node.get_type_name()
-    if kind in _LOGICAL:
+    if kind in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
         return 0, 1
     if kind in ("FloorMod", "Mod"):
         divisor = inputs[1]
