@@ -229,15 +229,9 @@ class TrainingSession:
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
                 start = replace(start, manifest={**start.manifest, "partial": None})
             self._choose_run()
-            known = (None, None) if feed is None else (feed.version, feed.identity)
-            version, identity = known
-            settings = replace(
-                settings,
-                goal=goal,
-                seed=self.seed,
-                data_version=version,
-                data_identity=identity,
-            )
+            settings = replace(settings, goal=goal, seed=self.seed)
+            if feed is not None:
+                settings = replace(settings, data_version=feed.version, data_identity=feed.identity)
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
                 if start is not None and start.slices is not None:

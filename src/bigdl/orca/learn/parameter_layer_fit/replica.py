@@ -100,8 +100,12 @@ class FlatModel:
         weights = zip(gradients, self.sizes, self.widths, strict=True)
         for number, (gradient, size, width) in enumerate(weights):
             values: Any = gradient
-            if width:
-                touched[number], values = _rows_of(gradient, size // width, width)
+            if isinstance(gradient, TouchedRows):
+                touched[number], values = gradient.rows, gradient.values
+            elif width and gradient is None:
+                touched[number], values = np.empty(0, np.int64), np.empty((0, width), np.float32)
+            elif width:  # by a penalty on all rows, for example
+                touched[number] = np.arange(size // width)
             elif gradient is None:
                 values = np.zeros(size, np.float32)
             parts.append(values)
@@ -128,17 +132,6 @@ class TouchedRows:
         """The rows of a sparse tensor of torch."""
         summed = gradient.coalesce()
         return cls(summed.indices()[0].numpy(), summed.values().numpy())
-
-
-def _rows_of(
-    gradient: np.ndarray | TouchedRows | None, rows: int, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the touched rows of a gradient of a table, and their values."""
-    if gradient is None:
-        return np.empty(0, np.int64), np.empty((0, width), np.float32)
-    if isinstance(gradient, TouchedRows):
-        return gradient.rows, gradient.values
-    return np.arange(rows), gradient  # by a penalty on all of them, for example
 
 
 class ParameterLayerReplica(ABC):

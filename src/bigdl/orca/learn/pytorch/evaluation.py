@@ -147,13 +147,6 @@ class TorchRunner:
         self.criterion, self.scheduler = built.criterion, built.scheduler
         self._running = running
 
-    def take_batches(
-        self, data: BatchSource, validation: BatchSource | None, batch_size: int
-    ) -> None:
-        """Have the batches of this worker as loaders."""
-        self.train_loader = WorkerBatches(data, batch_size)
-        self.val_loader = None if validation is None else WorkerBatches(validation, batch_size)
-
     @property
     def position(self) -> Position:
         return self._state.position

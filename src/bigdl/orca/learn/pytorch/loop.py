@@ -25,6 +25,7 @@ from bigdl.orca.learn.pytorch.device_batches import DeviceBatches
 from bigdl.orca.learn.pytorch.evaluation import (
     EvaluationSettings,
     TorchRunner,
+    WorkerBatches,
     evaluate_collectively,
 )
 from bigdl.orca.learn.pytorch.forward import (
@@ -632,7 +633,7 @@ class TorchStep(WorkerStep):
     forward_pass: ForwardPass
     rows: TorchRows
     hooks: TorchHooks
-    records: Mapping[str, StepSummary]
+    summary: StepSummary | None
 
     def __post_init__(self):
         context, built, runner = self.context, self.built, self.runner
@@ -762,9 +763,8 @@ class TorchStep(WorkerStep):
             backward_s=computed - forwarded,
             step_s=time.perf_counter() - started,
         )
-        for summary in self.records.values():
-            seconds = time.perf_counter() - started
-            summary.add_batch(runner, self.context.sync, parts, batch_rows, seconds)
+        if self.summary is not None:
+            self.summary.add_batch(runner, parts, batch_rows, time.perf_counter() - started)
         forward_pass.end_batch(runner.batch)
         runner.call("after_train_iter")
         loss_so_far = state.sums.mean()
@@ -910,37 +910,36 @@ class TorchFit:
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         rows = TorchRows(context, parts.config, built.criterion)
-        _configure(context, parts, built, runner, forward_pass, rows)
-        records = {"summary.pt": StepSummary()} if settings.summary else {}
+        self._configure(context, parts, forward_pass, rows)
+        summary = StepSummary() if settings.summary else None
+        records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass)
-        self.step = TorchStep(context, runner, built, forward_pass, rows, hooks, records)
+        self.step = TorchStep(context, runner, built, forward_pass, rows, hooks, summary)
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
-        runner.take_batches(rows.data, rows.validation, settings.batch_size // runner.size)
+        local = settings.batch_size // runner.size
+        runner.train_loader = WorkerBatches(rows.data, local)
+        if rows.validation is not None:
+            runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
 
-
-def _configure(
-    context: FitContext,
-    parts: ModelParts,
-    built: BuiltParts,
-    runner: TorchRunner,
-    forward_pass: ForwardPass,
-    rows: TorchRows,
-) -> None:
-    """Let a LightningModule make its optimizer, which may depend on the number of rows."""
-    if is_lazy(built.model):
-        with isolated_rng(context.settings.seed):
-            forward_pass.take_sizes(to_device(rows.one_row(), runner.device))
-    if is_lightning(built.model):
-        built.model.trainer.begin_fit(runner, context, rows.plan.steps)
-    if built.optimizer is None:
-        with isolated_rng(context.settings.seed):
-            parts.configure(built)
-    if runner.rank == 0 and is_lightning(built.model):
-        dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
-        if dropped is not None:
-            context.warn(dropped)
+    def _configure(
+        self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
+    ) -> None:
+        """Let a LightningModule make its optimizer, which may depend on the number of rows."""
+        built, runner = self.built, self.runner
+        if is_lazy(built.model):
+            with isolated_rng(context.settings.seed):
+                forward_pass.take_sizes(to_device(rows.one_row(), runner.device))
+        if is_lightning(built.model):
+            built.model.trainer.begin_fit(runner, context, rows.plan.steps)
+        if built.optimizer is None:
+            with isolated_rng(context.settings.seed):
+                parts.configure(built)
+        if runner.rank == 0 and is_lightning(built.model):
+            dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
+            if dropped is not None:
+                context.warn(dropped)
 
 
 def _check_tables(built: BuiltParts, runner: TorchRunner, settings: FitSettings) -> None:

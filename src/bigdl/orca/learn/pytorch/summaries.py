@@ -12,7 +12,6 @@ from bigdl.training.figures import Records
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-    from bigdl.runtime.collectives.base import GradientSync
 
 TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
@@ -31,12 +30,7 @@ class StepSummary(Records):
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
     def add_batch(
-        self,
-        runner: TorchRunner,
-        sync: GradientSync,
-        parts: tuple[float, float],
-        batch_rows: int,
-        seconds: float,
+        self, runner: TorchRunner, parts: tuple[float, float], batch_rows: int, seconds: float
     ) -> None:
         """Add a batch; a collective if it ended in an update."""
         self._loss += parts[0]
@@ -45,7 +39,7 @@ class StepSummary(Records):
         self._seconds += seconds
         if not runner.updated:
             return
-        everyone = sync.all_gather([self._loss, self._counted])
+        everyone = runner.sync.all_gather([self._loss, self._counted])
         losses, counted = (sum(numbers) for numbers in zip(*everyone, strict=True))
         throughput = self._samples / self._seconds if self._seconds else 0.0
         rate = float(runner.optimizer.param_groups[0]["lr"])
