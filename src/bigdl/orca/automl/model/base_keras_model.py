@@ -134,30 +134,30 @@ class _KerasTrial(TrialModel):
 
         fit = KerasFit(worker, sync, parts, settings, (), config, open_shard=open_shard)
         fit.hooks.begin_fit()
-        self._fit, self._model, self._sync, self._batch_size = fit, fit.model, sync, size
+        self._fit, self.model, self._sync, self._batch_size = fit, fit.model, sync, size
         self._metrics = job.goal.metrics
 
     def epoch(self):
         self._fit.epochs.run_epoch()
-        if self._model.optimizer is not None:
-            self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        if self.model.optimizer is not None:
+            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         values = self._figures() if self._sync.rank == 0 else [0.0] * len(self._metrics)
         return self._sync.all_gather(values)[0]
 
     def weights(self):
-        return dump_weights(self._model)
+        return dump_weights(self.model)
 
     def state(self):
-        parts = dump_weights(self._model), dump_optimizers(self._model)
+        parts = dump_weights(self.model), dump_optimizers(self.model)
         return {"parts": parts, "position": self._fit.state.position.to_json()}
 
     def restore(self, state):
-        rate = float(np.asarray(self._model.optimizer.learning_rate))
+        rate = float(np.asarray(self.model.optimizer.learning_rate))
         for put, data in zip((put_weights, put_optimizers), state["parts"], strict=True):
-            put(self._model, data)
+            put(self.model, data)
         # the moments are of the other trial, the learning rate is this one's
         with contextlib.suppress(TypeError):  # a schedule, which goes by the steps
-            self._model.optimizer.learning_rate = rate
+            self.model.optimizer.learning_rate = rate
         self._fit.state.position = Position.of(state["position"])
 
     # -- figures of the validation data ------------------------------------------------------------
@@ -177,7 +177,7 @@ class _KerasTrial(TrialModel):
         if isinstance(self._seen, Rows):
             arguments = dict(zip("xy", self._arrays(self._seen), strict=True))
             arguments["batch_size"] = self._batch_size
-        figures = self._model.evaluate(**arguments, verbose=0, return_dict=True)
+        figures = self.model.evaluate(**arguments, verbose=0, return_dict=True)
         for metric in metrics:
             if metric.name not in figures:
                 raise UsageError(
@@ -193,11 +193,9 @@ class _KerasTrial(TrialModel):
         """Return targets and predictions, in the same order."""
         if isinstance(self._seen, Rows):
             x, _ = self._arrays(self._seen)
-            outputs = as_list(self._model.predict(x, self._batch_size, verbose=0))
+            outputs = as_list(self.model.predict(x, self._batch_size, verbose=0))
             return list(self._seen.targets.values()), outputs
-        batches = [
-            (as_list(y), as_list(self._model.predict_on_batch(x))) for x, y, *_ in self._seen
-        ]
+        batches = [(as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._seen]
         if not batches:
             raise UsageError("The validation data has no rows", code="data-empty")
         targets, outputs = (joined(each) for each in zip(*batches, strict=True))
