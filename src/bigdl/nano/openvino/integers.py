@@ -12,7 +12,8 @@ either is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,8 +27,11 @@ _LOW, _HIGH = -(2**31), 2**31 - 1
 _INFO = ["bigdl", "no_negative"]
 """Path in a network's runtime information: names of inputs that must not be negative."""
 
-Interval = tuple[int, int] | None
-"""Lowest and highest value; None where they are not known."""
+Box = tuple[Any, Any]
+"""Lowest and highest value: integers, or arrays of Python integers that broadcast to the value."""
+
+Interval = Box | None
+"""A box; None where the values are not known."""
 
 # Operators whose values are values of their first input.
 _MOVING = frozenset(
@@ -42,6 +46,10 @@ _SLICING = ("Slice", "StridedSlice")
 _KEEPING = frozenset(
     ("Broadcast", "Convert", "Reshape", "Reverse", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 )
+# Dimensions up to this length have ranges of their own: columns of ids, offsets into one table.
+_MOST_COLUMNS = 64
+# So often a network is looked at to find the widest ranges.
+_MOST_TRIALS = 200
 # As many elements are taken to be added up, where the network leaves that open.
 _MOST_ADDED = 1 << 16
 _LOGICAL = frozenset(
@@ -121,47 +129,47 @@ class IntegerGuard:
             for position, each in enumerate(parameters)
             if _is_whole(each.get_element_type())
         }
-        self.limits: list[tuple[int, int, int]] = []
-        """Position of an input, and the lowest and the highest value that need no other look."""
+        self._columns = {
+            position: _columns_of(parameters[position].get_partial_shape())
+            for position in self._whole
+        }
+        self.limits: list[tuple[int, Any, Any]] = []
+        """Position of an input, and the lowest and the highest value that need no other look, of
+        all values or of each column."""
         self._graph: _Integers | None = None
         if self._whole or _has_wide_constants(network):
             self._graph = _Integers(network)
             self._graph.refuse_constants()
             self.limits = self._derived(self._graph)
 
-    def _derived(self, graph: _Integers) -> list[tuple[int, int, int]]:
-        boxes: dict[int, tuple[int, int]] = {
-            position: (max(low, _LOW), min(high, _HIGH))
+    def _derived(self, graph: _Integers) -> list[tuple[int, Any, Any]]:
+        """Return the widest boxes that can be proved, of inputs that may hold more."""
+        boxes: dict[int, Box] = {
+            position: (
+                np.full(self._columns[position], max(low, _LOW), object),
+                np.full(self._columns[position], min(high, _HIGH), object),
+            )
             for position, (low, high) in self._whole.items()
         }
         forbidden = never_negative(self._network)
-        for position in boxes:
+        for position, (low, high) in boxes.items():
             if self._names[position] in forbidden:
-                boxes[position] = (0, boxes[position][1])
-        for position, lookup in graph.direct():
+                boxes[position] = (np.maximum(low, 0), high)
+        for position, column, lookup in graph.direct():
             low, high = boxes[position]
-            boxes[position] = (
-                max(low, -lookup.rows if lookup.negative else 0),
-                min(high, lookup.rows - 1),
-            )
-        self._forbidden = {p for p in boxes if boxes[p][0] == 0 and self._whole[p][0] < 0}
-        for bits in (31, 30, 24, 20, 16, 12, 8, 4):
-            tried = {
-                p: (max(a, -(1 << bits)), min(b, (1 << bits) - 1)) for p, (a, b) in boxes.items()
-            }
-            if graph.problem(tried) is None:
-                boxes = tried
-                break
-            tried = {p: (max(a, 0), b) for p, (a, b) in tried.items()}
-            if graph.problem(tried) is None:
-                boxes = tried
-                break
-        else:
-            boxes = dict.fromkeys(boxes, (0, -1))  # each call is looked at
+            least = -lookup.rows if lookup.negative else 0
+            if column is None:
+                boxes[position] = (np.maximum(low, least), np.minimum(high, lookup.rows - 1))
+            elif self._columns[position][-1] > 1:
+                low[..., column] = np.maximum(low[..., column], least)
+                high[..., column] = np.minimum(high[..., column], lookup.rows - 1)
+        self._forbidden = {
+            p for p, (low, _) in boxes.items() if np.all(low == 0) and self._whole[p][0] < 0
+        }
         return [
-            (position, low, high)
-            for position, (low, high) in boxes.items()
-            if low > self._whole[position][0] or high < self._whole[position][1]
+            (position, _least_form(low), _least_form(high))
+            for position, (low, high) in _proved(graph, boxes).items()
+            if np.any(low > self._whole[position][0]) or np.any(high < self._whole[position][1])
         ]
 
     def checked(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
@@ -185,11 +193,13 @@ class IntegerGuard:
         """
         for position, low, high in self.limits:
             array = arrays[position]
-            if (
-                array.size
-                and array.dtype.kind in "iu"
-                and (array.min() < low or array.max() > high)
-            ):
+            if not array.size or array.dtype.kind not in "iu":
+                continue
+            if isinstance(low, int) and isinstance(high, int):
+                is_outside = array.min() < low or array.max() > high
+            else:
+                is_outside = (array < low).any() or (array > high).any()
+            if is_outside:
                 return self._looked_at(arrays)
         return None
 
@@ -208,14 +218,18 @@ class IntegerGuard:
                     code="data-value",
                     argument=self._names[position],
                 )
-        for position, lookup in self._graph.direct():
-            self._check_lookup(lookup, boxes.get(position), self._names[position])
-        if self._graph.problem(boxes) is None:
+        for position, column, lookup in self._graph.direct():
+            if column is None:
+                self._check_lookup(lookup, boxes.get(position), self._names[position])
+        columns = {
+            position: _box_of(arrays[position], self._columns[position]) for position in boxes
+        }
+        if self._graph.problem(columns) is None:
             return None
-        if self._graph.problem(boxes, lookups=False) is None:
+        if self._graph.problem(columns, lookups=False) is None:
             name = self._names[_largest(boxes)]
-            for lookup, box in self._indices.ranges(arrays):
-                self._check_lookup(lookup, box, name)
+            for lookup, interval in self._indices.ranges(arrays):
+                self._check_lookup(lookup, interval, name)
             return None
         return self._exactly(arrays, boxes)
 
@@ -265,8 +279,8 @@ class IntegerGuard:
             values[place] if kind == "value" else arrays[place] for kind, place in split.inputs
         ]
         if split.rest.problem(left) is not None:
-            for lookup, box in split.indices.ranges(inputs):
-                self._check_lookup(lookup, box, self._names[largest])
+            for lookup, interval in split.indices.ranges(inputs):
+                self._check_lookup(lookup, interval, self._names[largest])
         return split.compiled, inputs
 
     @cached_property
@@ -333,15 +347,20 @@ class _Integers:
         embedding = kind != "Gather" or "aten::embedding" in node.get_friendly_name()
         self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
 
-    def direct(self) -> list[tuple[int, _Lookup]]:
-        """Return lookups by all values of an input, with the position of the input."""
+    def direct(self) -> list[tuple[int, int | None, _Lookup]]:
+        """Return lookups by all values of an input, or by a column, with their positions."""
         found = []
         for lookup in self.lookups:
-            node = lookup.indices.get_node()
-            while node.get_type_name() in _KEEPING and not _is_constant(node.input_value(0)):
+            node, column = lookup.indices.get_node(), None
+            while not _is_constant(node.output(0)) and node.get_type_name() in _KEEPING:
                 node = node.input_value(0).get_node()
+            if node.get_type_name() == "Gather":
+                column = _column_of(node)
+                node = _before_converts(node.input_value(0)).get_node()
+                if column is None:
+                    continue
             if node.get_type_name() == "Parameter":
-                found.append((self.parameters[node.get_name()], lookup))
+                found.append((self.parameters[node.get_name()], column, lookup))
         return found
 
     def refuse_constants(self) -> None:
@@ -369,7 +388,7 @@ class _Integers:
                     code="model-unsupported",
                 )
 
-    def problem(self, boxes: Mapping[int, tuple[int, int]], *, lookups: bool = True) -> str | None:
+    def problem(self, boxes: Mapping[int, Box], *, lookups: bool = True) -> str | None:
         """Return what may be computed wrongly for inputs in these ranges; None if nothing is.
 
         Parameters
@@ -396,7 +415,7 @@ class _Integers:
         for lookup in self.lookups if lookups else ():
             box = self._interval(lookup.indices, values)
             lowest = -lookup.rows if lookup.negative else 0
-            if box is not None and (box[0] < lowest or box[1] >= lookup.rows):
+            if box is not None and (np.any(box[0] < lowest) or np.any(box[1] >= lookup.rows)):
                 return "an index"
         return None
 
@@ -412,7 +431,9 @@ class _Integers:
             self._constants[name] = None
             if _is_whole(node.get_element_type()):
                 data = node.get_data()
-                if data.size:
+                if data.size and data.ndim and max(data.shape) <= _MOST_COLUMNS:
+                    self._constants[name] = (data.astype(object), data.astype(object))
+                elif data.size:
                     self._constants[name] = int(data.min()), int(data.max())
         return self._constants[name]
 
@@ -583,7 +604,8 @@ def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
     """Return True if a node's integers are computed exactly in float32."""
     signs = node.get_type_name() != "Divide"  # which rounds towards zero
     return all(
-        each is None or (each[0] >= -_EXACT_FLOATS * signs and each[1] <= _EXACT_FLOATS)
+        each is None
+        or (np.all(each[0] >= -_EXACT_FLOATS * signs) and np.all(each[1] <= _EXACT_FLOATS))
         for each in intervals
     )
 
@@ -593,6 +615,23 @@ def _computed(node: Any, inputs: list[Interval]) -> Interval:
     kind = node.get_type_name()
     if kind in _LOGICAL or node.get_element_type().get_type_name() == "boolean":
         return 0, 1
+    if kind in _BY_COLUMN:
+        return _BY_COLUMN[kind](node, inputs)
+    if kind == "Select":
+        return _union(inputs[1:])
+    if kind in _CORNERS:
+        one, other = inputs
+        if one is None or other is None:
+            return None
+        corners = [_CORNERS[kind](x, y) for x in one for y in other]
+        return functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
+    return _computed_of_all(node, kind, [_of_all(each) for each in inputs])
+
+
+def _computed_of_all(
+    node: Any, kind: str, inputs: list[tuple[int, int] | None]
+) -> tuple[int, int] | None:
+    """Return the range of all values of a node from those of all values of its inputs."""
     if kind in ("FloorMod", "Mod"):
         divisor = inputs[1]
         if divisor is None or divisor[0] <= 0:
@@ -603,17 +642,9 @@ def _computed(node: Any, inputs: list[Interval]) -> Interval:
         return low, high
     if kind in _MOVING:
         return inputs[0]
-    if kind == "Concat":
-        return _union(inputs)
-    if kind == "Select":
-        return _union(inputs[1:])
     if any(each is None for each in inputs):
         return None
     boxes = [each for each in inputs if each is not None]
-    if kind in _CORNERS:
-        (a, b), (c, d) = boxes
-        corners = [_CORNERS[kind](one, other) for one in (a, b) for other in (c, d)]
-        return min(corners), max(corners)
     low, high = boxes[0]
     if kind == "Divide":
         (low, high), (least, most) = boxes
@@ -635,24 +666,181 @@ def _computed(node: Any, inputs: list[Interval]) -> Interval:
     return None
 
 
+def _moved(move: Callable[[np.ndarray, list[int]], np.ndarray], axes_from: int) -> Callable:
+    """Return how an operator moves the dimensions of a box; of all values where that is unknown."""
+
+    def moved(node: Any, inputs: list[Interval]) -> Interval:
+        box = inputs[0]
+        axes = _integers_of(node, axes_from)
+        if box is None or axes is None or not _has_rank(box, node.input_value(0)):
+            return _of_all(box)
+        return move(box[0], axes), move(box[1], axes)
+
+    return moved
+
+
+def _gathered(node: Any, inputs: list[Interval]) -> Interval:
+    """Return the box of the columns that constant indices name."""
+    box, axes = inputs[0], _integers_of(node, 2)
+    indices = node.input_value(1).get_node()
+    if (
+        box is None
+        or axes is None
+        or indices.get_type_name() != "Constant"
+        or not _has_rank(box, node.input_value(0))
+        or np.shape(box[0])[axes[0]] == 1
+    ):
+        return _of_all(box)
+    return np.take(box[0], indices.get_data(), axes[0]), np.take(
+        box[1], indices.get_data(), axes[0]
+    )
+
+
+def _concatenated(node: Any, inputs: list[Interval]) -> Interval:
+    shape, axis = node.output(0).get_partial_shape(), node.get_axis()
+    boxes = [each for each in inputs if each is not None]
+    if len(boxes) < len(inputs):
+        return None
+    values = node.input_values()
+    if (
+        shape.rank.is_dynamic
+        or shape[axis].is_dynamic
+        or shape[axis].get_length() > _MOST_COLUMNS
+        or not all(map(_has_rank, boxes, values))
+    ):
+        return _union([_of_all(each) for each in boxes])
+    ends = []
+    for end, take in enumerate((np.minimum, np.maximum)):
+        parts = []
+        for box, value in zip(boxes, values, strict=True):
+            others = tuple(i for i in range(box[end].ndim) if i != axis % box[end].ndim)
+            part = take.reduce(box[end], axis=others, keepdims=True)
+            length = value.get_partial_shape()[axis].get_length()
+            parts.append(np.repeat(part, length // part.shape[axis], axis))
+        ends.append(np.concatenate(parts, axis))
+    return ends[0], ends[1]
+
+
+_BY_COLUMN: dict[str, Callable[[Any, list[Interval]], Interval]] = {
+    **dict.fromkeys(("Ceiling", "Convert", "Floor", "Round"), lambda node, inputs: inputs[0]),
+    "Concat": _concatenated,
+    "Gather": _gathered,
+    "Squeeze": _moved(lambda end, axes: np.squeeze(end, tuple(axes)), 1),
+    "Unsqueeze": _moved(lambda end, axes: np.expand_dims(end, tuple(axes)), 1),
+}
+"""Operators whose columns have ranges of their own."""
+
+
+def _has_rank(box: Box, value: Any) -> bool:
+    """Return True if a box has the rank of its value, so that axes mean the same for both."""
+    rank = value.get_partial_shape().rank
+    return rank.is_static and np.ndim(box[0]) == rank.get_length()
+
+
+def _column_of(node: Any) -> int | None:
+    """Return the column that a Gather takes of its input's last dimension; None if it differs."""
+    indices, axes = _integers_of(node, 1), _integers_of(node, 2)
+    rank = node.input_value(0).get_partial_shape().rank
+    if indices is None or len(indices) != 1 or axes is None or rank.is_dynamic:
+        return None
+    return indices[0] if axes[0] % rank.get_length() == rank.get_length() - 1 else None
+
+
+def _integers_of(node: Any, position: int) -> list[int] | None:
+    """Return the values of a constant input; None if it is none."""
+    if node.get_input_size() <= position:
+        return None
+    source = node.input_value(position).get_node()
+    if source.get_type_name() != "Constant":
+        return None
+    return [int(each) for each in np.ravel(source.get_data())]
+
+
+def _of_all(interval: Interval) -> tuple[int, int] | None:
+    """Return the range of the values of all columns."""
+    return None if interval is None else (int(np.min(interval[0])), int(np.max(interval[1])))
+
+
+def _columns_of(shape: Any) -> tuple[int, ...]:
+    """Return the shape of an input's box, which has columns if the last dimension is short."""
+    if shape.rank.is_dynamic:
+        return ()
+    ones = [1] * shape.rank.get_length()
+    if len(ones) > 1 and shape[-1].is_static and shape[-1].get_length() <= _MOST_COLUMNS:
+        ones[-1] = shape[-1].get_length()
+    return tuple(ones)
+
+
+def _box_of(array: np.ndarray, columns: tuple[int, ...]) -> Box:
+    """Return the box of an array, of shape `columns`."""
+    if array.ndim != len(columns):
+        return int(array.min()), int(array.max())
+    axes = tuple(axis for axis, length in enumerate(columns) if length == 1)
+    low, high = array.min(axes, keepdims=True), array.max(axes, keepdims=True)
+    return low.astype(object), high.astype(object)
+
+
+def _least_form(end: np.ndarray) -> Any:
+    """Return an end of a box as one integer where its columns are alike, else as int64."""
+    alike = np.all(end == end.flat[0])
+    return int(end.flat[0]) if alike else end.astype(np.int64)
+
+
+def _proved(graph: _Integers, boxes: dict[int, Box]) -> dict[int, Box]:
+    """Return the widest boxes within `boxes` for which nothing is computed wrongly.
+
+    They are found by trying: one width for all inputs, then each end of each column by halving.
+    """
+    for bits in (31, 30, 24, 20, 16, 12, 8, 4, 2, 0):
+        for least in (-(1 << bits), 0):
+            tried: dict[int, Box] = {
+                position: (np.maximum(low, least), np.minimum(high, (1 << bits) - 1))
+                for position, (low, high) in boxes.items()
+            }
+            if graph.problem(tried) is None:
+                trials = iter(range(_MOST_TRIALS))
+                for position, box in tried.items():
+                    _widen(graph, tried, box, boxes[position], trials)
+                return tried
+    return {p: (np.zeros_like(low), np.full_like(low, -1)) for p, (low, _) in boxes.items()}
+
+
+def _widen(
+    graph: _Integers, boxes: dict[int, Box], box: Box, most: Box, trials: Iterator[int]
+) -> None:
+    """Move each end of one of `boxes` towards that of `most`, as far as nothing is wrong."""
+    for end in (1, 0):
+        for column in range(box[end].size):
+            proved, outer = box[end].flat[column], most[end].flat[column]
+            while proved != outer and next(trials, None) is not None:
+                middle = (proved + outer + (outer > proved)) // 2
+                box[end].flat[column] = middle
+                if graph.problem(boxes) is None:
+                    proved = middle
+                else:
+                    outer = middle - 1 if outer > proved else middle + 1
+            box[end].flat[column] = proved
+
+
 _CORNERS: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Subtract": lambda a, b: a - b,
     "Multiply": lambda a, b: a * b,
-    "Maximum": max,
-    "Minimum": min,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
 }
 
 
 def _union(intervals: Sequence[Interval]) -> Interval:
-    if any(each is None for each in intervals):
-        return None
     boxes = [each for each in intervals if each is not None]
-    return min(low for low, _ in boxes), max(high for _, high in boxes)
+    if len(boxes) < len(intervals):
+        return None
+    lows, highs = zip(*boxes, strict=True)
+    return functools.reduce(np.minimum, lows), functools.reduce(np.maximum, highs)
 
 
 def _fits(interval: Interval) -> bool:
-    return interval is None or (interval[0] >= _LOW and interval[1] <= _HIGH)
+    return interval is None or bool(np.all(interval[0] >= _LOW) and np.all(interval[1] <= _HIGH))
 
 
 def _is_whole(element_type: Any) -> bool:
