@@ -297,7 +297,7 @@ class KerasStep(WorkerStep):
     steps: WorkerSteps
     rows: WorkerRows
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         model, steps = self.model, self.steps
         self._tables, self.running = steps.tables, steps.running
         self._initial_metrics = values_of(model.metrics_variables)

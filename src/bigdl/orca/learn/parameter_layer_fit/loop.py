@@ -87,7 +87,7 @@ class ParameterLayerOptions:
     drop_stragglers: Any = None
     min_workers: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_choice("transport", self.transport, tuple(_TRANSPORTS))
         check_choice("sampling", self.sampling, _SAMPLINGS)
         codec = codec_for(self.compression)
@@ -320,7 +320,7 @@ class ParameterLayerStep(Step):
     on_progress: Callable[[dict], None]
     evaluate: Callable[..., list] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         state = self.context.state
         self._options: ParameterLayerOptions = self.context.settings.parameter_layer
         self._batches, state.layout = plan_batches(self.context.settings, self.described)
@@ -468,7 +468,7 @@ class ParameterLayerCheckpointer(Checkpointer):
     ranks: RankStates
     policy: FailurePolicy
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         settings = self.context.settings
         self._latest = Checkpoint({})
         self._saved: dict | None = None  # its position

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -157,8 +157,6 @@ class ParameterLayerReplica(ABC):
         If the data cannot be sampled like that.
     """
 
-    _flat: FlatModel  # of the model; a rank without rows may have none
-
     def __init__(
         self,
         program: Any,
@@ -174,7 +172,9 @@ class ParameterLayerReplica(ABC):
         self._settings = program.settings
         self._is_exact = self._settings.parameter_layer.sampling == "exact"
         self._order: tuple[int, Any] = (-1, None)  # of an epoch
-        self._data = self._open(program, weights, shards["data"])
+        self._config = program.config
+        self._data, flat = self._open(program, weights, shards["data"])
+        self._flat = cast("FlatModel", flat)  # a rank without rows is never asked for a gradient
         if not self._is_exact and not isinstance(self._data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "
@@ -189,11 +189,11 @@ class ParameterLayerReplica(ABC):
 
     # -- what a framework says -----------------------------------------------------------------
 
-    _config: dict  # of the Estimator
-
     @abstractmethod
-    def _open(self, program: Any, weights: bytes, shard: Any) -> BatchSource:
-        """Make the model and return the source of its batches."""
+    def _open(
+        self, program: Any, weights: bytes, shard: Any
+    ) -> tuple[BatchSource, FlatModel | None]:
+        """Make the model; return the source of its batches and the flat model, if it has rows."""
 
     @abstractmethod
     def _gradient(

@@ -635,7 +635,7 @@ class TorchStep(WorkerStep):
     hooks: TorchHooks
     summary: StepSummary | None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         context, built, runner = self.context, self.built, self.runner
         self._precision = precision_of(context.settings.precision, runner.device)
         self._update = OptimizerStep(context.sync, built, self.forward_pass, context.settings)
@@ -969,6 +969,11 @@ class FitProgram:
     parts: ModelParts
     settings: FitSettings
     sync: Any  # class of the GradientSync
+
+    @property
+    def config(self) -> dict:
+        """The ``config`` of the Estimator."""
+        return self.parts.config
 
     def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():

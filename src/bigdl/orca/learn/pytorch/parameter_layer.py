@@ -153,19 +153,19 @@ class TorchReplica(ParameterLayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
     def _open(self, program, weights, shard):
-        settings, self._config = self._settings, program.parts.config
+        settings = self._settings
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
         self._parameters = trained_parameters(built.optimizer)
-        self._flat = _flat(built, self._widths, _share)
         self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         # what is read off a loss is the same on all ranks, though they look by themselves
         self._weights = self._forward_pass.loss_weights
         self._precision = precision_of(settings.precision, torch.device("cpu"))
-        return settings.open_batches(shard, self, self._config)
+        data = settings.open_batches(shard, self, self._config)
+        return data, _flat(built, self._widths, _share)
 
     def _gradient(self, batch, rows, step, began):
         before = self._versions()

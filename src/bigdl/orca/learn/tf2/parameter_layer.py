@@ -138,7 +138,7 @@ class KerasReplica(ParameterLayerReplica):
     def _open(self, program, weights, shard):
         import torch
 
-        settings, self._config = self._settings, program.config
+        settings, flat = self._settings, None
         # the task has set its threads
         parts, *_ = program.packed.unpack(program.config, torch.get_num_threads())
         data = open_data(self, shard, settings, program.config)
@@ -159,10 +159,10 @@ class KerasReplica(ParameterLayerReplica):
             put_weights(self._model, weights)
             tables = {number for number, width in enumerate(self._widths) if width}
             self._step = _GradientStep(self._model, tables)
-            self._flat = _flat(self._model, self._widths)
+            flat = _flat(self._model, self._widths)
             self._model.reset_metrics()
             self._no_metrics = values_of(self._model.metrics_variables)
-        return data
+        return data, flat
 
     def describe(self) -> dict:
         return {**super().describe(), "example": form_of(self._example)}
