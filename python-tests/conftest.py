@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from connect_server import ConnectServer, over_connect
 from quick_jvm import QUICK_JVM
-from slow_list import COLLECTED, listed, name_of
+from slow_cases import mark_slow_case
 
 
 def pytest_configure(config):
@@ -33,11 +33,7 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    """Mark as slow what `slow_tests.txt` lists."""
-    name = name_of(item)
-    item.config.stash.setdefault(COLLECTED, set()).add(name)
-    if name in listed():
-        item.add_marker(pytest.mark.slow)
+    mark_slow_case(item)
 
 
 @pytest.hookimpl(wrapper=True)

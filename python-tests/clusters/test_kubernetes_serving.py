@@ -106,6 +106,7 @@ def await_ready(kubectl, name, number, seconds=200):
         found = json.loads(kubectl("get", "deployment", name, "-o", "json"))["status"]
 
 
+@pytest.mark.slow
 def test_a_recommender_is_loaded_served_asked_and_outlives_a_pod(kubernetes, tmp_path):
     made, _, _, model = folder = made_in(tmp_path)
     features = tmp_path / "features-volume"

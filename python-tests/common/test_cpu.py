@@ -275,6 +275,7 @@ def test_thread_scope_restores_after_an_exception():
     assert (torch.get_num_threads(), environment()) == before
 
 
+@pytest.mark.slow_cases("outside1-None")
 @pytest.mark.parametrize(("outside", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({}, None)])
 def test_torch_that_is_imported_inside_a_scope_is_not_bound_by_it_afterwards(outside, expected):
     if expected is None:

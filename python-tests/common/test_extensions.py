@@ -48,6 +48,7 @@ def fitted(data, backend="local", rate=0.1, workers=2, epochs=2, **options):
     return torch.cat([p.detach().flatten() for p in est.get_model().parameters()])
 
 
+@pytest.mark.slow
 def test_a_feed(monkeypatch):
     from bigdl.orca.data import feeds
     from bigdl.orca.data.feeds.in_memory import ArrayFeed
@@ -98,6 +99,7 @@ def test_a_trigger():
     assert torch.equal(ended, fitted((X, Y), epochs=2))
 
 
+@pytest.mark.slow
 def test_an_engine(monkeypatch):
     from bigdl.runtime.local import LocalEngine
 
@@ -138,6 +140,7 @@ def test_a_method_of_acceleration():
         register_methods("torch", METHODS.values())
 
 
+@pytest.mark.slow
 def test_an_operator_of_friesian(orca_spark, monkeypatch):
     from bigdl.friesian.feature import FeaturePipeline, FeatureTable
     from bigdl.friesian.feature.methods import CellMethods

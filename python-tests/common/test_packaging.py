@@ -155,6 +155,7 @@ def test_tested_versions_are_those_that_users_may_have(metadata):
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
+@pytest.mark.slow
 def test_bare_install_names_the_missing_extra(bare_python, tmp_path):
     check_that_missing_extras_are_named(bare_python, tmp_path)
 

@@ -26,6 +26,7 @@ def report(tmp_path_factory) -> str:
     return run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_types_of_the_readme_s_objects(report):
     revealed = re.findall(r':(\d+): note: Revealed type is "(.*)"', report)
     types = {int(line): re.sub(r"\b(\w+\.)+(?=\w)", "", revealed) for line, revealed in revealed}
@@ -38,5 +39,6 @@ def test_types_of_the_readme_s_objects(report):
     assert types == expected, report
 
 
+@pytest.mark.slow
 def test_a_wrong_keyword_of_predict_is_an_error(report):
     assert re.search(r'wrong\.py:\d+: error: Unexpected keyword argument "batchsize"', report)

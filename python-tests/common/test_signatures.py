@@ -38,6 +38,7 @@ def compared():
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_every_difference_has_a_reason_and_every_reason_a_difference(compared):
     assert [line for lines in compared["mistakes"].values() for line in lines] == []
 

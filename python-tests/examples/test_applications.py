@@ -46,6 +46,7 @@ for user, seen, row in zip(last["user"], last["seen"], scores, strict=True):
 """What holds after the last cell of each notebook, of the variables that it defines."""
 
 
+@pytest.mark.slow
 def test_animals_are_found_described_and_found_again(orca_spark):
     found = image_pipeline.main(
         ["--pictures", "60", "--animals", "20", "--training-scenes", "320", "--epochs", "5"]
@@ -55,6 +56,7 @@ def test_animals_are_found_described_and_found_again(orca_spark):
     assert found["again"] > 0.25  # by chance it would be 2 of 59
 
 
+@pytest.mark.slow
 def test_a_stream_of_sounds_is_answered(orca_spark):
     found = streaming_speech.main(["--epochs", "8"])
     assert found["keys"] == list(range(found["sounds"]))
@@ -96,6 +98,7 @@ def two_parts(orca_spark):
     orca_spark.conf.set(name, before)
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(two_parts, tmp_path):
     scene = traffic.Scene(5, cameras=2, seconds=8)
     chunks, expected = [], set()
@@ -132,6 +135,7 @@ def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(two_parts, 
     assert {tuple(row) for row in made} == expected
 
 
+@pytest.mark.slow
 def test_plates_are_voted_and_tracks_bound(orca_spark):
     def seen(camera, track, first, *readings):
         chances = [[0.9 if glyph != "?" else 0.2 for glyph in text] for text in readings]

@@ -93,6 +93,7 @@ for place, module, name in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_programs_import_what_there_is():
     wanted = [
         (f"{name(page)}:{line}", module, imported)
@@ -127,6 +128,7 @@ def run(text: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_training_in_the_readme_runs(tmp_path):
     printed = run(listings(README)[0], tmp_path)
     assert "'Accuracy': 0." in printed
@@ -134,6 +136,7 @@ def test_the_example_of_training_in_the_readme_runs(tmp_path):
     assert "prediction" in printed
 
 
+@pytest.mark.slow
 def test_the_example_of_inference_in_the_readme_runs(tmp_path):
     assert run(listings(README)[1], tmp_path).startswith("tensor([")
 

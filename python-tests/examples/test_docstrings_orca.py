@@ -37,6 +37,24 @@ def pages() -> list:
     return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
 
 
+@pytest.mark.slow_cases(
+    "bigdl.common.errors",
+    "bigdl.dllib.nncontext",
+    "bigdl.dllib.utils",
+    "bigdl.friesian.feature.pipeline",
+    "bigdl.friesian.models",
+    "bigdl.friesian.serving",
+    "bigdl.mlflow",
+    "bigdl.mlflow.pytorch",
+    "bigdl.orca.data.pandas",
+    "bigdl.orca.data.utils",
+    "bigdl.orca.engine",
+    "bigdl.orca.inference",
+    "bigdl.orca.learn.openvino",
+    "bigdl.orca.learn.optimizers",
+    "bigdl.orca.learn.pytorch",
+    "bigdl.orca.learn.utils",
+)
 @pytest.mark.parametrize("page", pages())
 def test_examples_run(page):
     check(page)

@@ -68,6 +68,7 @@ def test_ncf_finds_the_films_of_a_user(orca_spark):
     assert share(found["hr@10"], found["ideal hr@10"], 0.1) > 0.4
 
 
+@pytest.mark.slow
 def test_wide_and_deep_learns_clicks(orca_spark):
     argv = ["--rows", "5000", "--numbers", "4", "--categories", "6", "--epochs", "4"]
     found = train_wide_and_deep.main(argv)
@@ -75,6 +76,7 @@ def test_wide_and_deep_learns_clicks(orca_spark):
     assert found["clicks in the best tenth"] > 0.7
 
 
+@pytest.mark.slow
 def test_dien_learns_how_interests_go_on(orca_spark):
     argv = ["--users", "300", "--items", "80", "--steps", "5", "--epochs", "6", "--lr", "0.01"]
     found = train_dien.main(argv)

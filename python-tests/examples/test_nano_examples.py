@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 NANO = Path(__file__).parents[2] / "examples" / "nano"
 
 
+@pytest.mark.slow
 def test_the_best_form_of_a_resnet_is_saved_and_loaded(tmp_path):
     argv = [
         "--images",
@@ -61,6 +62,7 @@ def test_an_encoder_keeps_its_accuracy_in_int8(accelerator):
     assert found["int8, accuracy kept"] >= found["fp32"] - 0.0201
 
 
+@pytest.mark.slow
 def test_instances_give_what_the_model_gives():
     argv = ["--processes", "2", "--batches", "4", "--batch-size", "1", "--size", "32"]
     found = multi_instance.main([*argv, "--accelerator", "openvino"])
@@ -68,6 +70,7 @@ def test_instances_give_what_the_model_gives():
     assert found["difference"] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_server_answers_as_the_model_it_was_saved_from():
     found = serve.main(["--epochs", "60"])
     assert found["accuracy"] > 0.85
@@ -95,6 +98,7 @@ def test_a_wrong_request_is_answered_and_the_server_goes_on(tmp_path):
     assert answer.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_model_is_switched_between_runtimes():
     found = switch_runtime.main(["--epochs", "2"])
     outputs, labels = found["outputs"], found["labels"]
@@ -119,6 +123,7 @@ def transfer_learning(*argv) -> dict:
     return program["main"](["--drawn", "24", "--size", "32", "--epochs", "1", *argv])
 
 
+@pytest.mark.slow
 def test_a_head_learns_on_a_trunk_that_learned_other_shapes():
     found = transfer_learning()
     assert 0 <= found["accuracy"] <= 1

@@ -37,6 +37,7 @@ def test_hashes_are_those_of_spark(orca_spark):
     assert neumf.hashed(np.array(numbers), 7).tolist() == expected
 
 
+@pytest.mark.slow
 def test_the_spark_plan_draws_what_numpy_draws(orca_spark, ratings):
     frame = orca_spark.createDataFrame(ratings).repartition(3)
     per_user, users, items = neumf.histories(frame)
@@ -85,6 +86,7 @@ def test_hits_are_the_held_out_items_among_the_best(orca_spark):
     assert neumf.hit_rate(orca_spark.createDataFrame(table), best=2) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", PROGRAMS)
 def test_the_program_learns_and_resumes(orca_spark, data_dir, tmp_path, form):
     argv = ["--data-dir", str(data_dir / "ml-100k"), "--users", "60", "--epochs", "3"]

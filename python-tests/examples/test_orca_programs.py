@@ -14,6 +14,7 @@ def test_loader_dataframe_and_shards_train_the_same_model(orca_spark):
     assert min(found.values()) > 0.9
 
 
+@pytest.mark.slow
 def test_a_table_is_cleaned_and_learned(orca_spark, tmp_path):
     found = tabular.main(["--rows", "600", "--epochs", "10"])
     assert found["rows"] == 600  # rows that came twice are there once
@@ -22,12 +23,14 @@ def test_a_table_is_cleaned_and_learned(orca_spark, tmp_path):
     assert found["accuracy"] > 0.85
 
 
+@pytest.mark.slow
 def test_masks_of_generated_images_are_found(orca_spark):
     found = segmentation.main(["--images", "40", "--epochs", "15", "--size", "24"])
     assert found["iou"] > 0.5
     assert found["stats"][-1]["train_loss"] < 0.5 * found["stats"][0]["train_loss"]
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_trains_an_autoencoder(orca_spark):
     found = main_callback.main(["--epochs", "8"])
     assert found["code"].shape == (1797, 8)

@@ -182,6 +182,7 @@ WHOLES = (
 )
 
 
+@pytest.mark.slow_cases("cells", "numbers", "tokens", "wholes")
 @pytest.mark.parametrize(
     "pipeline",
     [CELLS, CATEGORIES, NUMBERS, TOKENS, WHOLES],
@@ -198,6 +199,7 @@ def test_executors_give_the_same_values(executors, pipeline, data):
     executors.assert_equal(pipeline, table_of(rows), table_of(rows + others))
 
 
+@pytest.mark.slow
 def test_a_table_of_one_row_has_arrays_of_one_number(executors):
     table = table_of([{"price": 1.5, "age": 5, "weight": 0.5}])
     pipeline = FeaturePipeline().log("price").log("age", clipping=False).min_max_scale("weight")

@@ -60,6 +60,7 @@ def goes_through_arrow(table):
     return "MapInArrow" in table.df._jdf.queryExecution().toString()
 
 
+@pytest.mark.slow
 def test_all_steps_go_one_way_with_the_results_of_joins(table):
     joined = pipeline(broadcast=False).fit(table).transform(table)
     found = pipeline().fit(table).transform(table)
@@ -82,6 +83,7 @@ def test_columns_that_the_steps_do_not_know_are_left_out_and_unread_ones_may_be_
     assert sorted_rows(found) == wanted
 
 
+@pytest.mark.slow
 def test_large_vocabularies_are_joined(table, monkeypatch):
     wanted = sorted_rows(pipeline().fit(table).transform(table))
     monkeypatch.setattr(vocabulary, "DRIVER_KEYS", 8)
@@ -90,6 +92,7 @@ def test_large_vocabularies_are_joined(table, monkeypatch):
     assert sorted_rows(found) == wanted
 
 
+@pytest.mark.slow
 def test_a_table_with_vectors_is_joined(table):
     from pyspark.ml.feature import VectorAssembler
 
@@ -104,6 +107,7 @@ def test_a_table_with_vectors_is_joined(table):
     assert sorted_rows(found.drop("vector")) == wanted
 
 
+@pytest.mark.slow
 def test_rows_that_taught_target_codes_get_those_of_their_fold(table):
     steps = FeaturePipeline().category_encode(TEXTS).target_encode("t0", "number", kfold=2)
     trained = steps.fit_transform(table)

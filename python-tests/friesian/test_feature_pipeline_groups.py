@@ -89,6 +89,7 @@ def encoded():
     )
 
 
+@pytest.mark.slow_cases("spark")
 @pytest.mark.parametrize("host", ["spark", "local"])
 def test_steps_in_front_and_behind_run_on_every_host(table, folder, tmp_path, host):
     wanted = to_arrow(encoded().fit_transform(table).df)
@@ -172,6 +173,7 @@ def test_what_files_cannot_do_is_refused(folder, tmp_path):
         histories.transform_files(str(tmp_path / "a.parquet"), str(tmp_path / "o"), host="here")
 
 
+@pytest.mark.slow
 def test_columns_in_the_names_of_folders_are_those_of_spark(orca_spark, tmp_path):
     source = str(tmp_path / "visits")
     columns = "row % 3 day", "if(row % 5 = 0, null, concat('a b/', row % 2)) kind", "row", "item"

@@ -85,6 +85,7 @@ def test_files_and_tables_teach_the_same(table, folder):
     assert by_files.feature_schema() == by_spark.feature_schema()
 
 
+@pytest.mark.slow_cases("local")
 @pytest.mark.parametrize("host", ["spark", "local"])
 def test_files_keep_the_order_of_their_rows_wherever_they_are_computed(
     table, folder, clicks, tmp_path, host
@@ -104,6 +105,7 @@ def test_files_keep_the_order_of_their_rows_wherever_they_are_computed(
     assert (tmp_path / "out" / "_SUCCESS").exists()
 
 
+@pytest.mark.slow
 def test_spark_reads_what_the_executor_arrow_wrote(orca_spark, table, folder, tmp_path):
     pipeline = copy_of(PIPELINE).fit(table)
     pipeline.transform_files(folder, str(tmp_path), host="here")
@@ -117,6 +119,7 @@ def test_files_can_be_transformed_by_spark_alone(table, folder, tmp_path):
     assert pipeline.transform_files(folder, str(tmp_path / "out"), executor="catalyst") == 600
 
 
+@pytest.mark.slow
 def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
     from bigdl.friesian.executors import spark
 
@@ -134,6 +137,7 @@ def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
     assert len(passes) == 2
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_a_feature_table(table):
     names = ["user", "item"]
     wanted, _ = table.category_encode(names, freq_limit=4, order_by_freq=True)
@@ -146,6 +150,7 @@ def test_numbers_are_those_of_a_feature_table(table):
     pd.testing.assert_frame_equal(found.to_pandas(), wanted.to_pandas())
 
 
+@pytest.mark.slow
 def test_codes_of_training_rows_do_not_know_their_own_fold(table):
     pipeline = FeaturePipeline().target_encode("user", "label", kfold=3)
     training = pipeline.fit_transform(table)
@@ -161,6 +166,7 @@ def test_codes_of_training_rows_do_not_know_their_own_fold(table):
     )
 
 
+@pytest.mark.slow
 def test_several_columns_can_have_one_vocabulary(orca_spark):
     frame = orca_spark.createDataFrame([("a", "b"), ("c", "a"), ("a", None)], "x string, y string")
     pipeline = FeaturePipeline().category_encode({"src_cols": ["x", "y"], "col_name": "both"})
@@ -169,6 +175,7 @@ def test_several_columns_can_have_one_vocabulary(orca_spark):
     assert pipeline.transform_row({"x": "c", "y": "d"}) == {"x": 3, "y": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oov_buckets", [0, 3])
 def test_many_columns_are_encoded_as_few_are(orca_spark, oov_buckets):
     rng = np.random.default_rng(1)
@@ -222,6 +229,7 @@ def test_files_without_rows_teach_and_give_tables_without_rows(clicks, tmp_path)
 # -- steps on tables -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_histories_and_negatives_are_those_of_a_feature_table(table):
     def run(on):
         on = on.dropna(["user", "item"]).add_hist_seq("item", "user", max_len=4)
@@ -264,6 +272,7 @@ def test_steps_on_tables_are_refused_elsewhere(table, folder, tmp_path):
 # -- rows, folders ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_saved_pipeline_serves_rows_without_spark(table, clicks, tmp_path):
     path = str(tmp_path / "saved")
     pipeline = copy_of(PIPELINE).fit(table)
@@ -288,6 +297,7 @@ def test_a_saved_pipeline_serves_rows_without_spark(table, clicks, tmp_path):
     assert json.loads(done.stdout) == [pipeline.transform_row(row) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_loaded_pipeline_is_the_one_that_was_saved(table, tmp_path):
     pipeline = copy_of(PIPELINE).fit(table)
     pipeline.save(str(tmp_path / "saved"))
@@ -300,6 +310,7 @@ def test_a_loaded_pipeline_is_the_one_that_was_saved(table, tmp_path):
     assert not list((tmp_path / "saved").glob("*.pkl"))
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_has_not_learned_can_be_saved(table, tmp_path):
     PIPELINE.save(str(tmp_path / "saved"))
     loaded = FeaturePipeline.load(str(tmp_path / "saved"))
@@ -308,6 +319,7 @@ def test_a_pipeline_that_has_not_learned_can_be_saved(table, tmp_path):
     assert_same_states(copy_of(loaded).fit(table), copy_of(PIPELINE).fit(table))
 
 
+@pytest.mark.slow
 def test_folders_of_any_file_system_hold_pipelines(table):
     copy_of(PIPELINE).fit(table).save("memory://pipelines/one")
     assert FeaturePipeline.load("memory://pipelines/one").transform_row(
@@ -509,6 +521,7 @@ def test_folders_that_hold_no_pipeline_are_refused(tmp_path):
         FeaturePipeline.load(str(path))
 
 
+@pytest.mark.slow
 def test_tables_without_rows_teach_what_files_without_rows_do(table, clicks, tmp_path):
     pipeline = FeaturePipeline().category_encode("user").min_max_scale("price")
     spark = table.df.sparkSession
@@ -526,6 +539,7 @@ def test_tables_without_rows_teach_what_files_without_rows_do(table, clicks, tmp
         pipeline.fill_median("price").fit(table.filter("1 = 0"))
 
 
+@pytest.mark.slow
 def test_negatives_of_a_pipeline_know_users_and_popularity(table):
     table = FeatureTable(table.fillna(1, "item").df.coalesce(1))
     arguments = {"item_size": 30, "seed": 3, "user_col": "user", "popularity": 0.75}

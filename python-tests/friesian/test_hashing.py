@@ -16,6 +16,7 @@ def hashed(value, bins, method="md5"):
     return int(hashlib.new(method, str(value).encode()).hexdigest(), 16) % bins
 
 
+@pytest.mark.slow_cases("10")
 @pytest.mark.parametrize("bins", [1, 2, 10, 1000, 2**20 - 3, 2**31 - 1])
 def test_hash_of_text_is_that_of_hashlib(messy, rows, bins):
     found = messy.hash_encode("city", bins)
@@ -37,6 +38,7 @@ def test_values_are_hashed_as_python_writes_them(messy, rows):
         assert found[name] == [hashed(v, 99) for v in column(rows, name)], name
 
 
+@pytest.mark.slow
 def test_days_and_times_are_hashed_as_python_writes_them(make):
     day, time = datetime.date(2020, 2, 1), datetime.datetime(2020, 2, 1, 3, 4, 5)
     found = make([(day, time), (None, None)], "d date, t timestamp_ntz").hash_encode(["d", "t"], 97)
@@ -44,6 +46,7 @@ def test_days_and_times_are_hashed_as_python_writes_them(make):
     assert found.to_list("t") == [hashed(time, 97), hashed(None, 97)]
 
 
+@pytest.mark.slow
 def test_the_fast_hash_spreads_values(make):
     found = make([(str(i),) for i in range(300)], "v string").hash_encode("v", 10, "xxhash64")
     counts = [found.to_list("v").count(i) for i in range(10)]
@@ -51,6 +54,7 @@ def test_the_fast_hash_spreads_values(make):
     assert min(counts) > 10
 
 
+@pytest.mark.slow
 def test_cross_hashes_the_values_behind_each_other(messy, rows):
     def wanted(names, bins, sep=""):
         for values in zip(*(column(rows, name) for name in names), strict=True):

@@ -131,6 +131,7 @@ def test_products_of_users_and_items_are_learned_and_files_need_no_bigdl(tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_tasks_are_outputs_in_the_order_of_their_targets(tmp_path):
     keras.utils.set_random_seed(3)
     model = mmoe(experts=3, expert_hidden=(16,), tower_hidden=(8,))
@@ -161,6 +162,7 @@ def test_tasks_are_outputs_in_the_order_of_their_targets(tmp_path):
         np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_towers_learn_what_a_user_chooses_and_predict_on_their_own(tmp_path):
     keras.utils.set_random_seed(4)
     model = two_tower(hidden=(16,))

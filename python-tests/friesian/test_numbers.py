@@ -39,6 +39,7 @@ def test_min_max_scale_of_numbers(messy, rows):
         assert_same(table.to_list(name), wanted, 1e-6)
 
 
+@pytest.mark.slow
 def test_min_max_scale_of_arrays_goes_by_position(make):
     table = make(
         [([1, 10], [0.5]), ([3, None], []), (None, [math.nan]), ([2, 30], [1.5])],
@@ -51,6 +52,7 @@ def test_min_max_scale_of_arrays_goes_by_position(make):
     assert_same(found.to_list("b"), [[0.0], [], [math.nan], [1.0]])
 
 
+@pytest.mark.slow
 def test_min_max_scale_of_vectors_keeps_them(orca_spark):
     from pyspark.ml.linalg import Vectors
 
@@ -65,6 +67,7 @@ def test_min_max_scale_of_vectors_keeps_them(orca_spark):
     assert found.to_list("v") == [Vectors.dense(0, 1), Vectors.dense(2, 1), None]
 
 
+@pytest.mark.slow
 def test_transform_uses_the_extremes_of_other_data(make):
     train = make([(0, 5, [1.0]), (10, 5, [3.0])], "a int, same int, v array<double>")
     test = make(
@@ -90,6 +93,7 @@ def test_a_column_without_values_scales_to_nulls(make):
     assert found.to_list("a") == [None, None]
 
 
+@pytest.mark.slow
 def test_one_hot_indicators_stand_where_the_column_was(make):
     table = make([("p", 0, 9), ("q", 2, 8), ("r", None, 7), ("s", -1, 6)], "n string, c int, z int")
     found = table.one_hot_encode("c")
@@ -100,6 +104,7 @@ def test_one_hot_indicators_stand_where_the_column_was(make):
     assert kept.to_list("x_1") == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @FEW
 @given(
     values=st.lists(st.one_of(st.none(), st.floats(-9, 9), st.just(math.nan)), max_size=10),
@@ -126,6 +131,7 @@ def test_an_int_makes_equal_parts(make):
     assert found[5] == 1
 
 
+@pytest.mark.slow
 def test_labels_names_and_places_of_bins(make):
     table = make(
         [(5, 1.0, "k"), (None, 2.0, "l"), (20, math.nan, "m")], "a int, b double, c string"
@@ -172,6 +178,7 @@ def test_statistics_are_those_of_pandas(messy, rows):
     }
 
 
+@pytest.mark.slow
 def test_min_and_max_are_exact_for_large_numbers(make):
     table = make([(2**24 + 1, None), (5, None)], "a bigint, b double")
     assert table.max().to_dict() == {"column": ["a", "b"], "max": [float(2**24 + 1), None]}

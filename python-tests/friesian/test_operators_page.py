@@ -91,6 +91,7 @@ OPERATORS = """
 EXAMPLES = list(examples(PAGE.read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow_cases('tbl.category_encode("city")')
 @pytest.mark.parametrize(
     ("call", "named", "rows"), [pytest.param(*example, id=example[0]) for example in EXAMPLES]
 )

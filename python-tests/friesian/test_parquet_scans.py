@@ -121,6 +121,7 @@ _texts = st.one_of(st.none(), st.sampled_from(["", "a", "b", "ü" * 9]), st.text
 _files = st.lists(st.lists(st.tuples(_texts, st.one_of(st.none(), st.integers(-9, 9)))), max_size=4)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4,
     deadline=None,
@@ -414,6 +415,7 @@ def pipeline():
     )
 
 
+@pytest.mark.slow
 def test_pipelines_learn_and_transform_the_same_in_both_ways(orca_spark, texts, monkeypatch):
     table = FeatureTable(orca_spark.read.parquet(texts))
     fitted = pipeline().fit(table)

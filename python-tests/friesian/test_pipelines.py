@@ -23,6 +23,7 @@ def clicks():
     )
 
 
+@pytest.mark.slow
 def test_wide_and_deep(orca_spark, clicks, tmp_path):
     """Read, fill, encode, scale, cross, shuffle, write; then the same for new data."""
     path = str(tmp_path / "clicks.parquet")
@@ -110,6 +111,7 @@ def test_small_tables_stay_in_few_partitions(orca_spark, clicks):
         orca_spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
+@pytest.mark.slow
 def test_targets_of_one_table_for_another(orca_spark, clicks):
     """Target encoding that is learned on a part and applied to the rest, as for boosted trees."""
     train, test = FeatureTable.from_pandas(clicks).random_split([0.7, 0.3], seed=3)

@@ -31,6 +31,7 @@ def negatives_of(table):
     return [row[:3] for row in rows if row[3] == 0], [row[:3] for row in rows if row[3] == 1]
 
 
+@pytest.mark.slow_cases("0.75")
 @pytest.mark.parametrize("popularity", [None, 0.75])
 def test_what_a_user_had_is_not_drawn(clicks, popularity):
     rows, table = clicks

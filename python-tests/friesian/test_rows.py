@@ -37,6 +37,7 @@ def test_concat_of_text_and_numbers_becomes_text(make):
     assert found.to_list("k") == ["x", "1"]
 
 
+@pytest.mark.slow
 def test_drop_duplicates_keeps_the_first_by_order(make):
     table = make(
         [("a", 3, 1), ("a", 1, 2), ("b", 5, 3), ("a", 1, 4), (None, 2, 5), (None, 1, 6)],
@@ -53,6 +54,7 @@ def test_drop_duplicates_keeps_the_first_by_order(make):
     assert sorted(table.drop_duplicates(["id", "rank"]).to_list("rank")) == [1, 1, 2, 3, 5]
 
 
+@pytest.mark.slow
 @FEW
 @given(
     rows=st.lists(
@@ -75,6 +77,7 @@ def test_drop_duplicates_leaves_one_row_of_each_group(make, rows, keep):
     assert found == {group: place for group, (_, place) in wanted.items()}
 
 
+@pytest.mark.slow
 def test_filter_by_frequency_gives_values_or_their_rows(messy, rows):
     counts = Counter(zip(column(rows, "city"), column(rows, "item"), strict=True))
     frequent = {pair for pair, n in counts.items() if n >= 3}
@@ -88,6 +91,7 @@ def test_filter_by_frequency_gives_values_or_their_rows(messy, rows):
     assert kept.size() == sum(counts[pair] for pair in frequent)
 
 
+@pytest.mark.slow
 def test_join_renames_the_other_common_columns(make):
     left = make([(1, "a"), (2, "b")], "k int, v string")
     right = make([(1, "c"), (3, "d")], "k int, v string")
@@ -106,6 +110,7 @@ def test_random_split_is_a_partition_and_repeats_with_its_seed(messy, rows):
     assert [part.to_list("time") for part in parts] == [part.to_list("time") for part in again]
 
 
+@pytest.mark.slow
 def test_shuffle_moves_no_row_to_another_partition(messy):
     def partitions(table):
         return [Counter(map(str, rows)) for rows in table.df.rdd.glom().collect()]
@@ -118,6 +123,7 @@ def test_shuffle_moves_no_row_to_another_partition(messy):
     assert messy.ordinal_shuffle_partition().size() == messy.size()
 
 
+@pytest.mark.slow
 def test_sets_of_rows(make):
     a = make([(1,), (1,), (2,), (None,)], "k int")
     b = make([(2,), (3,)], "k int")

@@ -95,6 +95,7 @@ def test_pad_of_nested_arrays_adds_rows(make):
     assert table.pad("a", 2, row_len=2).to_list("a")[1] == [[0, 0], [0, 0]]
 
 
+@pytest.mark.slow
 def test_differences_along_an_order(make):
     rows = [("a", 3, 9, 1.0), ("a", 1, 5, None), ("b", 2, 7, 2.0), ("a", 2, 8, 4.0)]
     table = make(rows, "g string, t int, v int, w double")
@@ -136,6 +137,7 @@ def test_samples_of_lists_take_the_same_places_of_all_columns(make):
         uneven.sample_listwise(["items", "names"], 1, 1).compute()
 
 
+@pytest.mark.slow
 def test_negative_samples_come_before_their_record(make):
     table = make(
         [(1, "x", 3), (2, "y", 1), (3, "z", None), (4, "w", 99)], "u int, v string, item int"
@@ -173,6 +175,7 @@ def test_negative_samples_are_uniform_over_the_other_items(make):
     assert all(180 < count < 320 for count in pairs.values())
 
 
+@pytest.mark.slow
 def test_negative_samples_avoid_a_history(make):
     rows = [(1, 2, [1, 3, 3, None, 77]), (2, 5, None), (3, 1, [2, 3, 4, 5]), (4, None, [])]
     table = make(rows, "u int, item int, seen array<int>")
@@ -185,6 +188,7 @@ def test_negative_samples_avoid_a_history(make):
     assert found["u"].count(3) == 1
 
 
+@pytest.mark.slow
 def test_negatives_of_each_item_of_a_history(make):
     table = make([([1, 2, None, 2],), ([],), (None,)], "h array<int>")
     found = table.add_neg_hist_seq(4, "h", 25, seed=1)

@@ -293,6 +293,7 @@ class Stalled:
         self._server.close()
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_read_keep_nobody_waiting(stages):
     with GrpcServer([FeatureService(stages[0])], threads=4) as server, ExitStack() as stack:
         request = wire.message("feature.IDs")(ID=[1] * 9_000).SerializeToString()

@@ -94,6 +94,7 @@ def check_equal(split, whole, users):
             assert ours.item_ids[:-1].tolist() == theirs.item_ids[:-1].tolist()
 
 
+@pytest.mark.slow
 def test_answers_equal_those_of_the_whole_model(store, index, model):
     """10,000 users, repeated and unknown ones, in any order."""
     split, whole = both(store, index, model)
@@ -153,6 +154,7 @@ def test_users_are_kept_until_they_change(store, index, model, catalogue, user_m
     check_equal(split, whole, users.tolist())
 
 
+@pytest.mark.slow
 def test_a_new_model_answers_with_its_own_values(store, index):
     with ModelRepository() as repository:
         repository.add("ranker", ServedModel(deepfm(), sample=SAMPLE, thread_num=1))
@@ -168,6 +170,7 @@ def test_a_new_model_answers_with_its_own_values(store, index):
         assert [each.scores.tolist() for each in split.recommend(users, BEST)] != before
 
 
+@pytest.mark.slow
 def test_a_pipeline_makes_the_inputs_of_each_side(tmp_path, catalogue, index):
     users, items = (each.rename(columns={"kind": "sort"}) for each in catalogue)
     items = items.drop(columns="vector")
@@ -207,6 +210,7 @@ class OfAllRows(torch.nn.Module):
         return torch.softmax(price * age.to(torch.float32), 0)
 
 
+@pytest.mark.slow
 def test_a_model_whose_rows_depend_on_each_other_stays_whole(store, index):
     sample = torch.ones(2, dtype=torch.int32), torch.rand(2)
     with ServedModel(OfAllRows(), sample=sample, input_names=["age", "price"]) as model:
@@ -237,6 +241,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parts_of_every_model_give_its_scores(name):
     module = perturbed(MODELS[name]())

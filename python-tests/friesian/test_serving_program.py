@@ -103,6 +103,7 @@ def folder(tmp_path_factory):
     return made_in(tmp_path_factory.mktemp("serving"))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, capsys):
     """At the end SIGTERM in the middle of requests: none is lost."""
@@ -151,6 +152,7 @@ def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, caps
     assert outcomes.count(3) > 4
 
 
+@pytest.mark.slow
 def test_versions_of_the_ranker_answer_by_the_open_inference_protocol(folder, tmp_path):
     """Two versions share the requests of the recommender; each is reached by HTTP and gRPC."""
     from bigdl.friesian.serving.program import Serving
@@ -195,6 +197,7 @@ def test_versions_of_the_ranker_answer_by_the_open_inference_protocol(folder, tm
         assert "/recommend/{user}" in urllib.request.urlopen(f"{url}/openapi.json").read().decode()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_server_answers_right_when_it_is_back(folder):
     _, config, ports, _ = folder

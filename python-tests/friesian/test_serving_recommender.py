@@ -116,6 +116,7 @@ def four_services(store, index):
         yield client
 
 
+@pytest.mark.slow_cases("400")
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_answers_of_separate_services_equal_those_of_frames_alone(catalogue, store, index, count):
     with four_services(store, index) as client:

@@ -180,6 +180,7 @@ def test_another_reader_sees_an_update_at_once(tmp_path):
     assert len(list((tmp_path / "s").glob("v*.arrow"))) <= 18
 
 
+@pytest.mark.slow
 def test_tables_of_spark_and_files_are_read(orca_spark, tmp_path):
     from pyspark.ml.linalg import Vectors
 
@@ -257,6 +258,7 @@ while True:
 """
 
 
+@pytest.mark.slow_cases("folder")
 @pytest.mark.fault
 @pytest.mark.parametrize(
     "kind", ["folder", pytest.param("redis", marks=[needs_redis, pytest.mark.slow])]

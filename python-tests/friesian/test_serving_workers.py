@@ -33,6 +33,7 @@ def workers_of(process):
     return psutil.Process(process.pid).children()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_worker_is_replaced_and_no_answer_is_wrong(folder, config):
     ports, wanted = folder[2], expected(folder, USERS, K)
@@ -113,6 +114,7 @@ def test_workers_end_with_a_killed_parent(config):
     wait_for(lambda: not any(each.is_running() for each in children))
 
 
+@pytest.mark.slow
 def test_what_keeps_workers_from_starting_is_told(folder, config, capsys):
     broken = Path(config).read_text().replace("model: model", "model: nowhere")
     assert main(["serve", "--config", written(folder[0], broken, "broken.yaml")]) == 2

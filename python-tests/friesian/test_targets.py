@@ -28,6 +28,7 @@ def out_of_fold(keys, targets, folds, smooth):
         yield code(rest, prior, smooth) if None not in key else prior
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("many", [False, True])
 def test_a_row_does_not_help_to_form_its_own_code(messy, rows, many, monkeypatch):
     if many:
@@ -82,6 +83,7 @@ def test_one_fold_gives_every_row_the_code_of_all(messy, rows):
     assert codes.out_target_mean == {"city_te_age": ("age", 7.0)}
 
 
+@pytest.mark.slow
 def test_folds_are_made_in_turn_or_by_chance_and_left_out(messy):
     found, _ = messy.target_encode("city", "age")
     assert found.columns == [*messy.columns, "city_te_age"]
@@ -97,6 +99,7 @@ def test_folds_are_made_in_turn_or_by_chance_and_left_out(messy):
     assert not {"city", "item"} & set(dropped.columns)
 
 
+@pytest.mark.slow
 def test_a_category_of_one_fold_has_the_mean(make):
     table = make([("x", 1, 0), ("x", 1, 0), ("y", 0, 0), ("y", 1, 1)], "c string, y int, f int")
     found, _ = table.target_encode("c", "y", fold_col="f", smooth=0)
@@ -104,6 +107,7 @@ def test_a_category_of_one_fold_has_the_mean(make):
     assert_same(sorted(found.to_list("c_te_y")), [0.0, 0.75, 0.75, 1.0])
 
 
+@pytest.mark.slow
 def test_codes_are_applied_to_new_data(make):
     train = make([("x", 1, 2.0), ("x", 0, 4.0), ("y", 1, None)], "c string, y int, z double")
     _, codes = train.target_encode("c", ["y", "z"], kfold=2, smooth=0)
@@ -115,6 +119,7 @@ def test_codes_are_applied_to_new_data(make):
     assert test.encode_target(codes[0], target_cols="z").columns == ["c_te_z"]
 
 
+@pytest.mark.slow
 def test_names_of_codes_can_be_changed(make):
     df = make([("x", 1, 0.5)], "c string, target_encode_count int, out double").df
     means = {"out": ("y", 0.25)}
@@ -137,6 +142,7 @@ def clicks(make):
     return table
 
 
+@pytest.mark.slow
 def test_counts_can_take_the_place_of_their_categories(clicks, make):
     found, counts = clicks.count_encode("c", out_cols="c")
     assert found.columns == ["c", "l", "x"]
@@ -149,6 +155,7 @@ def test_counts_can_take_the_place_of_their_categories(clicks, make):
     assert clicks.count_encode("c", counts=twice)[0].to_list("c_count") == [2, 2, 1, 1]
 
 
+@pytest.mark.slow
 def test_codes_can_take_the_place_of_their_categories(clicks):
     found, codes = clicks.target_encode("c", "l", out_cols="c", kfold=1, smooth=0)
     assert found.to_dict() == {"c": [0.5, 0.5, 1.0, 0.0], "l": [1, 0, 1, 0], "x": [5, 6, 7, 8]}
@@ -160,6 +167,7 @@ def test_codes_can_take_the_place_of_their_categories(clicks):
     assert isinstance(codes[0].limit(1), TargetCode)
 
 
+@pytest.mark.slow
 def test_no_code_is_made_of_another_code(clicks):
     found, codes = clicks.target_encode(
         ["c", "l"], "x", out_cols=["l", "k"], kfold=1, smooth=0, drop_cat=True
@@ -177,6 +185,7 @@ def test_a_category_that_a_target_code_has_twice_does_not_multiply_rows(make):
     assert found.to_dict() == {"c": ["x", "y", "z"], "out": [0.5, 0.75, 0.0]}
 
 
+@pytest.mark.slow
 def test_wrong_names_of_codes_are_refused(clicks, make):
     _, codes = clicks.target_encode("c", "l", kfold=1)
     for call, message in [

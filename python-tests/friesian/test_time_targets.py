@@ -51,6 +51,7 @@ def codes_by_time(frame, keys, edges, smooth):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [False, True])
 def test_only_earlier_rows_form_a_code(table, frame, many, monkeypatch):
     if many:
@@ -81,6 +82,7 @@ def test_a_label_of_the_future_changes_no_code(make):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_folds_of_equal_size_dates_and_given_means(make):
     days = [(i, "x", 0, 1.0, datetime.date(2024, 1, 1 + i)) for i in range(20)]
     table = make(days, SCHEMA.replace("time bigint", "time date"))
@@ -120,6 +122,7 @@ def test_counts_and_frequencies_are_those_of_pandas(table, frame):
     assert [each.columns[-2:] for each in counts] == [["count", "frequency"]] * 2
 
 
+@pytest.mark.slow
 def test_counts_of_other_data_are_taken(make):
     _, counts = make([("x",), ("x",), ("y",), (None,)], "c string").count_encode("c")
     test = make([("x",), ("new",), (None,)], "c string")
@@ -130,6 +133,7 @@ def test_counts_of_other_data_are_taken(make):
     assert shares.to_list("c_frequency") == pytest.approx([2 / 3, 0, 0])
 
 
+@pytest.mark.slow
 def test_one_vocabulary_of_several_columns(make):
     rows = [("ann", "bob"), ("bob", "eve"), (None, "ann"), ("eve", None)]
     table = make(rows, "user string, friend string")

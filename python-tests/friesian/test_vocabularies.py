@@ -47,6 +47,7 @@ def test_numbers_are_the_same_for_any_partitions(messy):
     assert messy.repartition(7).gen_string_idx("city", order_by_freq=True).to_dict() == wanted
 
 
+@pytest.mark.slow
 def test_limits_of_some_columns(messy, rows):
     city, tags = messy.gen_string_idx(["city", "tags"], freq_limit={"city": 9})
     assert city.to_dict() == vocabulary_of(column(rows, "city"), 9)
@@ -73,6 +74,7 @@ def test_one_vocabulary_of_several_columns(messy, rows):
     assert_same(encoded.to_list("tags"), map(union.to_dict().get, column(rows, "tags")))
 
 
+@pytest.mark.slow
 def test_cells_of_several_values(messy, rows):
     single, union = messy.gen_string_idx(
         ["tags", {"src_cols": ["tags", "city"]}], do_split=True, order_by_freq=True
@@ -84,6 +86,7 @@ def test_cells_of_several_values(messy, rows):
     assert spaced.to_dict() == vocabulary_of(tokens(column(rows, "tags"), "[,b]"))
 
 
+@pytest.mark.slow
 def test_many_values_are_ranked_by_spark_alike(messy, monkeypatch):
     names = ["city", "item"]
     wanted = [each.to_dict() for each in messy.gen_string_idx(names, order_by_freq=True)]
@@ -93,6 +96,7 @@ def test_many_values_are_ranked_by_spark_alike(messy, monkeypatch):
     assert [each.to_dict() for each in messy.gen_string_idx(names)] == by_value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["broadcast", "too large to collect", "no broadcast"])
 def test_encode_keeps_places_and_gives_null_for_the_unknown(messy, rows, plan, monkeypatch):
     if plan == "too large to collect":
@@ -115,6 +119,7 @@ def test_encode_keeps_places_and_gives_null_for_the_unknown(messy, rows, plan, m
     assert encoded == Counter(map(repr, zip(*wanted, strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["arrow", "joins"])
 def test_encode_of_cells_of_several_values(messy, rows, plan, monkeypatch):
     if plan == "joins":
@@ -139,6 +144,7 @@ def test_encode_of_cells_of_several_values(messy, rows, plan, monkeypatch):
     assert Counter(first.to_list("tags")) == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     values=st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=10),
@@ -149,6 +155,7 @@ def test_encode_is_a_look_up(make, values, known):
     assert table.encode_string("v", known).to_list("v") == [known.get(each) for each in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_unknown_values_can_share_numbers_behind_the_known_ones(make, broadcast):
     values = ["x", "y", None, *(f"new{i}" for i in range(40))]
@@ -162,6 +169,7 @@ def test_unknown_values_can_share_numbers_behind_the_known_ones(make, broadcast)
     assert dict(found.dtypes)["v"] == "int"
 
 
+@pytest.mark.slow
 def test_names_that_an_operator_uses_may_be_taken(make):
     schema = "id int, row_id int, rank int, key int, value int, v string"
     table = make([(1, 2, 3, 4, 5, "x")], schema)
@@ -177,6 +185,7 @@ def test_names_that_an_operator_uses_may_be_taken(make):
         }
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_a_value_that_is_twice_in_an_index_does_not_multiply_rows(make, orca_spark, broadcast):
     df = orca_spark.createDataFrame(
@@ -187,6 +196,7 @@ def test_a_value_that_is_twice_in_an_index_does_not_multiply_rows(make, orca_spa
     assert sorted(map(str, found.to_list("v"))) == ["3", "None", "None"]
 
 
+@pytest.mark.slow
 def test_numbers_are_found_by_text_and_text_by_numbers(make, orca_spark):
     table = make([(1, "1", 1.0), (2, "x", 2.5), (300, None, None)], "i int, s string, d double")
     found = table.encode_string(["i", "s"], [{"1": 5, "300": 6}, {"1": 5}])
@@ -199,6 +209,7 @@ def test_numbers_are_found_by_text_and_text_by_numbers(make, orca_spark):
     assert table.encode_string("d", halves).to_list("d") == [5, None, None]
 
 
+@pytest.mark.slow
 def test_an_index_is_not_changed_by_its_use(messy):
     index = messy.gen_string_idx("city")
     before = index.df
@@ -206,6 +217,7 @@ def test_an_index_is_not_changed_by_its_use(messy):
     assert index.df is before
 
 
+@pytest.mark.slow
 def test_category_encode_learns_and_applies(messy, rows):
     table, index = messy.category_encode("city", freq_limit=3, order_by_freq=True)
     wanted = vocabulary_of(column(rows, "city"), 3, by_frequency=True)
@@ -223,6 +235,7 @@ def test_vocabularies_with_null(messy, rows):
         assert found[name] == [*sorted({v for v in values if v is not None}), None]
 
 
+@pytest.mark.slow
 def test_reindex_by_frequency(messy, rows):
     mappings = messy.gen_reindex_mapping(["item", "city"], freq_limit=4)
     assert [each.columns for each in mappings] == [["item", "item_new"], ["city", "city_new"]]
@@ -239,6 +252,7 @@ def test_reindex_by_frequency(messy, rows):
     assert messy.reindex("item", one).df.columns == messy.df.columns
 
 
+@pytest.mark.slow
 def test_value_features_of_items_histories_and_nested_histories(make):
     schema = "item int, item_hist array<int>, neg_item_hist array<array<int>>"
     rows = [
@@ -267,6 +281,7 @@ def test_value_features_by_the_first_two_columns_or_by_name(make, monkeypatch):
     assert sorted(joined.to_list("v")) == [0, 7]
 
 
+@pytest.mark.slow
 def test_string_index_from_a_dict_and_a_file(make, tmp_path):
     numbers = {"x": 2, "y": 1}
     index = StringIndex.from_dict(numbers, "letter")

@@ -341,6 +341,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_cases("codes elsewhere")
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_argument_is_named(messy, name):
     call, message = CASES[name]
@@ -377,6 +378,7 @@ def test_wrong_tables_indices_and_codes(make):
         assert message in str(caught.value)
 
 
+@pytest.mark.slow_cases("to_dict")
 @pytest.mark.parametrize(
     "use",
     [

@@ -31,6 +31,7 @@ def digits():
     return model, calibration[:256], x, y
 
 
+@pytest.mark.slow_cases("onnxruntime_int8_qlinear", "openvino_int8")
 @pytest.mark.parametrize("method", nano_accuracy.METHODS)
 def test_a_method_keeps_the_accuracy(digits, method):
     model, calibration, x, y = digits
@@ -56,6 +57,7 @@ def test_the_interval_is_over_images_and_not_over_their_copies():
     assert low < -10 < high
 
 
+@pytest.mark.slow
 def test_code_that_computes_something_else_is_refused(digits, monkeypatch):
     class Wrong(CompiledGraph):
         def __init__(self):
@@ -90,6 +92,7 @@ class Masked(nn.Module):
         return self.made(scores.softmax(-1) @ value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["openvino_int8", "onnxruntime_int8_qlinear"],
@@ -120,6 +123,7 @@ class Residual(nn.Module):
         return self.relu(self.second(self.relu(self.first(x))) + x)
 
 
+@pytest.mark.slow
 def test_a_module_that_runs_twice_is_quantized():
     torch.manual_seed(0)
     model, x = Residual().eval(), torch.rand(16, 4, 6, 6)

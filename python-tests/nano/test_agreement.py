@@ -193,6 +193,7 @@ def test_a_loop_over_rows_is_scripted():
     assert agrees(model, build(model, "jit_fp32"), torch.randn(5, 6))
 
 
+@pytest.mark.slow
 def test_a_number_of_rows_stays_one_in_openvino():
     model = UsesRowCount().eval()
     fast = build(model, "openvino_fp32")
@@ -200,6 +201,7 @@ def test_a_number_of_rows_stays_one_in_openvino():
         assert agrees(model, fast, torch.randn(rows, 6))
 
 
+@pytest.mark.slow
 def test_frozen_noise_is_refused():
     with pytest.raises(UsageError, match="different results for one input"):
         build(Noise(), "openvino_fp32")
@@ -211,6 +213,7 @@ def test_complex_results_are_refused_where_they_become_pairs():
         build(Complex(), "openvino_fp32")
 
 
+@pytest.mark.slow_cases("openvino_fp32")
 @pytest.mark.parametrize("method", ["jit_fp32", "openvino_fp32"])
 def test_an_input_that_the_model_changes_is_told_and_the_sample_stays(method):
     sample = x.clone()
@@ -220,6 +223,7 @@ def test_an_input_that_the_model_changes_is_told_and_the_sample_stays(method):
     assert agrees(ChangesInput(), fast, torch.randn(3, 6))
 
 
+@pytest.mark.slow
 def test_an_attribute_that_the_model_sets_is_told_and_the_original_is_unchanged():
     model = SetsAttribute().eval()
     with pytest.warns(UserWarning, match="sets 'last' when it is called"):

@@ -46,6 +46,7 @@ def test_digits_are_searched_and_the_search_goes_on(tmp_path):
     assert second["best"] >= first["best"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_keras_model_is_searched():
     found = program("search_keras").main(["--trials", "2", "--epochs", "1"])
 
@@ -53,6 +54,7 @@ def test_a_keras_model_is_searched():
     assert 0.1 < found["best"] <= 1.0
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
     notebook = nbformat.read(AUTOML / "search.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs"

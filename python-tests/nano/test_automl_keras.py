@@ -187,6 +187,7 @@ def test_a_model_without_spaces_is_an_ordinary_one():
     assert model.count_params() == 4 * 2 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_enabled")
 def test_unpromising_trials_end_between_epochs():
     model = stack()
@@ -301,6 +302,7 @@ def test_trials_that_train_in_processes_are_pruned_too():
     assert list(trial.intermediate_values) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_enabled")
 def test_a_searched_model_is_taken_for_the_model_that_it_has_become(tmp_path):
     model = stack()
@@ -336,6 +338,7 @@ def test_names_of_keras_2_are_answered():
         model.to_yaml()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_enabled")
 def test_resuming_goes_on(tmp_path):
     model = stack()

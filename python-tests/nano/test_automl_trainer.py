@@ -402,6 +402,7 @@ class Digits(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.rate)
 
 
+@pytest.mark.slow
 def test_twenty_trials_on_digits_beat_a_bad_guess():
     data = load_digits()
     x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)

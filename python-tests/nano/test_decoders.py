@@ -52,6 +52,9 @@ def fast(request, original):
     return InferenceOptimizer.trace(original, prompts(2, 6), accelerator=request.param)
 
 
+@pytest.mark.slow_cases(
+    "onnxruntime-beams", "onnxruntime-sampling", "openvino-beams", "openvino-sampling"
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -104,6 +104,7 @@ def test_a_small_part_is_left_alone():
     assert run.settings[-1].endswith(("too little to gain)", "steps left do not repay it)"))
 
 
+@pytest.mark.slow
 def test_a_deterministic_training_has_to_ask_for_it():
     try:
         _, run = fitted(Program, None, deterministic=True)
@@ -184,6 +185,7 @@ def trained(run, **settings):
     return model
 
 
+@pytest.mark.slow_cases("nano")
 @pytest.mark.parametrize("kind", ["TorchNano", "nano"])
 def test_a_loop_of_ones_own_is_accelerated(kind, caplog):
     def run(**settings):

@@ -178,6 +178,7 @@ def test_a_fit_on_cached_features_learns_what_one_on_images_learns(rows, tmp_pat
     assert asked[0] - asked[1] == len(rows)
 
 
+@pytest.mark.slow
 def test_two_processes_share_cached_features(rows, tmp_path):
     callback = FrozenPrefixCallback(precision="fp32", cache_dir=tmp_path)
     _, run = fitted(rows, callback, num_processes=2, max_epochs=1)

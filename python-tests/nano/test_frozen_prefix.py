@@ -124,6 +124,7 @@ def test_gradients_of_an_fp32_prefix_are_equal(network, images):
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow_cases("int8-openvino_int8-0.2")
 @pytest.mark.parametrize(
     ("precision", "method", "tolerance"),
     [
@@ -173,6 +174,7 @@ def test_training_steps_equal_those_of_the_plain_model(network, images):
 # -- the user's model ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_model_stays_what_it_is(network, images):
     before, parameters = state_of(network), list(network.parameters())
     modes = [module.training for module in network.modules()]
@@ -207,6 +209,7 @@ def test_a_resnet_in_bf16_takes_batches_of_any_size(images):
     assert prefix.segments[0].reason is None
 
 
+@pytest.mark.slow
 def test_batches_may_have_any_size(classifier, images):
     expected = classifier(images[:3])
     prefix = accelerate_frozen_prefix(classifier, images, threads=1)
@@ -322,6 +325,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow_cases("mode")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_module_that_has_changed_runs_as_written(name, network, images):
     change, reason = CHANGES[name]
@@ -333,6 +337,7 @@ def test_a_module_that_has_changed_runs_as_written(name, network, images):
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_refresh_takes_the_weights_of_now(network, images):
     prefix = accelerate_frozen_prefix(network, images, threads=1)
     nn.init.uniform_(network.conv1.weight, -0.3, 0.3)
@@ -345,6 +350,7 @@ def test_refresh_takes_the_weights_of_now(network, images):
 # -- int8 and metrics ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figures", "method"), [((1.0, 0.995), "int8"), ((1.0, 0.9), "bf16")])
 def test_int8_is_kept_if_the_metric_allows(network, images, figures, method):
     left = list(figures)
@@ -470,6 +476,7 @@ class Classifier(ImageClassifier):
         return torch.optim.SGD(self.head.parameters(), 0.1)
 
 
+@pytest.mark.slow_cases("bf16")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_callback_accelerates_a_fit_and_leaves_no_trace(images, tmp_path, precision):
     import pytorch_lightning as pl

@@ -519,6 +519,27 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "AttributeLater",
+    "Broadcasting",
+    "CalledAlone",
+    "Checkpointed",
+    "ClassLater",
+    "Copying",
+    "Flat",
+    "Functional",
+    "Growing",
+    "HooksLater",
+    "Lora",
+    "MixupAfter",
+    "MixupBefore",
+    "MovingAverageLater",
+    "OtherSizeInValidation",
+    "Pruned",
+    "TiedToTrained",
+    "Unfreezing",
+    "WithoutGradients",
+)
 @pytest.mark.parametrize("kind", CASES)
 def test_a_program_trains_as_it_does_without(kind, caplog):
     plain, _ = fitted(kind, frozen_prefix=False)

@@ -69,11 +69,13 @@ def test_a_loader_is_a_sample(accelerator):
     torch.testing.assert_close(fast(x), model(x), check_layout=False)
 
 
+@pytest.mark.slow
 def test_a_sample_comes_from_the_trainer_of_a_trained_module(fitted):
     fast = InferenceOptimizer.trace(fitted, accelerator="openvino")
     torch.testing.assert_close(fast(x), fitted(x))
 
 
+@pytest.mark.slow
 def test_a_loader_of_pairs_is_predicted():
     model = nn.Linear(6, 2)
     fast = InferenceOptimizer.trace(model, x[:1], accelerator="openvino")
@@ -81,6 +83,7 @@ def test_a_loader_of_pairs_is_predicted():
     torch.testing.assert_close(torch.cat(results), model(x))
 
 
+@pytest.mark.slow
 def test_an_accelerated_module_runs_its_steps_in_the_trainer(fitted):
     fast = InferenceOptimizer.trace(fitted, x, accelerator="openvino")
     calls = []
@@ -97,6 +100,7 @@ def test_an_accelerated_module_runs_its_steps_in_the_trainer(fitted):
     assert len(calls) == 3 * len(loader)
 
 
+@pytest.mark.slow
 def test_a_trainer_says_what_it_cannot_run():
     fast = InferenceOptimizer.trace(nn.Linear(6, 3), x, accelerator="openvino")
     with pytest.raises(UsageError, match="was not made from a LightningModule, but from a Linear"):
@@ -129,6 +133,7 @@ def test_an_encrypted_buffer_that_was_just_written_is_loaded():
     assert load(plain) == {"step": 4}
 
 
+@pytest.mark.slow
 def test_generate_of_a_graph_is_refused_by_name():
     class GenerationMixin:
         def generate(self):

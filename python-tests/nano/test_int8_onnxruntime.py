@@ -100,6 +100,7 @@ def test_what_attention_adds_stays_in_floats_where_8_bits_ruin_it():
     assert {node.op_type for node in nodes(fast)} & INTEGER
 
 
+@pytest.mark.slow_cases("integer", "nncf")
 def test_a_quantized_model_is_close_to_the_original(model, quantized):
     x = images(16, seed=1)
     assert error(quantized(x), eager(model, x)) < 0.05
@@ -119,6 +120,7 @@ def test_a_quantized_model_is_the_same_after_loading(model, quantized, tmp_path)
     assert error(loaded(x), quantized(x)) < 0.02
 
 
+@pytest.mark.slow_cases("nncf")
 @pytest.mark.parametrize("method", STATIC)
 def test_activations_are_unsigned_and_weights_are_signed_by_channel(model, method):
     """The form for which x86 processors have fast kernels."""
@@ -182,6 +184,14 @@ def test_unsigned_activations_compute_the_same():
     assert np.array_equal(run(), before)
 
 
+@pytest.mark.slow_cases(
+    "LSTM-integer",
+    "LSTM-nncf",
+    "LSTM-qlinear",
+    "transformer-integer",
+    "transformer-nncf",
+    "transformer-qlinear",
+)
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize(
     ("build", "data"),
@@ -200,12 +210,14 @@ def test_kinds_of_models(build, data, method):
     assert error(given, expected) < 0.1
 
 
+@pytest.mark.slow
 def test_attention_is_found_in_graphs():
     for build, sample, expected in ((Encoder, ids(2), True), (Convolutional, images(2), False)):
         fast = InferenceOptimizer.trace(seeded(build), sample, accelerator="onnxruntime")
         assert has_attention(fast.nano_network.file.path) is expected
 
 
+@pytest.mark.slow
 def test_dynamic_quantization_needs_no_data_and_leaves_convolutions(model):
     for options in ({"method": "integer"}, {"approach": "dynamic"}):
         fast = quantize(model, input_sample=images(1), **options)
@@ -214,6 +226,7 @@ def test_dynamic_quantization_needs_no_data_and_leaves_convolutions(model):
         assert error(fast(images(5)), eager(model, images(5))) < 0.05
 
 
+@pytest.mark.slow
 def test_weights_that_layers_share_stay_right():
     """ONNX Runtime's quantizer transposes the weight of a Gemm in place."""
 
@@ -280,6 +293,7 @@ def test_wrong_arguments_are_refused(model, options, text):
         quantize(model, input_sample=images(1), **options)
 
 
+@pytest.mark.slow
 def test_nncf_smooths_where_there_is_attention():
     module = seeded(Encoder)
     smooth, plain = (
@@ -290,6 +304,7 @@ def test_nncf_smooths_where_there_is_attention():
     assert scaled[0] > scaled[1]
 
 
+@pytest.mark.slow_cases("qlinear")
 @pytest.mark.parametrize("method", STATIC)
 def test_a_layer_that_costs_too_much_stays_in_floating_point(outlier, method):
     model, x, expected = outlier
@@ -314,6 +329,7 @@ def test_a_layer_that_costs_too_much_stays_in_floating_point(outlier, method):
     assert kinds(fast) & INTEGER
 
 
+@pytest.mark.slow
 def test_a_goal_out_of_reach_is_refused_with_the_figures(outlier):
     model, x, expected = outlier
     with pytest.raises(UsageError, match="the original model scores 1, the best of 2 quantized"):
@@ -326,6 +342,7 @@ def test_a_goal_out_of_reach_is_refused_with_the_figures(outlier):
         )
 
 
+@pytest.mark.slow
 def test_a_metric_is_computed_on_the_calibration_data(model):
     x = images(32)
     labels = eager(model, x).argmax(1)

@@ -124,6 +124,7 @@ def test_int8_is_the_same_after_load(quantized, images, tmp_path):
     assert torch.equal(InferenceOptimizer.load(tmp_path)(images), quantized(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["loader", "labelled loader", "batch and label", "list", "dict"])
 def test_calibration_data_come_in_any_form(convolutions, quantized, images, form):
     labels = torch.zeros(ROWS)
@@ -138,6 +139,7 @@ def test_calibration_data_come_in_any_form(convolutions, quantized, images, form
     np.testing.assert_allclose(fast(images), quantized(images), atol=0.03)
 
 
+@pytest.mark.slow
 def test_no_more_samples_are_taken_than_asked_for(convolutions, images):
     taken = []
 
@@ -153,6 +155,7 @@ def test_no_more_samples_are_taken_than_asked_for(convolutions, images):
     assert len(set(taken)) == 8
 
 
+@pytest.mark.slow
 def test_a_fixed_shape_may_differ_from_the_batches_of_the_data(convolutions, images):
     fast = quantize(convolutions, images, input_sample=images[:1], dynamic_axes=False)
     assert fast(images[:1]).shape == (1, 4)
@@ -160,6 +163,7 @@ def test_a_fixed_shape_may_differ_from_the_batches_of_the_data(convolutions, ima
         fast(images)
 
 
+@pytest.mark.slow
 def test_two_inputs_and_a_dict_of_results():
     torch.manual_seed(0)
     model, x, y = TwoInputs(), torch.randn(ROWS, 4), torch.rand(ROWS, 8)
@@ -170,6 +174,7 @@ def test_two_inputs_and_a_dict_of_results():
     assert (fast(x, y=y)["out"] - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_model_in_openvino_can_be_quantized(convolutions, quantized, images):
     traced = InferenceOptimizer.trace(convolutions, images[:1], accelerator="openvino")
     fast = quantize(traced, [(images, torch.zeros(ROWS))])
@@ -177,6 +182,7 @@ def test_a_model_in_openvino_can_be_quantized(convolutions, quantized, images):
     assert quantizers(traced) == 0
 
 
+@pytest.mark.slow
 def test_a_transformer_is_smoothed_only_where_that_helps():
     torch.manual_seed(0)
     model, ids = Transformer(), torch.randint(0, 50, (ROWS, 6))
@@ -205,6 +211,7 @@ class Graph(nn.Module):
         return self.head(torch.relu(received))
 
 
+@pytest.mark.slow
 def test_degrees_and_sums_over_edges_stay_in_floating_point():
     torch.manual_seed(0)
     model = Graph().eval()
@@ -223,6 +230,7 @@ def test_degrees_and_sums_over_edges_stay_in_floating_point():
     assert 0 < error(model, light, *graph(1)) < 0.05  # 0: nothing would have been compressed
 
 
+@pytest.mark.slow
 def test_the_last_state_of_a_recurrent_model_is_right():
     torch.manual_seed(0)
     model, x = Recurrent(), torch.randn(ROWS, 5, 8)
@@ -248,6 +256,7 @@ def outliers():
     return model, x, score
 
 
+@pytest.mark.slow
 def test_layers_that_cost_accuracy_stay_in_floating_point(outliers):
     model, x, score = outliers
     plain = quantize(model, x)
@@ -257,6 +266,7 @@ def test_layers_that_cost_accuracy_stay_in_floating_point(outliers):
     assert 0 < quantizers(kept) < quantizers(plain)
 
 
+@pytest.mark.slow
 def test_an_accuracy_that_cannot_be_kept_is_refused_with_figures(outliers):
     model, x, score = outliers
     with pytest.raises(UsageError, match=r"original model scores 1, the best of [2-9] .*at least"):
@@ -283,6 +293,7 @@ def test_the_rest_may_compute_in_bf16(convolutions, images):
     assert error(convolutions, fast, images) < 0.05
 
 
+@pytest.mark.slow
 def test_weights_alone_need_no_data(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)), torch.randn(4, 256)
@@ -303,6 +314,7 @@ def test_weights_alone_need_no_data(tmp_path):
     assert torch.equal(kept(x), fast(x))
 
 
+@pytest.mark.slow
 def test_weights_in_4_bits_are_half_of_those_in_8(tmp_path):
     torch.manual_seed(0)
     layers = [nn.Embedding(50, 96), nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 256)]
@@ -314,6 +326,7 @@ def test_weights_in_4_bits_are_half_of_those_in_8(tmp_path):
     assert torch.equal(InferenceOptimizer.load(tmp_path)(x), fast(x))
 
 
+@pytest.mark.slow_cases("empty", "misfit", "no data", "number")
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [

@@ -55,6 +55,7 @@ def test_there_are_ten_methods_and_all_are_tried_unasked():
     assert list(InferenceOptimizer.DEFAULT_INFERENCE_ACCELERATION_METHOD) == ALL
 
 
+@pytest.mark.slow_cases("openvino_fp32", "openvino_int8", "static_int8")
 @pytest.mark.parametrize("name", ALL[1:])
 def test_a_method_computes_what_the_model_does(built, model, name):
     x = images(5)
@@ -66,6 +67,7 @@ def test_a_method_computes_what_the_model_does(built, model, name):
     assert np.allclose(found.predict(x, batch_size=2, verbose=0), result, atol=1e-2)
 
 
+@pytest.mark.slow_cases("openvino_fp32")
 @pytest.mark.parametrize("name", EXACT)
 def test_nests_of_inputs_and_outputs_are_kept_also_by_a_saved_model(name, tmp_path):
     model, x = nested(), tables()
@@ -83,6 +85,7 @@ def test_nests_of_inputs_and_outputs_are_kept_also_by_a_saved_model(name, tmp_pa
             assert np.allclose(two, original, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_inputs_may_be_given_as_keras_takes_them(fast, model):
     x = images(3)
     for given in (x, tf.constant(x), [x], {"image": x}, x.astype(np.float64), x.tolist()):
@@ -149,6 +152,7 @@ def test_threads_are_those_asked_for_also_after_loading(fast, tmp_path):
     assert again.session_options.intra_op_num_threads == 2
 
 
+@pytest.mark.slow
 def test_a_network_of_openvino_is_shaped_and_serves_many(built, model):
     found = built("openvino_fp32")
     assert found.final_config["INFERENCE_PRECISION_HINT"] == "f32"
@@ -285,6 +289,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(model, case):
     assert sentence in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_search_measures_scores_and_explains(model, tmp_path, capsys):
     x, y = images(24), np.arange(24) % 3
     optimizer = InferenceOptimizer()

@@ -64,6 +64,7 @@ def assert_alike(one: keras.Model, other: keras.Model) -> None:
         assert np.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_steps_of_one_also_with_rows_that_do_not_come_out_even():
     # batches of 8, 8, 8 and 1 row, of which the second process gets none
     order = {

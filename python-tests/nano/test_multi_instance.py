@@ -84,6 +84,7 @@ def test_a_dataloader_with_workers_and_a_generator_are_inputs_too(net, two):
     torch.testing.assert_close(torch.cat(two(row[None] for row in data)), direct(net, data))
 
 
+@pytest.mark.slow
 def test_large_and_odd_tensors_arrive_as_they_were():
     given = [
         torch.randn(2, 3, 128, 128).to(memory_format=torch.channels_last),
@@ -103,6 +104,7 @@ def test_large_and_odd_tensors_arrive_as_they_were():
     assert outputs[0].is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_each_process_has_its_cores_and_threads():
     class Probe(torch.nn.Module):
         def forward(self, x):
@@ -133,6 +135,7 @@ def test_a_scripted_model_runs_in_workers(net):
         torch.testing.assert_close(model([x]), [direct(net, x)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
 def test_an_accelerated_model_runs_in_workers(accelerator):
     pytest.importorskip(accelerator)
@@ -167,6 +170,7 @@ def test_an_exception_of_the_model_is_raised_and_the_processes_go_on(net, two):
     torch.testing.assert_close(two([torch.ones(4)])[0], direct(net, torch.ones(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_process_is_told_and_replaced(net, two):
     with pytest.raises(WorkerLost, match="SIGKILL"):
@@ -174,6 +178,7 @@ def test_a_killed_process_is_told_and_replaced(net, two):
     torch.testing.assert_close(two([torch.ones(4)])[0], direct(net, torch.ones(4)))
 
 
+@pytest.mark.slow
 def test_nothing_warns_and_processes_end_when_the_model_is_closed(net):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

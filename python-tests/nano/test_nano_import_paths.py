@@ -150,6 +150,7 @@ def test_a_signature_is_taken_apart():
     assert helpers.get_conditional_args(model, exclude=(float, None)) == ["x", "more"]
 
 
+@pytest.mark.slow
 def test_the_signature_of_an_accelerated_model_is_the_original_s():
     model = seeded(Tabular)
     sample = (torch.rand(2, 5), torch.tensor([1, 2]))
@@ -189,6 +190,7 @@ def test_a_sample_is_completed_by_defaults():
         helpers.complement_input_sample(model, x)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_computes_what_the_module_does(tmp_path):
     import onnxruntime
 

@@ -114,6 +114,7 @@ def test_tracing_changes_nothing_in_the_model():
     assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
 
 
+@pytest.mark.slow_cases("LSTM", "transformer", "transformer with mask")
 @pytest.mark.parametrize(
     ("build", "sample", "call"),
     [
@@ -191,6 +192,7 @@ def test_a_model_with_control_flow_is_traced_and_the_log_says_so(caplog):
         trace(module, torch.ones(2, 4), dynamo=True)
 
 
+@pytest.mark.slow
 def test_the_first_dimensions_may_differ_between_inputs():
     class Scores(nn.Module):
         def forward(self, users, items):
@@ -208,6 +210,7 @@ def test_dynamic_axes_false_keeps_the_shape_of_the_sample(model):
         fast(images(3))
 
 
+@pytest.mark.slow
 def test_dynamic_axes_names_dimensions_of_inputs():
     module = seeded(Encoder)
     fast = trace(module, ids(1), dynamic_axes={"input_ids": {0: "batch", 1: "length"}})
@@ -258,6 +261,7 @@ def test_what_onnx_does_not_know_is_refused_in_one_sentence():
 # -- calls -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_number_types_are_cast_or_refused(model, traced):
     x = images(2)
     assert_close(traced(x.double()), eager(model, x))
@@ -328,6 +332,7 @@ def test_a_copy_works_as_the_model_does(traced):
     assert torch.equal(copy.deepcopy(traced)(images(2)), traced(images(2)))
 
 
+@pytest.mark.slow
 def test_converting_says_nothing(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -366,12 +371,14 @@ def test_thread_num_holds_for_the_session_and_for_the_context(traced):
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_without_thread_num_there_are_no_more_threads_than_cores(model):
     fast = trace(model, images(1))
     assert 1 <= fast.session_options.intra_op_num_threads <= len(os.sched_getaffinity(0))
     assert fast.thread_num is None
 
 
+@pytest.mark.slow
 def test_session_options_of_the_user_are_used(model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

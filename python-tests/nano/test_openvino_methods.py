@@ -140,6 +140,7 @@ def convolutions():
     return model, x, trace(model, x, thread_num=1)
 
 
+@pytest.mark.slow_cases("convolutions", "nested", "recurrent", "transformer")
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_the_models_own_with_any_batch_size_and_after_load(name, tmp_path):
     model, sample = make(name)
@@ -156,6 +157,7 @@ def test_results_are_the_models_own_with_any_batch_size_and_after_load(name, tmp
     assert not list(tmp_path.rglob("*.pkl"))
 
 
+@pytest.mark.slow
 def test_equal_shapes_give_equal_bits_and_copies_work(convolutions):
     _, _, fast = convolutions
     inputs = [torch.randn(rows, 3, 8, 8) for rows in (1, 2, 3, 4, 5, 6)]
@@ -165,6 +167,7 @@ def test_equal_shapes_give_equal_bits_and_copies_work(convolutions):
         assert_close(first[1], twin(inputs[1]))
 
 
+@pytest.mark.slow
 def test_keywords_and_defaults_are_those_of_forward():
     model, sample = make("nested")
     x, extra = sample(2)
@@ -181,6 +184,7 @@ def test_keywords_and_defaults_are_those_of_forward():
         fast(x, extra, scale=3)
 
 
+@pytest.mark.slow
 def test_a_branch_that_depends_on_data_is_kept():
     model = Branching()
     fast = trace(model, torch.ones(2, 3))
@@ -188,11 +192,13 @@ def test_a_branch_that_depends_on_data_is_kept():
         assert_close(model(x), fast(x))
 
 
+@pytest.mark.slow
 def test_a_branch_that_cannot_be_kept_is_said_to_be_lost():
     with pytest.warns(UserWarning, match="BranchingInADict decides by its data"):
         trace(BranchingInADict(), torch.ones(2, 3))
 
 
+@pytest.mark.slow
 def test_why_a_model_cannot_be_converted_is_one_line():
     with pytest.raises(UsageError, match="Unconvertible cannot be converted to OpenVINO: ") as info:
         trace(Unconvertible(), torch.randn(2, 2))
@@ -246,6 +252,7 @@ def test_properties_of_openvino_are_applied_and_saved(tmp_path):
     assert list((tmp_path / "other").iterdir())
 
 
+@pytest.mark.slow
 def test_results_may_be_ndarrays(convolutions):
     model, x, _ = convolutions
     fast = trace(model, x, output_tensors=False)
@@ -254,6 +261,7 @@ def test_results_may_be_ndarrays(convolutions):
     assert fast(x[:1].double())[0] == pytest.approx(result[0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_sizes_are_fixed_unless_dynamic_axes_say_otherwise():
     model = nn.Sequential(nn.ReLU(), nn.Softmax(-1))
     x = torch.ones(2, 3)
@@ -269,6 +277,7 @@ def test_sizes_are_fixed_unless_dynamic_axes_say_otherwise():
             trace(model, x, dynamic_axes=wrong)
 
 
+@pytest.mark.slow
 def test_reshape_does_nothing_for_equal_shapes_and_says_why_it_fails(convolutions):
     model, x, _ = convolutions
     fast = trace(model, x)
@@ -285,6 +294,7 @@ def test_reshape_does_nothing_for_equal_shapes_and_says_why_it_fails(convolution
         fast(x)
 
 
+@pytest.mark.slow
 def test_many_inputs_are_predicted_in_order():
     model, sample = make("nested")
     fast = trace(model, sample(2))
@@ -324,6 +334,7 @@ def test_fp16_halves_the_files(tmp_path):
     assert_close(half(x), InferenceOptimizer.load(tmp_path / "fp16")(x))
 
 
+@pytest.mark.slow
 def test_compression_halves_the_directory_and_needs_the_model(tmp_path):
     model, x = nn.Linear(256, 256), torch.randn(2, 256)
     fast = trace(model, x, thread_num=1, dynamic_axes={"input": [0]})
@@ -365,6 +376,7 @@ class _Trap:
         return Path.touch, (Path("trapped"),)
 
 
+@pytest.mark.slow
 def test_a_directory_of_bigdl_2_is_read_without_its_pickle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, sample = make("two inputs")
@@ -389,6 +401,7 @@ def test_a_directory_of_bigdl_2_is_read_without_its_pickle(tmp_path, monkeypatch
 MEAN, SCALE = [1.0, 2.0, 3.0], [2.0, 4.0, 8.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -405,6 +418,7 @@ def test_means_and_scales_are_built_in(convolutions, keywords):
     assert_close(exact((x - mean) / scale), fast(x))
 
 
+@pytest.mark.slow
 def test_layouts_channels_shapes_and_types_are_built_in(convolutions):
     model, x, exact = convolutions
     turned = trace(model, x, layout="nchw->nhwc", strict_check=False)
@@ -415,6 +429,19 @@ def test_layouts_channels_shapes_and_types_are_built_in(convolutions):
     assert_close(exact(x), shaped(x), decimal=2)
 
 
+@pytest.mark.slow_cases(
+    "data_type-data_type must be",
+    "input-input_shape-names 1 inputs",
+    "input-no input 'z'",
+    "input_shape-cannot have inputs",
+    "layout-do not fit",
+    "layout-layout is text",
+    "mean_value-are numbers",
+    "mean_value-do not fit",
+    "mean_value-no input 'z'",
+    "openvino_config-cannot compile",
+    "opset_version-'opset_version' is no keyword",
+)
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [
@@ -459,6 +486,7 @@ def test_a_model_in_openvino_is_not_converted_twice(convolutions):
     assert half.channels == model.channels
 
 
+@pytest.mark.slow
 def test_no_warning_reaches_the_user():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -83,6 +83,7 @@ def test_there_are_27_methods_of_which_11_are_tried_unasked():
     assert everything["openvino_int8"].get_accelerator() == "openvino"
 
 
+@pytest.mark.slow
 def test_each_method_is_measured_and_scored(optimizer):
     table = optimizer.results()
     assert list(table.index) == ["original", *sorted(QUICK, key=list(table.index).index)]
@@ -102,6 +103,7 @@ def test_the_user_s_model_is_not_changed(searched):
         assert torch.equal(value, after.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_training_flags_of_the_user_s_model_are_kept(images):
     model = Recurrent().train()
     model.head.eval()
@@ -229,6 +231,7 @@ def test_results_stay_for_other_processes_where_the_user_wants(tmp_path):
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.slow_cases("tabular")
 @pytest.mark.parametrize(
     ("make", "data"),
     [
@@ -262,6 +265,7 @@ def test_every_kind_of_model_gets_a_table(make, data):
     assert option in ("original", "bf16", "onnxruntime")
 
 
+@pytest.mark.slow
 def test_batch_sizes_and_thread_counts_are_searched():
     data = (torch.rand(4, 5), torch.randint(0, 10, (4,)), torch.rand(4, 1))
     optimizer = search(
@@ -367,17 +371,20 @@ def test_models_that_are_not_there_are_refused(optimizer, call, message):
         call(optimizer)
 
 
+@pytest.mark.slow
 def test_a_criterion_needs_a_metric():
     optimizer = search(Recurrent(), torch.rand(2, 3, 6), includes=[])
     with pytest.raises(UsageError, match="you need to set metric and validation_data"):
         optimizer.get_best_model(accuracy_criterion=0.1)
 
 
+@pytest.mark.slow
 def test_data_that_do_not_fit_the_model_are_refused():
     with pytest.raises(UsageError, match="training_data is incompatible with your model input"):
         search(Recurrent(), torch.rand(2, 3, 7), includes=[])
 
 
+@pytest.mark.slow
 def test_a_metric_that_does_not_fit_is_refused(images):
     with pytest.raises(UsageError, match="Your metric is incompatible with validation_data"):
         search(Convolutional(), images, validation_data=images, metric=mean_square, includes=[])

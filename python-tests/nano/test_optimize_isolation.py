@@ -80,6 +80,7 @@ def give_up():
     raise SystemExit(3)
 
 
+@pytest.mark.slow_cases("SystemExit", "crash", "exit")
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("happens", "limits", "status", "reason"),
@@ -121,6 +122,7 @@ def test_a_method_that_hangs_costs_its_row(tmp_path):
     assert not workers()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_an_interrupt_leaves_no_process():
     # in a process of its own: the signal may come when nothing waits for it any more

@@ -197,6 +197,7 @@ THREADS = """
 """
 
 
+@pytest.mark.slow_cases("5-False-5-False")
 @pytest.mark.parametrize(
     ("before", "threads", "inside", "applied"),
     [

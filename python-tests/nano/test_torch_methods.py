@@ -114,6 +114,7 @@ def test_a_loaded_model_gives_the_same_bits(model, name, tmp_path):
         assert torch.equal(loaded(images(3)), fast(images(3)))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_agrees_with_the_original_for_any_batch(model, compiled):
     for rows in (1, 2, 7):
         torch.testing.assert_close(compiled(images(rows)), eager(model, images(rows)))
@@ -125,6 +126,7 @@ def test_a_compiled_model_checks_what_compiled_code_does_not(compiled):
     torch.testing.assert_close(compiled(images(2).double()), compiled(images(2)))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_loaded_without_the_original_and_in_another_process(compiled, tmp_path):
     InferenceOptimizer.save(compiled, tmp_path / "m")
     assert sorted(os.listdir(tmp_path / "m")) == ["compiled.pt2", "nano_model_meta.yml"]
@@ -141,6 +143,7 @@ def test_a_compiled_model_is_loaded_without_the_original_and_in_another_process(
     assert torch.equal(torch.load(tmp_path / "y"), compiled(images(3)))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_refused_on_a_lesser_processor(compiled, tmp_path):
     InferenceOptimizer.save(compiled, tmp_path / "m")
     meta = tmp_path / "m" / "nano_model_meta.yml"
@@ -174,6 +177,7 @@ def test_a_library_that_somebody_put_into_a_compiled_model_does_not_run(compiled
     assert victim.exists()
 
 
+@pytest.mark.slow
 def test_static_int8_agrees_with_the_original_and_is_saved(model, quantized, tmp_path):
     x = images(6, seed=1)
     expected = eager(model, x)
@@ -248,6 +252,7 @@ def test_control_flow_is_scripted_not_lost():
         torch.testing.assert_close(fast(x), eager(model, x))
 
 
+@pytest.mark.slow
 def test_control_flow_is_compiled_in_parts(tmp_path):
     model = seeded(Branching)
     fast = InferenceOptimizer.build(model, "inductor_fp32", input_sample=torch.ones(2, 4))
@@ -448,6 +453,7 @@ def test_contexts_nest_and_restore():
     assert merged.thread_num == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32_ipex", "fp32_ipex_channels_last"])
 def test_compiled_graphs_take_tensors_of_any_strides(name):
     torch.manual_seed(0)
@@ -461,6 +467,7 @@ def test_compiled_graphs_take_tensors_of_any_strides(name):
         torch.testing.assert_close(fast(same), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_forward_of_any_number_of_arguments_is_quantized(tmp_path):
     class Sum(torch.nn.Module):
         def __init__(self):

@@ -74,6 +74,7 @@ class Everything(TorchNano):
         return {"model": model, "rank": self.global_rank}
 
 
+@pytest.mark.slow
 def test_a_loop_in_two_processes_brings_everything_home():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -678,6 +678,7 @@ def test_a_loader_of_a_fit_may_come_from_a_method(module, data):
     assert fitted_loader(run).batch_size == 8
 
 
+@pytest.mark.slow
 def test_a_fitted_trainer_quantizes_with_the_loader_of_its_last_fit():
     module, run = Regression(), trainer(max_epochs=1)
     run.fit(module, DataLoader(table(), batch_size=8))
@@ -706,6 +707,7 @@ class Closable(Dataset):
         return table()[index]
 
 
+@pytest.mark.slow
 def test_calibration_data_that_are_given_come_first():
     module, rows = Regression(), Closable()
     run = trainer(max_epochs=1)

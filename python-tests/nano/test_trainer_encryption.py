@@ -100,6 +100,7 @@ def written_in(kind, folder):
     return place
 
 
+@pytest.mark.slow_cases("stream")
 @pytest.mark.parametrize("kind", ["list", "stream", "folder"])
 def test_encrypted_objects_are_a_dataset(kind, tmp_path):
     data = EncryptedDataset(str(written_in(kind, tmp_path)), KEY.decode())

@@ -97,6 +97,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_that_is_patched_first_trains_and_compiles():
     command = [sys.executable, "-c", FRESH_PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -193,6 +194,7 @@ def helper(tmp_path, monkeypatch):
     return module_of_a_user.Helper()
 
 
+@pytest.mark.slow_cases("subprocess")
 @pytest.mark.parametrize(
     "backend", ["subprocess", pytest.param("ray", marks=pytest.mark.slow)], ids=str
 )

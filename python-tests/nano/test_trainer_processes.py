@@ -76,6 +76,7 @@ def assert_equal_weights(module, other, **tolerance):
         torch.testing.assert_close(own, their, **tolerance)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_steps_of_one_with_the_same_rows(fitted):
     (two, *_), (one, *_) = fitted[2], fitted[1]
     assert two.world[0] == 2
@@ -104,6 +105,7 @@ def test_trainer_and_callbacks_are_as_if_the_fit_had_run_here(fitted):
         assert stop.best_score.item() == pytest.approx(min(diary.losses))
 
 
+@pytest.mark.slow
 def test_the_folder_that_lightning_has_chosen_for_checkpoints_comes_home(tmp_path, recwarn):
     run = trainer(
         num_processes=2, max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path
@@ -126,6 +128,7 @@ def test_optimizers_come_home_and_refer_to_the_module_of_the_caller(fitted):
     assert optimizer.state[parameters[0]]["momentum_buffer"].shape == parameters[0].shape
 
 
+@pytest.mark.slow
 def test_the_trainer_keeps_the_loader_to_quantize_with(fitted):
     module, run, *_ = fitted[2]
     fast = run.quantize(module, onnx=True).eval_onnx()
@@ -161,6 +164,7 @@ def test_a_fit_of_two_processes_is_gone_on_with_in_one(fitted, tmp_path):
     assert resumed.diary == [3]
 
 
+@pytest.mark.slow
 def test_what_a_process_raises_is_raised_here_and_nothing_is_left():
     class Trouble(KeyError):
         pass

@@ -238,6 +238,7 @@ def test_processors_are_environments(monkeypatch):
 # --- a process of its own
 
 
+@pytest.mark.slow
 def test_a_new_process_counts_threads_by_its_environment():
     def count(scale, *, plus=0):
         import torch

@@ -119,6 +119,7 @@ def test_a_function_runs_in_processes():
     assert found == [(9, "first"), (9, "second")]
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_refused():
     backend = helpers.MultiprocessingBackend()
     with pytest.raises(UsageError, match="each of 2 processes, got 1"):

@@ -172,6 +172,7 @@ def test_output_is_a_vector_per_image_and_equal_in_eval_mode(name, include_top, 
     torch.testing.assert_close(first[:1], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow_cases("mobilenet_v3_small")
 @pytest.mark.parametrize("name", SMALL)
 def test_backbone_can_be_exported(name, images):
     model = make(name).eval()
@@ -182,6 +183,7 @@ def test_backbone_can_be_exported(name, images):
         torch.testing.assert_close(program.module()(more), model(more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5"])
 def test_backbone_converts_to_onnx(name, images, tmp_path):
     pytest.importorskip("onnxscript")
@@ -273,6 +275,7 @@ def test_old_path_has_the_same_names():
     assert set(models.__all__) <= set(vars(old))
 
 
+@pytest.mark.slow
 def test_backbones_do_not_import_lightning():
     program = (
         "import sys; from bigdl.nano.pytorch.vision.models import resnet18; resnet18();"

@@ -44,6 +44,7 @@ def estimator(model=None):
     return Estimator.from_torch(model=model or torch.nn.Linear(2, 3), backend="local")
 
 
+@pytest.mark.slow
 def test_a_logged_model_predicts_what_the_estimator_does():
     est = estimator()
     info = bigdl.mlflow.log_model(est, input_example=X[:3], params={"size": 3})
@@ -76,6 +77,7 @@ def test_a_frame_is_predicted_by_its_columns_and_by_spark(orca_spark):
     assert np.array_equal(np.float32([row.y.deep for row in rows]), np.stack(expected.deep))
 
 
+@pytest.mark.slow
 def test_one_output_by_spark(orca_spark):
     est = estimator()
     bigdl.mlflow.save_model(est, "one", input_example=FRAME[["x"]][:3])
@@ -85,6 +87,7 @@ def test_one_output_by_spark(orca_spark):
     assert np.array_equal(np.float32([row.y for row in rows]), est.predict(X))
 
 
+@pytest.mark.slow
 def test_an_accelerated_model_is_saved(monkeypatch):
     est = estimator()
     bigdl.mlflow.save_model(est, "fast", input_example=X, accelerate="openvino_fp32")
@@ -133,6 +136,7 @@ def fitting():
     )
 
 
+@pytest.mark.slow
 def test_a_fit_is_logged_to_the_active_run():
     est, data = fitting(), (X, X[:, :1])
     with mlflow.start_run() as run:

@@ -39,6 +39,7 @@ def test_it_listens_on_its_own_address_only():
     assert faults.listening() == before
 
 
+@pytest.mark.slow
 def test_close_leaves_no_port_and_no_thread_even_if_a_line_is_held():
     Channel("127.0.0.1").close()  # what torch keeps for good
     before, threads = faults.listening(), psutil.Process().num_threads()

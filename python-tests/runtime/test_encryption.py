@@ -44,6 +44,7 @@ def engine():
     return engine
 
 
+@pytest.mark.slow
 def test_channel_and_collectives_are_encrypted(engine):
     assert engine.run(total, num_workers=3) == [[6.0, True, True]] * 3
 
@@ -53,6 +54,7 @@ def test_collectives_are_clear_where_the_driver_says_so(engine, monkeypatch):
     assert engine.run(total, num_workers=2) == [[3.0, True, False]] * 2
 
 
+@pytest.mark.slow
 def test_a_single_worker_says_nothing_to_others(engine):
     assert engine.run(total, num_workers=1) == [[1.0, True, False]]
 

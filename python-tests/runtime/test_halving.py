@@ -113,6 +113,7 @@ def six():
         yield crew
 
 
+@pytest.mark.slow
 def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
     def program(worker):
         torch_distributed.MANY = host_memory.MANY = 6
@@ -143,6 +144,7 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
     assert all(bits == found[0][0][1] for of_rank in found for _, bits in of_rank)
 
 
+@pytest.mark.slow
 def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
     def program(worker):
         sync = torch_distributed.TorchDistributedSync(worker)
@@ -159,6 +161,7 @@ def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
     assert found == [[2, 1, 1, 1, 1, 6]] * 6
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_before_its_block_is_noticed(six):
     def program(worker):
         worker.timeout = 20.0
@@ -185,6 +188,7 @@ def test_a_rank_that_ends_before_its_block_is_noticed(six):
     assert found.count("noticed") == 5
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_is_noticed(six):
     def program(worker):
         worker.timeout = 20.0

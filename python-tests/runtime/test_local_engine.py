@@ -87,6 +87,7 @@ def net(config):
     return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
 
 
+@pytest.mark.slow
 def test_every_kind_of_input_gives_the_same_weights(tmp_path):
     """Rows keep their order without shuffling, so one batch per epoch has the same rows."""
     path = str(tmp_path / "rows.parquet")
@@ -110,6 +111,7 @@ def test_every_kind_of_input_gives_the_same_weights(tmp_path):
     assert np.abs(np.array(weights) - weights[0]).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_spark_to_the_last_bit(orca_spark):
     weights = []
     for backend in ("spark", "local"):
@@ -216,6 +218,7 @@ def test_no_more_processes_wait_than_two_for_each_core_or_the_last_program_had(m
     LocalEngine().shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_only_the_process_that_died_is_replaced():
     engine = LocalEngine(workers_per_node=2)
@@ -290,6 +293,7 @@ def test_os_exit_is_an_error_of_the_program_and_not_a_loss():
     assert len(text.splitlines()) <= 12
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_told_once_with_its_step_and_columns(caplog):
     bad = frame()
     bad.loc[len(bad) - 1, "b"] = np.nan
@@ -354,6 +358,7 @@ def start_program(tmp_path, epochs):
     return subprocess.Popen([sys.executable, path], env=environ, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_program_starts_no_jvm_and_leaves_nothing(tmp_path):
     process = start_program(tmp_path, 1)
     out, _ = process.communicate(timeout=120)
@@ -366,6 +371,7 @@ def test_a_program_starts_no_jvm_and_leaves_nothing(tmp_path):
     assert [name for name in os.listdir(tmp_path / "tmp") if name.startswith("bigdl")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_program_that_is_stopped_leaves_no_process(tmp_path, number):

@@ -43,6 +43,7 @@ def together(crew, sync_class):
     return together
 
 
+@pytest.mark.slow_cases("torch-None")
 @pytest.mark.parametrize("data", [None, b"", b"abc", bytes(range(256)) * 1000])
 def test_broadcast_gives_every_rank_the_bytes_of_rank_0(together, data):
     assert together(lambda s: s.broadcast(data if s.rank == 0 else None)) == [data] * 3
@@ -176,6 +177,7 @@ class Net(torch.nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.slow_cases("torch-0-checkpoints")
 @pytest.mark.parametrize(
     "kind",
     ["plain", "one has no rows", "one leaves layers out", "a layer twice", "checkpoints", "hooks"],
@@ -251,6 +253,7 @@ def test_ranks_get_the_same_bits(together):
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow_cases("torch-float64")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_shared_memory_gives_the_bits_of_the_library(together, dtype):
     def use(sync):
@@ -415,6 +418,7 @@ def test_processes_meet_again_in_other_numbers(together):
 # -- Horovod's view of a job --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
 def test_every_worker_has_a_slot_of_its_own(hosts):
     slots = slots_of(hosts)

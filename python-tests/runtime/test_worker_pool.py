@@ -253,6 +253,7 @@ def test_a_worker_that_ends_in_a_call_is_told_and_replaced(two):
     assert two.pids != before
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_worker_killed_in_a_call_is_told_and_replaced():
     with WorkerPool([stage(tricky, 2)]) as pool:

@@ -458,6 +458,7 @@ def equal(a, b):
     return a == b
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal(crew, whole):
     run = Run(crew)
     assert without_times(run.fit(3)) == without_times(whole.figures)
@@ -743,6 +744,7 @@ def frame(orca_spark):
 COLUMNS = {"feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8}
 
 
+@pytest.mark.slow
 def test_the_estimator_goes_on_where_it_was_interrupted(frame, tmp_path):
     whole = make(None)
     expected = whole.fit(frame, epochs=3, seed=1, validation_data=frame, **COLUMNS)
@@ -788,6 +790,7 @@ def test_a_finished_run_of_the_estimator_returns_at_once(frame, tmp_path):
     assert equal(again.get_state_dict(), first.get_state_dict())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_can_be_loaded(frame, tmp_path):
     whole = make(None)
     whole.fit(frame, epochs=3, seed=1, **COLUMNS)
@@ -799,6 +802,7 @@ def test_a_checkpoint_can_be_loaded(frame, tmp_path):
     assert equal(again.get_state_dict(), whole.get_state_dict())
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_see_the_folder_are_refused(frame):
     with pytest.raises(UsageError, match=r"does not see model_dir 'memory://"):
         make("memory://models").fit(frame, **COLUMNS)

@@ -162,6 +162,7 @@ CLIPS = {
 }
 
 
+@pytest.mark.slow_cases("[11]-a norm that is never reached", "[11]-norm", "[7, 0, 4]-constant")
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("sizes", [[11], SIZES], ids=str)
 def test_the_gradient_of_the_whole_batch_is_clipped(crew, sizes, clip):
@@ -736,6 +737,7 @@ def test_the_runner_keeps_values_and_has_the_names_of_2_x(crew):
     assert [f["seen"] for f in figures] == [3, 6]
 
 
+@pytest.mark.slow
 def test_event_files_are_written_by_a_callback(crew, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -752,6 +754,7 @@ def test_event_files_are_written_by_a_callback(crew, tmp_path):
         assert ("train_loss_step" in tags) == bool(steps)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_ends_the_fit(crew, tmp_path):
     class Spoils(Callback):
         def after_train_epoch(self, runner):

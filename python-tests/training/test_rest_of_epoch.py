@@ -92,6 +92,7 @@ def begin_and_end(make, data, turns=((2, 1), (3, 2), (1, 3), (2, 1))):
     est.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_each_row_is_read_once_whatever_the_number_of_workers(tmp_path, kind):
     make, shuffle = INPUTS[kind]
@@ -140,6 +141,7 @@ def test_ratings_are_read_once_by_two_workers_and_eight_and_three(tmp_path, data
     assert np.bincount(visits).tolist() == [0, len(ratings) - 500, 500]
 
 
+@pytest.mark.slow
 def test_rows_of_a_frame_may_lie_in_other_partitions(tmp_path, orca_spark):
     columns = {"feature_cols": ["row"], "label_cols": ["y"]}
 
@@ -162,6 +164,7 @@ def test_rows_of_a_frame_may_lie_in_other_partitions(tmp_path, orca_spark):
     begin_and_end(WithColumns, frame, ((2, 3), (1, 3)))
 
 
+@pytest.mark.slow
 def test_other_rows_are_refused(tmp_path):
     options = {"batch_size": BATCH, "seed": 5}
     estimator(tmp_path, 2).fit(arrays(), max_steps=3, **options)
@@ -175,6 +178,7 @@ def test_other_rows_are_refused(tmp_path):
     est.shutdown()
 
 
+@pytest.mark.slow
 def test_rows_that_are_equal_stand_for_each_other(tmp_path):
     rows, targets = arrays()
     data = rows % 5, targets

@@ -226,6 +226,7 @@ def remote(trial):
     return x
 
 
+@pytest.mark.slow
 def test_two_processes_lose_no_trial_to_one_that_is_killed(database):
     seen = []
     study = open_study(storage=database, pruner=create_pruner("Median"))
@@ -251,6 +252,7 @@ def test_two_processes_lose_no_trial_to_one_that_is_killed(database):
     assert len({trial.params["x"] for trial in study.trials}) == 8
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_is_the_objectives_own(database):
     study = open_study(storage=database)
 
@@ -262,6 +264,7 @@ def test_an_error_in_a_process_is_the_objectives_own(database):
     assert "in objective" in "".join(error.value.__notes__)
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_process_twice_is_given_up(database):
     def deadly(trial):
         trial.suggest_int("x", 0, 9)
@@ -376,6 +379,7 @@ def test_trials_of_processes_that_live_are_left_alone(database):
     assert states(study) == ["COMPLETE"]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_interrupted_leaves_no_process(database, tmp_path):
     program, reached = tmp_path / "search.py", tmp_path / "reached"
     program.write_text(textwrap.dedent(SEARCH))

@@ -94,6 +94,7 @@ def test_a_shadow_computes_and_nobody_sees_it(versions):
         assert rows == [1]
 
 
+@pytest.mark.slow
 def test_fifty_reloads_under_load_lose_no_request(scale_directory, tmp_path):
     path = scale_directory(tmp_path / "scale", 1)
     with ModelRepository(path) as repository:

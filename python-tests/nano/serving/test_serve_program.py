@@ -121,6 +121,7 @@ def answers_of_connections(url, count=12):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_path, program):
     scale_directory(tmp_path / "scale" / "1", 1)

@@ -52,6 +52,7 @@ def served(ranker):
         yield model
 
 
+@pytest.mark.slow_cases("openvino_fp32")
 @pytest.mark.parametrize(
     "method",
     [
@@ -96,6 +97,7 @@ def test_each_thread_gets_its_own_rows(ranker):
     assert max(report.rows for report in reports) <= 32
 
 
+@pytest.mark.slow
 def test_a_saved_directory_is_served_with_the_names_of_its_outputs(tmp_path):
     class Two(nn.Module):
         def __init__(self):
@@ -125,6 +127,7 @@ def test_a_saved_graph_of_pytorch_is_served_with_described_inputs(tmp_path):
         np.testing.assert_allclose(model.predict(x.numpy()), fast(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_onnx_and_openvino_files_are_served(tmp_path):
     import openvino
 
@@ -138,6 +141,7 @@ def test_onnx_and_openvino_files_are_served(tmp_path):
             np.testing.assert_allclose(model.predict(x.numpy()), module(x).detach(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_depend_on_each_other_are_not_joined():
     class OverRows(nn.Module):
         def forward(self, x):
@@ -150,6 +154,7 @@ def test_rows_that_depend_on_each_other_are_not_joined():
     assert all((answer == 1).all() for answer in answers)
 
 
+@pytest.mark.slow_cases("inputs0-takes the inputs user, item, age, but got user, item")
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
@@ -180,6 +185,7 @@ def test_wrong_models_are_refused_in_a_sentence(ranker, tmp_path):
             ServedModel(model)
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_refused(tmp_path):
     module = nn.Linear(3, 2)
     with torch.no_grad():

@@ -54,6 +54,7 @@ def test_the_best_model_has_the_best_figure_and_is_compiled(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_metric_is_by_default_the_first_one_that_was_compiled(tmp_path):
     assert "mae" in fit(tmp_path, epochs=1).trials()
 
@@ -83,6 +84,7 @@ def test_metrics_that_only_the_model_knows_need_a_mode(tmp_path):
     assert "cosine_similarity" in fit(tmp_path, metric_mode="max", **options).trials()
 
 
+@pytest.mark.slow
 def test_functions_make_datasets(tmp_path):
     tf = pytest.importorskip("tensorflow")
 

@@ -69,6 +69,7 @@ def test_a_step_of_tenths_has_no_rounding_error():
     assert set(values(hp.quniform(0.1, 0.4, 0.1))) == {0.1, 0.2, 0.3, 0.4}
 
 
+@pytest.mark.slow
 def test_randn_has_the_mean_and_the_deviation():
     found = values(hp.randn(5.0, 2.0), 2000)
     assert np.mean(found) == pytest.approx(5, abs=0.3)

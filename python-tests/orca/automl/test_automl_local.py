@@ -66,6 +66,7 @@ def test_a_trial_is_what_a_plain_loop_computes(tmp_path):
     assert est.trials()["mse"][0] == pytest.approx(mse(net, VALIDATION), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_process_finds(tmp_path, fitted):
     est = fit(search(tmp_path), epochs=3, concurrency=2)
     columns = ["mse", "epochs", "config/lr", "config/units"]
@@ -198,6 +199,7 @@ def test_when_all_trials_fail_the_first_cause_is_said(tmp_path):
 # -- data ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
     import pandas as pd
 
@@ -232,6 +234,7 @@ def test_arrays_loaders_frames_and_functions_give_the_same_figures(tmp_path):
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.slow
 def test_models_of_several_inputs_take_several_features(tmp_path):
     import pandas as pd
 
@@ -323,6 +326,7 @@ print(est.trials()[["status", "config/lr"]].to_json(double_precision=15))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_search_that_was_killed_loses_no_finished_trial(tmp_path):
     program, logs, builds = tmp_path / "program.py", tmp_path / "logs", tmp_path / "builds"

@@ -50,6 +50,7 @@ def test_the_example_of_digits_learns(tmp_path):
     assert (tmp_path / "chart.html").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_xgboost_learns(tmp_path):
     pytest.importorskip("xgboost", reason="XGBoost is not installed: bigdl[xgboost]")
     import auto_xgboost
@@ -60,6 +61,7 @@ def test_the_example_of_xgboost_learns(tmp_path):
     assert found["rmse"] == pytest.approx(found["trials"]["rmse"].min(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_early_stopping_finds_as_good_a_model_in_fewer_epochs():
     import automl
 

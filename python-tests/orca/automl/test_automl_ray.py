@@ -170,6 +170,7 @@ def test_searchers_of_ray_propose(tmp_path):
     assert set(est.get_best_config()) == set(space)
 
 
+@pytest.mark.slow
 def test_failures_of_trials_are_told(tmp_path):
     def picky(config):
         if config["units"] == 8:
@@ -292,6 +293,7 @@ def test_data_of_ray_is_searched_where_it_is(tmp_path):
     assert max(found.values()) == pytest.approx(min(found.values()), rel=1e-6), found
 
 
+@pytest.mark.slow
 def test_wrong_rows_are_told_before_a_trial_begins(tmp_path):
     shards = RayXShards([ray.put([{"x": np.array(["a"]), "y": np.zeros(1)}])])
     with pytest.raises(UsageError, match="cannot become a tensor"):

@@ -63,6 +63,7 @@ def test_the_best_classifier_has_the_default_metric_logloss(tmp_path, of):
     assert set(best.predict(validation[0])) <= set(range(of))
 
 
+@pytest.mark.slow_cases("auc-<lambda>")
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [

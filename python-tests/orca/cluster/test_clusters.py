@@ -500,6 +500,7 @@ def test_a_conda_environment_is_found_by_its_name(tmp_path, monkeypatch):
         environment.conda_prefix("three")
 
 
+@pytest.mark.slow
 def test_modules_beside_the_program_and_imported_ones_are_zipped(tmp_path, monkeypatch):
     beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
     for file, text in {
@@ -596,6 +597,7 @@ def test_a_command_gives_its_exit_code_and_its_environment(capfd):
     assert submit.run([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
     no_context, tmp_path, monkeypatch, capsys
 ):
@@ -700,6 +702,7 @@ def test_optimizer_versions_are_remembered(caplog):
         nncontext.set_optimizer_version("optimizerV1")
 
 
+@pytest.mark.slow
 def test_an_active_context_is_the_one_of_nncontext(orca_spark):
     sc = orca_spark.sparkContext
     assert nncontext.init_nncontext() is sc

@@ -70,6 +70,7 @@ def api_server(tmp_path):
         thread.join()
 
 
+@pytest.mark.slow
 def test_spark_asks_for_the_executors_of_the_arguments(api_server, tmp_path):
     master, notes = api_server
     program = PROGRAM.replace("MASTER", repr(master)).replace("NOTES", repr(str(notes)))

@@ -144,6 +144,7 @@ def facts(tmp_path_factory):
     return own(tmp_path_factory.mktemp("own"), 0)
 
 
+@pytest.mark.slow
 def test_executors_have_this_python_and_the_modules_of_the_program(facts):
     assert facts["executor"] == [sys.executable, 1, 2]
 
@@ -154,6 +155,7 @@ def test_the_cluster_has_as_many_executors_as_nodes_were_asked_for(facts):
     assert facts["again is the same"]
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_and_predicts(facts):
     assert facts["trained on"] == 40
     assert facts["predicted"] == [True, True]

@@ -496,6 +496,7 @@ def lives(tmp_path_factory):
     return last_line(start(directory / "lives.py", LIVES))
 
 
+@pytest.mark.slow
 def test_stop_without_a_context_does_nothing(lives):
     assert lives["before any context"] == []
 
@@ -579,6 +580,7 @@ SUBMITTED = """
 """
 
 
+@pytest.mark.slow
 def test_spark_submit_mode_takes_the_settings_of_the_command(tmp_path):
     submit = (sys.executable, "-m", "bigdl.orca.cluster.submit_main")
     options = ("--master", "local[3]", "--name", "submitted", "--conf", "spark.ui.enabled=false")

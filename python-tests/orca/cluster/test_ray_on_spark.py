@@ -135,6 +135,7 @@ def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, ca
     assert "Ray on Spark:" in capsys.readouterr().out
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.fault
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog, tmp_path, every):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -25,6 +27,7 @@ stop_orca_context()
 """
 
 
+@pytest.mark.slow
 def test_a_limit_ends_tasks_silently(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     done = subprocess.run(

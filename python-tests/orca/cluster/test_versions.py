@@ -116,6 +116,7 @@ def test_errors_of_queries_are_told_by_exceptions_alone(orca_spark):
     assert not logging.getLogger("DataFrameQueryContextLogger").isEnabledFor(logging.ERROR)
 
 
+@pytest.mark.slow
 def test_a_function_of_arrow_tells_nan_from_null(orca_spark):
     from pyspark.sql import functions as F
 

@@ -46,6 +46,7 @@ def same(shards, expected):
     assert_frame_equal(rows(shards), expected, check_dtype=False)
 
 
+@pytest.mark.slow
 def test_a_path_is_a_file_a_folder_a_pattern_or_several(folder, backend, monkeypatch):
     expected = pd.concat(map(pd.read_csv, [folder / "a.csv", folder / "b.csv"]), ignore_index=True)
     one, two = str(folder / "a.csv"), str(folder / "b.csv")
@@ -57,6 +58,7 @@ def test_a_path_is_a_file_a_folder_a_pattern_or_several(folder, backend, monkeyp
         )
 
 
+@pytest.mark.slow_cases("spark")
 def test_one_file_of_many_rows_is_one_shard(tmp_path, backend):
     frame = pd.DataFrame({"v": range(10010), "t": [f"t{i}" for i in range(10010)]})
     frame.to_csv(tmp_path / "many.csv", index=False)
@@ -295,6 +297,7 @@ def test_json(tmp_path, backend):
     same(read_json(str(tmp_path / "f.json"), lines=True, orient="records"), frame)
 
 
+@pytest.mark.slow_cases("spark")
 def test_parquet(tmp_path, backend):
     frame = pd.DataFrame({"a.b": range(5), "t": list("vwxyz"), "f": np.arange(5.0)})
     frame.to_parquet(tmp_path / "f.parquet")

@@ -196,6 +196,7 @@ def test_documents_go_in_requests_of_the_size_that_is_asked_for(server, config, 
     assert not any(path.endswith("_refresh") for _, path, _ in server.requests)
 
 
+@pytest.mark.slow
 def test_documents_are_created_changed_and_deleted_by_their_ids(server, config, orca_spark):
     def write(operation, *rows):
         frame = orca_spark.createDataFrame(rows, "k string, a int, b int")

@@ -95,6 +95,7 @@ def squared(model, batch):
     return nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
 
 
+@pytest.mark.slow_cases("XShards")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
     data, options = KINDS[kind](orca_spark, tmp_path)

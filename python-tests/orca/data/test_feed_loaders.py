@@ -117,6 +117,7 @@ def test_random_augmentation_is_new_in_every_epoch_and_the_same_after_a_resume()
     assert not torch.equal(epoch_of(part(loader), epoch=1)[0][0], first[0][0])
 
 
+@pytest.mark.slow
 def test_processes_load_the_same_batches():
     here = part(DataLoader(Samples(noise=1.0), 4, shuffle=True))
     there = part(DataLoader(Samples(noise=1.0), 4, shuffle=True, num_workers=1))

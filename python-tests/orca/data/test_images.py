@@ -442,6 +442,7 @@ def digits(path):
     return int(path.rpartition("/")[2].partition(".")[0])
 
 
+@pytest.mark.slow_cases("spark")
 @pytest.mark.parametrize("backend", ["spark", "pillow"])
 def test_images_come_in_the_order_of_their_paths(orca_spark, tmp_path, backend):
     top = tmp_path / "with space"
@@ -464,6 +465,7 @@ def test_images_come_in_the_order_of_their_paths(orca_spark, tmp_path, backend):
     assert pixels(read_images(several, image_type=".png", backend=backend).collect()) == [2, 3, 99]
 
 
+@pytest.mark.slow_cases("spark")
 @pytest.mark.parametrize("backend", ["spark", "pillow"])
 def test_masks_belong_to_their_images(orca_spark, tmp_path, backend):
     for name in ("images", "masks"):
@@ -515,6 +517,7 @@ def test_images_that_are_missing_or_none_are_named(orca_spark, tmp_path):
         read_images(str(tmp_path), backend="pillow")
 
 
+@pytest.mark.slow
 def test_photographs(orca_spark, data_dir):
     """Real JPEG files: both backends give what Pillow gives."""
     paths = sorted(str(p) for p in (data_dir / "cats-dogs" / "val").glob("*/*.30[0-4].jpg"))

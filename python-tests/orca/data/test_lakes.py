@@ -98,6 +98,7 @@ def test_every_version_is_what_spark_reads(lakes):
         assert read.combine_chunks().equals(expected.combine_chunks()), name
 
 
+@pytest.mark.slow_cases("delta-clicks-v5", "iceberg-clicks_v3-s1")
 @pytest.mark.parametrize(
     "name", ["delta-clicks-v5", "iceberg-clicks_v2-s3", "iceberg-clicks_v3-s1"]
 )
@@ -205,6 +206,7 @@ def test_files_without_ids_are_read_by_the_names_of_the_table(catalog, tmp_path)
     assert arrow_table(open_table(table)).column("key").to_pylist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_scan_of_iceberg_names_columns_and_a_snapshot(catalog):
     table = catalog.create_table("db.scanned", EMPTY)
     table.append(rows(4))
@@ -271,6 +273,7 @@ def data_of_checkpoint(folder: Path) -> dict:
     return json.loads(manifest.read_text())["data"]
 
 
+@pytest.mark.slow
 def test_a_fit_that_goes_on_reads_the_version_that_its_checkpoint_names(tmp_path):
     path = str(tmp_path / "clicks")
     deltalake.write_deltalake(path, rows(100))
@@ -335,6 +338,7 @@ def test_a_worker_that_is_lost_while_the_table_changes_goes_on_with_its_rows(tmp
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_spark_trains_and_predicts_on_a_changed_table(orca_spark, lakes):
     path = f"{lakes}/delta/clicks"
     names = {"feature_cols": ["embedding"], "label_cols": ["amount"]}
@@ -348,6 +352,7 @@ def test_spark_trains_and_predicts_on_a_changed_table(orca_spark, lakes):
     assert predicted.count() == 20000
 
 
+@pytest.mark.slow
 def test_tables_become_feature_tables_and_shards(orca_spark, lakes):
     path = f"{lakes}/iceberg/db/clicks_v3"
     assert FeatureTable.read_parquet(path).size() == 20000
@@ -374,6 +379,7 @@ def test_ray_trains_and_predicts_on_a_changed_table(lakes):
 # What is said of wrong names ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_versions_that_are_not_there(tmp_path, catalog):
     path = str(tmp_path / "clicks")
     deltalake.write_deltalake(path, rows(3))

@@ -124,6 +124,7 @@ def actors(active):
         ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_actors_work_on_partitions(shards, actors):
     changed = shards.transform_shards_with_actors(
         actors, lambda actor, part: actor.add.remote(part)
@@ -143,6 +144,7 @@ def test_actors_work_on_partitions(shards, actors):
     assert sorted(products) == [[0, 1, 4], [9, 16]]
 
 
+@pytest.mark.slow
 def test_partitions_are_shared_out_evenly(shards, actors):
     assigned, addresses, chosen = shards.assign_partitions_to_actors(actors)
     assert sorted(assigned) == [[0], [1]]
@@ -186,6 +188,7 @@ def engines(orca_spark, active):
     return SparkEngine(workers_per_node=2), RayEngine(workers_per_node=2)
 
 
+@pytest.mark.slow
 def test_the_shards_of_a_spark_dataframe_are_those_of_spark(orca_spark, engines):
     frame = orca_spark.range(0, 101, 1, 3).selectExpr("array(sin(id), cos(id)) x", "double(id) y")
     found = [engine.run(places, as_feed(frame, ["x"], ["y"])) for engine in engines]
@@ -193,6 +196,7 @@ def test_the_shards_of_a_spark_dataframe_are_those_of_spark(orca_spark, engines)
     assert sum(rows for _, rows, _ in found[0]) == 101
 
 
+@pytest.mark.slow
 def test_the_shards_of_xshards_are_those_of_spark(orca_spark, engines):
     shards = [{"x": np.ones((3, 2)) * i, "y": np.ones(3) * i} for i in range(4)]
     on_spark = SparkXShards(orca_spark.sparkContext.parallelize(shards, 3))
@@ -202,6 +206,7 @@ def test_the_shards_of_xshards_are_those_of_spark(orca_spark, engines):
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_shards_go_to_ray_and_come_back(orca_spark, active):
     frames = [pd.DataFrame({"a": [i, i + 1], "b": ["x", "y"]}) for i in range(3)]
     on_spark = SparkXShards(orca_spark.sparkContext.parallelize(frames, 2))
@@ -213,6 +218,7 @@ def test_shards_go_to_ray_and_come_back(orca_spark, active):
         pd.testing.assert_frame_equal(found, frame.assign(a=frame["a"] * 2))
 
 
+@pytest.mark.slow
 def test_a_dataframe_becomes_a_dataset_with_a_block_for_every_partition(orca_spark, active):
     from pyspark.ml.functions import array_to_vector
 

@@ -435,6 +435,7 @@ def test_writing_to_a_batch_changes_no_later_epoch(orca_spark, engine, rows, shu
     assert -1 not in np.concatenate([batch[0] for batch in first])
 
 
+@pytest.mark.slow
 def test_an_epoch_over_a_shard_takes_the_memory_of_its_batches(orca_spark, engine):
     wide = F.array_repeat(F.col("id").cast("float"), 1000).alias("x")
     frame = orca_spark.range(0, 20_000, 1, 4).select(wide)  # 80 MB

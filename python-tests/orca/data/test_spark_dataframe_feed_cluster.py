@@ -62,6 +62,7 @@ def test_large_and_uneven_partitions_arrive_in_order(local_cluster, engine, monk
     assert all(ordered for _, _, ordered in shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -97,6 +98,7 @@ def local_dirs(engine):
     return directories
 
 
+@pytest.mark.slow
 def test_a_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs):
     feed = FeedGroup(
         {name: as_feed(local_cluster.range(9), "id") for name in ("data", "validation")}

@@ -48,6 +48,7 @@ def table(shards):
     return pd.concat([f for f in shards.collect() if len(f)], ignore_index=True)
 
 
+@pytest.mark.slow
 def test_values_are_numbered_in_their_order_and_the_rest_is_zero(make):
     indexer = StringIndexer("city")
     encoded = indexer.fit_transform(make(FRAMES))
@@ -122,6 +123,7 @@ def test_cells_with_several_values(make):
     assert table(best)["job"].tolist() == [1, 0, 1, 0, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 def test_spark_frames_get_the_same_numbers(make, orca_spark, split):
     frame = table(make(FRAMES))
@@ -137,6 +139,7 @@ def test_spark_frames_get_the_same_numbers(make, orca_spark, split):
     assert [row[column] for row in there.collect()] == table(here)[column].tolist()
 
 
+@pytest.mark.slow
 def test_an_index_is_a_spark_frame_too(orca_spark):
     index = StringIndex.from_dict({"b": 2, "a": 1}, "x")
     assert index.df.dtypes == [("x", "string"), ("id", "int")]
@@ -164,6 +167,7 @@ def test_what_is_no_index(arguments, message):
         StringIndex.from_dict(*arguments)
 
 
+@pytest.mark.slow
 def test_wrong_use_of_encoders_is_one_sentence(make):
     shards = make(FRAMES)
     with pytest.raises(UsageError, match="Please call fit_transform first"):
@@ -223,6 +227,7 @@ def test_min_max_is_that_of_spark_ml(make, orca_spark):
     assert (out.max(0)[[0, 1, 3]] == 3.0).all()
 
 
+@pytest.mark.slow_cases("True-True")
 @pytest.mark.parametrize(("mean", "std"), [(False, True), (True, True), (True, False)])
 def test_standard_is_that_of_spark_ml(make, orca_spark, mean, std):
     from pyspark.ml import feature
@@ -237,6 +242,7 @@ def test_standard_is_that_of_spark_ml(make, orca_spark, mean, std):
     np.testing.assert_allclose(out, oracle, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_scaler_keeps_the_rows_and_applies_what_it_learned(make):
     frame = numbers()
     low, high = frame["b"].min(), frame["b"].max()

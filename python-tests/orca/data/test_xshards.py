@@ -80,6 +80,7 @@ def test_partition_says_what_is_wrong(sc, data, message):
 # Transforms and what is kept --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_transform_gives_the_arguments_and_the_value_of_a_shared_one(sc):
     class OfThisProgram:
         def __init__(self, number):
@@ -106,6 +107,7 @@ def test_a_function_that_reads_the_value_of_a_shared_value_gets_the_shared_value
     assert numbers(sc).transform_shard(np.add, shared).collect() == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_random_transform_runs_once(sc):
     made = numbers(sc).transform_shard(jitter)
     assert made.is_cached()
@@ -113,6 +115,7 @@ def test_a_random_transform_runs_once(sc):
     assert made.transform_shard(lambda s: s).collect() == made.collect()
 
 
+@pytest.mark.slow
 def test_a_lazy_transform_runs_at_every_use(sc):
     lazy = numbers(sc).to_lazy().transform_shard(jitter)
     assert lazy.is_lazy
@@ -162,6 +165,7 @@ def test_a_spark_frame_outlives_the_shards_that_it_was_made_of(sc):
     assert [row[0] for row in frame.collect()] == values
 
 
+@pytest.mark.slow
 def test_an_rdd_that_its_owner_keeps_stays_kept(sc):
     rdd = sc.parallelize([1, 2]).cache()
     SparkXShards(rdd)
@@ -259,6 +263,7 @@ def test_a_function_that_fails_in_a_lazy_shard_ends_with_the_users_frames(
 # split, zip, repartition ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_zip_and_split_are_inverse(sc):
     one, two = numbers(sc), numbers(sc).transform_shard(str)
     pair = one.zip(two)
@@ -266,12 +271,14 @@ def test_zip_and_split_are_inverse(sc):
     assert [each.collect() for each in pair.split()] == [one.collect(), two.collect()]
 
 
+@pytest.mark.slow
 def test_split_needs_items_of_one_number(sc):
     for shards in ([(1, 2), (1, 2, 3)], [{"a": 1}], [(1,), 2], [(), ()]):
         made = SparkXShards(sc.parallelize(shards, 2))
         assert made.split() == [made]
 
 
+@pytest.mark.slow
 def test_zip_says_what_does_not_fit(sc):
     with pytest.raises(UsageError, match="other should be a SparkXShards"):
         numbers(sc).zip([1])
@@ -292,6 +299,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @few
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4), number=st.integers(1, 6))
@@ -307,6 +315,7 @@ def test_repartition_keeps_every_row_in_order(sc, kind, sizes, number):
     assert list(join([part[0] for part in parts])) == list(range(sum(sizes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3, 7])
 def test_repartition_keeps_other_shards_whole(sc, number):
     shards = [(np.arange(i), str(i)) for i in range(5)]
@@ -315,6 +324,7 @@ def test_repartition_keeps_other_shards_whole(sc, number):
     assert [shard[1] for shard in made.collect()] == list("01234")
 
 
+@pytest.mark.slow
 def test_repartition_of_nothing(sc):
     made = SparkXShards(sc.parallelize([], 2)).repartition(3)
     assert (made.num_partitions(), made.collect()) == (3, [])
@@ -322,6 +332,7 @@ def test_repartition_of_nothing(sc):
         numbers(sc).repartition(0)
 
 
+@pytest.mark.slow
 def test_samples_are_stacked(sc):
     samples = [(np.full((2, 3), i), i) for i in range(5)]
     (one, two) = SparkXShards(sc.parallelize(samples, 2)).stack_feature_labels().collect()
@@ -334,6 +345,7 @@ def test_samples_are_stacked(sc):
 # Pickles and helpers ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home")
     path = f"{tmp_path}/own files"
@@ -378,6 +390,7 @@ def test_shards_of_a_partition_become_one_of_each():
     np.testing.assert_array_equal(label, [0, 1, 0, 1])
 
 
+@pytest.mark.slow
 def test_every_worker_gets_a_partition(sc):
     shards = XShards.partition(np.arange(8), 2)
     assert process_spark_xshards(shards, 3).num_partitions() == 3

@@ -64,6 +64,7 @@ def test_all_rows_come_back_in_order(shards):
     assert shards.get_schema() == {"columns": list(ALL), "dtypes": ALL.dtypes.to_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "ascending"), [(None, True), ("S", False), ([KEY, "s"], [False, True])]
 )
@@ -73,10 +74,12 @@ def test_sort_values(shards, columns, ascending):
     same(rows(shards.sort_values(columns, ascending)), expected)
 
 
+@pytest.mark.slow
 def test_deduplicates(shards):
     same(rows(shards.deduplicates()), ALL.drop_duplicates())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
 def test_merge(orca_spark, shards, how):
     other = pd.DataFrame({"S": ["q", "x", None, "new"], "s": [1, 2, 3, 4], "t": list("abcd")})
@@ -84,6 +87,7 @@ def test_merge(orca_spark, shards, how):
     same(rows(merged), ALL.merge(other, how, "S"))
 
 
+@pytest.mark.slow
 def test_merge_says_what_does_not_fit(orca_spark, shards):
     other = made(orca_spark, [pd.DataFrame({"S": [1]})])
     with pytest.raises(UsageError, match="string in one frame and bigint in the other"):
@@ -94,6 +98,7 @@ def test_merge_says_what_does_not_fit(orca_spark, shards):
         shards.merge(other, on="s")
 
 
+@pytest.mark.slow
 def test_group_by(shards):
     groups = ALL.groupby("S", dropna=False, sort=True)
     result = rows(shards.group_by("S", {KEY: ["sum", "mean"], "s": "count"}))
@@ -120,6 +125,7 @@ def test_group_by_says_what_is_wrong(shards):
         shards.group_by("nowhere")
 
 
+@pytest.mark.slow
 def test_partition_by_brings_equal_values_together(orca_spark):
     # one dtype has room for a null, the other has not
     frames = [pd.DataFrame({"k": [1, 2, 3, 1]}), pd.DataFrame({"k": [1.0, None, 3.0]})]
@@ -140,6 +146,7 @@ def test_partition_by_keeps_its_errors(orca_spark, shards):
         other.partition_by("a")
 
 
+@pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4), number=st.integers(1, 5))
 def test_repartition(orca_spark, sizes, number):
@@ -156,6 +163,7 @@ def test_head_takes_what_it_needs(shards):
     assert list(shards.head(0)) == list(ALL)
 
 
+@pytest.mark.slow
 def test_samples_are_those_of_pandas(shards):
     expected = [each.sample(frac=0.5, random_state=1) for each in FRAMES]
     sample = shards.sample(0.5, random_state=1).collect()
@@ -179,11 +187,13 @@ def test_columns_are_counted_and_chosen(shards):
         shards.unique()
 
 
+@pytest.mark.slow
 def test_columns_with_nulls_are_dropped_from_every_shard(orca_spark):
     frames = [pd.DataFrame({"a": [1.0], "b": [2.0]}), pd.DataFrame({"a": [None], "b": [3.0]})]
     assert all(list(f) == ["b"] for f in made(orca_spark, frames).drop_missing_value().collect())
 
 
+@pytest.mark.slow
 def test_describe_is_the_summary_of_spark(shards):
     summary = shards.describe([KEY, "s"])
     assert list(summary["summary"]) == ["count", "mean", "stddev", "min", "max"]
@@ -191,6 +201,7 @@ def test_describe_is_the_summary_of_spark(shards):
     np.testing.assert_allclose(summary[[KEY, "s"]].astype(float), expected)
 
 
+@pytest.mark.slow
 def test_features_and_labels_are_assembled(shards):
     parts = shards.assembleFeatureLabelCols([KEY, "s"], "s").collect()
     np.testing.assert_array_equal(np.concatenate([p["x"] for p in parts]), ALL[[KEY, "s"]])
@@ -200,6 +211,7 @@ def test_features_and_labels_are_assembled(shards):
 # Spark ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_spark_frame_has_the_rows_and_partitions(shards):
     frame = shards.to_spark_df()
     assert frame.columns == list(ALL)
@@ -208,6 +220,7 @@ def test_a_spark_frame_has_the_rows_and_partitions(shards):
     assert [row["S"] for row in frame.collect()] == ["x", None, "z", "x", "x", "q", "q"]
 
 
+@pytest.mark.slow
 def test_types_go_to_spark_and_back(orca_spark):
     day = pd.Timestamp("2020-07-01 12:34:56.123456")
     rich = pd.DataFrame(
@@ -243,6 +256,7 @@ def test_types_go_to_spark_and_back(orca_spark):
     assert back["zoned"][0] == rich["zoned"][0].tz_convert(zone).tz_localize(None)
 
 
+@pytest.mark.slow
 def test_types_of_shards_are_brought_together(orca_spark):
     frames = [pd.DataFrame({"a": [1], "b": [None]}), pd.DataFrame({"a": [0.5], "b": ["x"]})]
     found = made(orca_spark, frames).to_spark_df().collect()
@@ -255,6 +269,7 @@ def test_types_of_shards_are_brought_together(orca_spark):
         made(orca_spark, other).to_spark_df()
 
 
+@pytest.mark.slow
 def test_a_spark_frame_becomes_shards(orca_spark):
     frame = orca_spark.range(0, 25, 1, 2).withColumnRenamed("id", "x.y")
     assert [len(s) for s in spark_df_to_pd_sparkxshards(frame).collect()] == [12, 13]
@@ -269,6 +284,7 @@ def test_a_spark_frame_becomes_shards(orca_spark):
     first.loc[0, "x.y"] = 7  # a shard can be written to
 
 
+@pytest.mark.slow
 def test_vectors_become_arrays_and_an_empty_frame_one_shard(orca_spark):
     from pyspark.ml.linalg import Vectors
 

@@ -60,6 +60,7 @@ def await_(condition, what):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_weights_figures_and_predictions_are_those_of_a_classic_spark(server, tmp_path):
     classic = started("train", "local", tmp_path / "classic")
     run("train", server.url, tmp_path / "connect")

@@ -236,6 +236,7 @@ def test_worker_lost_while_it_reads_its_input(orca_spark, engine, tmp_path):
     assert sorted(zero + one) == list(range(20))
 
 
+@pytest.mark.slow
 def test_an_input_without_rows(orca_spark, engine):
     frames = [
         orca_spark.range(5).where("id > 9"),
@@ -347,6 +348,7 @@ def test_a_fixed_channel_port(orca_spark):
     assert ("127.0.0.1", port) not in faults.listening()
 
 
+@pytest.mark.slow
 def test_no_port_and_no_thread_stay_on_the_driver(engine):
     def fail(worker):
         raise ValueError
@@ -404,6 +406,7 @@ def process_state(worker_or_batches):
     }
 
 
+@pytest.mark.slow
 def test_a_reused_python_worker_is_as_before(orca_spark):
     def in_udf(batches):
         import pyarrow as pa

@@ -45,6 +45,7 @@ def test_results_come_in_rank_order(engine):
     assert engine.run(program) == [[0, 2], [1, 2]]
 
 
+@pytest.mark.slow_cases("local", "spark")
 def test_results_are_bytes_or_json(engine):
     values = [b"", b"\x00\xff", None, 1.5, "ü", [1, {"a": [True]}], {"nan": 1}, bytearray(b"ab")]
     with engine.open(lambda worker: values[worker.options["i"]], num_workers=1) as job:
@@ -71,6 +72,7 @@ program = lambda worker: helper(worker)
     assert engine.run(cell["program"]) == [0, 10]
 
 
+@pytest.mark.slow_cases("local", "ray")
 def test_every_row_reaches_one_worker_in_order(engine):
     feed = as_feed((np.arange(7, dtype=np.float32), np.arange(7)))
 
@@ -80,6 +82,7 @@ def test_every_row_reaches_one_worker_in_order(engine):
     assert engine.run(program, feed) == [[[0, 2, 4, 6], [0, 2, 4, 6]], [[1, 3, 5], [1, 3, 5]]]
 
 
+@pytest.mark.slow_cases("local", "ray")
 def test_the_threads_of_a_worker_are_its_share_of_the_cores(engine):
     def program(worker):
         import torch
@@ -92,6 +95,7 @@ def test_the_threads_of_a_worker_are_its_share_of_the_cores(engine):
     assert engine.run(program, num_workers=2) == [[half, half]] * 2
 
 
+@pytest.mark.slow_cases("local", "ray")
 def test_programs_of_several_threads_of_the_driver(engine):
     found = {}
 
@@ -130,6 +134,7 @@ def test_options_state_progress_and_messages(engine):
     assert steps[:-1] == sorted(steps[:-1])
 
 
+@pytest.mark.slow_cases("ray")
 def test_a_job_runs_again_with_other_options(engine):
     with engine.open(lambda worker: worker.options["n"] * 2) as job:
         assert [job.attempt({"n": n}) for n in range(3)] == [[0, 0], [2, 2], [4, 4]]
@@ -179,6 +184,9 @@ def test_what_workers_print_arrives_once(engine, capsys):
 # -- refused ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(
+    "local----^3 workers were asked for but the cluster can run 2 tasks at once; ask"
+)
 @pytest.mark.parametrize(
     ("options", "fn", "workers", "message"),
     [
@@ -210,6 +218,7 @@ def test_a_program_that_cannot_be_shipped_is_refused(engine):
 # -- errors and lost workers --------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("ray")
 def test_usage_error_of_a_worker_stays_one(engine):
     def program(worker):
         raise UsageError("there is no such thing; take another")
@@ -263,6 +272,9 @@ def join_group_if(block, worker):
         TorchDistributedSync(worker).start()
 
 
+@pytest.mark.slow_cases(
+    "local-blocked_in_a_collective", "local-blocked_in_native_code", "local-blocked_in_python"
+)
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("engine_way", "block"),
@@ -284,6 +296,7 @@ def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
     assert_leaves(int((tmp_path / "pid-0").read_text()), block)
 
 
+@pytest.mark.slow_cases("local-blocked_in_native_code", "local-blocked_in_python")
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("engine_way", "block"),
@@ -348,6 +361,7 @@ def test_error_of_a_process_that_its_clean_up_ends_is_reported(engine):
         engine.run(program)
 
 
+@pytest.mark.slow_cases("local")
 @pytest.mark.fault
 def test_the_cause_is_reported_and_not_what_it_did_to_others(engine):
     """Also where a program uses torch.distributed by itself and sees a RuntimeError of gloo."""
@@ -378,6 +392,7 @@ def say_what_nobody_asked(port):
             one.sendall(said)
 
 
+@pytest.mark.slow_cases("spark")
 def test_what_strangers_say_to_its_ports_changes_nothing(engine, tmp_path, caplog):
     """Those of the channel, and those at which the workers reduce their gradients."""
     before = {port for _, port in faults.listening()}
@@ -426,6 +441,7 @@ def test_an_order_to_stop_is_no_loss(engine):
         engine.run(program)
 
 
+@pytest.mark.slow_cases("local", "ray")
 @pytest.mark.fault
 def test_a_killed_worker_is_named_and_the_next_attempt_reads_its_spool(engine):
     feed = as_feed((np.arange(9, dtype=np.float32), np.arange(9)))

@@ -113,6 +113,7 @@ class AsItIs(SparkDataFrameFeed):
         return self.direct(name)
 
 
+@pytest.mark.slow_cases("local-float32")
 @pytest.mark.parametrize(
     ("sizes", "optimizer", "dtype", "tolerance", "shuffle"),
     [
@@ -141,6 +142,7 @@ def test_workers_equal_one_process(orca_spark, way, sizes, optimizer, dtype, tol
     assert [s["train_loss"] for s in stats] == pytest.approx(means, rel=tolerance)
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_matter(orca_spark, way):
     """Without shuffling; the figures of an evaluation are the same in any case."""
     frame = way.data(in_partitions(orca_spark, rows_of([20, 3, 7])))
@@ -199,11 +201,13 @@ def test_rows_on_their_owners_equal_those_of_one_process(orca_spark, way, sizes,
     assert largest_difference(est.get_model().state_dict(), expected.state_dict()) <= 1e-12
 
 
+@pytest.mark.slow_cases("spark")
 def test_every_way_gives_the_same_weights(orca_spark, way, undisturbed):
     data = way.data(faults.frame(orca_spark))
     assert faults.fit(faults.estimator(backend=way.backend), data) == undisturbed
 
 
+@pytest.mark.slow_cases("ray")
 def test_predict_keeps_rows_columns_and_order(orca_spark, way):
     frame = orca_spark.range(0, 61, 1, 3).selectExpr(
         "id", "array(sin(id), cos(id), double(id % 7), 1) x", "string(id) s"
@@ -219,6 +223,7 @@ def test_predict_keeps_rows_columns_and_order(orca_spark, way):
     assert [row.prediction for row in rows] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow_cases("ray")
 def test_a_run_that_was_cut_in_two_equals_one_that_was_not(orca_spark, way, undisturbed, tmp_path):
     data, directory = way.data(faults.frame(orca_spark)), str(tmp_path / "model")
     first = faults.estimator(backend=way.backend, model_dir=directory)
@@ -247,6 +252,7 @@ def test_rows_that_do_not_fit_the_model_are_one_sentence(orca_spark, way):
 # -- lost and paused workers --------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("local-epochs-directory", "local-steps-driver", "ray-epochs-directory")
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("trigger", "in_directory", "seed"),
@@ -293,6 +299,7 @@ def test_all_workers_killed_twice_change_nothing(orca_spark, way, undisturbed, t
         assert faults.times_computed(log) == [1] * faults.SOURCES
 
 
+@pytest.mark.slow_cases("local")
 @pytest.mark.fault
 @slow_on_ray
 def test_lost_spool_is_made_again(orca_spark, way, undisturbed, tmp_path):

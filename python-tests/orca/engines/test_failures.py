@@ -45,6 +45,7 @@ def start(path: Path, program: str, **variables: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_user_errors_are_reported_once_and_not_retried(tmp_path):
     program = """
         import json, sys, time

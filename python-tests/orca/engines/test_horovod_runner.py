@@ -17,6 +17,7 @@ def _ray():
     rays.active_ray()
 
 
+@pytest.mark.slow_cases("arguments0-worker_cls should be a class or None, got 3")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

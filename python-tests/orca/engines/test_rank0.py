@@ -22,6 +22,7 @@ def test_rendezvous_is_one_of_three(orca_spark):
         SparkEngine(rendezvous="mine")
 
 
+@pytest.mark.slow
 def test_results_and_messages_come_back(orca_spark, without_driver):
     frame = orca_spark.range(0, 40, 1, 4).selectExpr("double(id) as x")
     big = 9 << 20
@@ -143,6 +144,7 @@ def test_plans_the_input_under_its_settings(orca_spark, without_driver, tmp_path
     assert orca_spark.conf.get(name) == before
 
 
+@pytest.mark.slow
 def test_trains_a_model(orca_spark, monkeypatch, tmp_path):
     data = faults.frame(orca_spark)
     expected = faults.fit(faults.estimator(), data)

@@ -22,6 +22,7 @@ def pid_of(worker):
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_processes_live_from_one_program_to_the_next(engine):
     first = set(engine.run(pid_of))
     assert len(first) == 2

@@ -87,6 +87,7 @@ def trained(frame):
     return est, found
 
 
+@pytest.mark.slow
 def test_fit_returns_lists_of_figures(trained):
     _, found = trained
     assert found["epochs"] == 3
@@ -98,6 +99,7 @@ def test_fit_returns_lists_of_figures(trained):
     assert all(len(each) == 2 and min(each) > 2**20 for each in memory)
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_the_last_validation(trained, frame):
     est, found = trained
     figures = est.evaluate(frame, **COLUMNS)
@@ -123,6 +125,7 @@ def test_every_kind_of_input_gives_the_same_figures(trained, frame, rows, form, 
     assert est.evaluate(data, **columns) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_model(trained, frame, rows):
     est, _ = trained
     expected = est.get_model().predict(rows["x"], verbose=0)
@@ -167,6 +170,7 @@ def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
     assert equal(weights(type(est).of_packed_model(data, "local")), weights(est))
 
 
+@pytest.mark.slow
 def test_another_fit_goes_on(frame):
     options = {"batch_size": BATCH, **COLUMNS}
     once, twice = estimator(config={"dropout": 0.5}), estimator(config={"dropout": 0.5})
@@ -177,6 +181,7 @@ def test_another_fit_goes_on(frame):
     assert equal(weights(once), weights(twice))
 
 
+@pytest.mark.slow
 def test_inputs_by_name_and_two_outputs(frame, rows):
     est = estimator(two_by_two)
     columns = {"feature_cols": ["user", "item"], "label_cols": ["y", "kind"]}
@@ -200,6 +205,7 @@ def named_outputs(config):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [["y", "user"], ["second", "first"]])
 def test_targets_belong_to_the_outputs_by_name_or_in_their_order(frame, rows, outputs):
     est = estimator(named_outputs, config={"outputs": outputs})
@@ -214,6 +220,7 @@ def test_targets_belong_to_the_outputs_by_name_or_in_their_order(frame, rows, ou
     assert found["validation_loss"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_weigh_what_their_column_says(frame):
     doubled = frame.selectExpr("x", "y", "if(kind = 0, 2.0, 1.0) as w")
     repeated = frame.select("x", "y").union(frame.where("kind = 0").select("x", "y"))
@@ -237,6 +244,7 @@ def numbers(config, batch_size):
     return data.batch(batch_size)
 
 
+@pytest.mark.slow
 def test_a_dataset_is_shared_out_whatever_the_number_of_workers(orca_spark):
     found = []
     for workers in (1, 2):
@@ -248,6 +256,7 @@ def test_a_dataset_is_shared_out_whatever_the_number_of_workers(orca_spark):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_dataset_itself_travels_as_its_graph(orca_spark):
     import tensorflow as tf
 
@@ -263,6 +272,7 @@ def test_a_dataset_itself_travels_as_its_graph(orca_spark):
         est.fit(generated)
 
 
+@pytest.mark.slow
 def test_a_dataset_without_an_end_needs_a_number_of_batches(orca_spark):
     def endless(config, batch_size):
         return numbers(config, batch_size).repeat()
@@ -301,6 +311,7 @@ def test_loaders_of_torch_are_taken_too(trained, frame, rows):
         est.evaluate(lambda config, batch_size: 3)
 
 
+@pytest.mark.slow
 def test_a_worker_may_read_its_own_part(orca_spark):
     def own(config, batch_size):
         import tensorflow as tf
@@ -321,6 +332,7 @@ def test_a_worker_may_read_its_own_part(orca_spark):
         est.fit(different, epochs=1)
 
 
+@pytest.mark.slow
 def test_the_rows_of_an_orca_dataset(orca_spark, rows):
     shards = XShards.partition({k: rows[k] for k in ("user", "item", "y")}, 3)
     data = Dataset.from_tensor_slices(shards).map(
@@ -336,6 +348,7 @@ def test_the_rows_of_an_orca_dataset(orca_spark, rows):
 # -- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("folder", "m.keras")
 @pytest.mark.parametrize(
     "name",
     ["m.keras", "m.h5", "folder"],
@@ -359,6 +372,7 @@ def test_a_saved_model_is_loaded_without_its_creator(trained, frame, tmp_path, n
         assert served.serve(np.zeros((2, 4), "float32")).shape == (2, 1)
 
 
+@pytest.mark.slow
 def test_weights_and_checkpoints_are_files(trained, frame, tmp_path):
     est, _ = trained
     for name in ("w.h5", "prefix"):
@@ -406,6 +420,7 @@ def test_a_run_that_was_killed_equals_one_that_was_not(frame, tmp_path):
     assert equal(weights(whole), weights(killed))
 
 
+@pytest.mark.slow
 def test_a_program_that_is_run_again_goes_on(frame, tmp_path):
     options = {"batch_size": BATCH, "seed": 4, "resume": "auto", **COLUMNS}
     expected = estimator(config={"dropout": 0.3})
@@ -423,6 +438,7 @@ def test_a_program_that_is_run_again_goes_on(frame, tmp_path):
 # -- callbacks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_callbacks_of_keras(frame, tmp_path):
     import keras
 
@@ -444,6 +460,7 @@ def test_callbacks_of_keras(frame, tmp_path):
     assert Estimator.latest_checkpoint(str(tmp_path)) == str(tmp_path / "2.keras")
 
 
+@pytest.mark.slow
 def test_callbacks_write_to_any_url(frame, tmp_path):
     import keras
 
@@ -488,6 +505,7 @@ def test_callbacks_go_on_counting_after_a_loss(frame, tmp_path):
     assert len(found["loss"]) == 4
 
 
+@pytest.mark.slow
 def test_the_numbers_of_epochs_that_callbacks_see(frame):
     def collect():
         import keras
@@ -516,6 +534,7 @@ def test_the_numbers_of_epochs_that_callbacks_see(frame):
     assert float(est.get_model().optimizer.learning_rate) == pytest.approx(0.04)
 
 
+@pytest.mark.slow
 def test_steps_per_epoch_cut_the_rows(frame):
     one, other = estimator(), estimator()
     steps = -(-ROWS // BATCH)
@@ -539,6 +558,7 @@ def ratings(frame, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_frame_is_fitted_as_the_paper_shows(orca_spark, ratings):
     """Figure 9 of the paper of BigDL 2.0: a DataFrame is the input of a compiled model."""
     from bigdl.orca.learn.tf2 import Estimator
@@ -554,6 +574,7 @@ def test_a_frame_is_fitted_as_the_paper_shows(orca_spark, ratings):
     assert not equal(before, weights(est))
 
 
+@pytest.mark.slow
 def test_a_frame_is_predicted_as_the_paper_shows(orca_spark, ratings):
     """Figure 11 of the paper of BigDL 2.0: from Parquet files to predictions."""
     from pyspark.sql import functions as sf

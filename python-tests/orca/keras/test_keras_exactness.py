@@ -182,6 +182,9 @@ def check_equal(
     return [entry["logs"] for entry in history], means
 
 
+@pytest.mark.slow_cases(
+    "tensorflow-adam-1+5+3", "tensorflow-adam-9+0", "torch-adam-9+0", "torch-net-9+0"
+)
 @shards_param
 @pytest.mark.parametrize("creator", [net, adam])
 def test_workers_equal_one_process(crew, sizes, creator):
@@ -192,12 +195,14 @@ def test_workers_equal_one_process(crew, sizes, creator):
     assert [entry["loss"] for entry in logs] == pytest.approx(means, rel=1e-5)
 
 
+@pytest.mark.slow_cases("tensorflow-scaled", "torch-regularized", "torch-scaled")
 @pytest.mark.parametrize("creator", [summed, regularized, scaled, with_own_step, eager])
 def test_whatever_the_model_is(crew, creator):
     sizes = [9, 0] if creator is summed else [5, 3, 1]
     check_equal(crew, rows_of(sizes, dtype="float32"), creator, epochs=2)
 
 
+@pytest.mark.slow_cases("tensorflow")
 def test_sparse_gradients_of_a_table(crew):
     shards = rows_of([5, 0, 4], dtype="float32")
     logs, means = check_equal(crew, shards, with_table, columns=("i", "x"))
@@ -217,6 +222,7 @@ def test_weights_of_rows_and_of_classes(crew):
     check_equal(crew, shards, weights=weights, labels=("y", "w"), weighted=True, class_weight=table)
 
 
+@pytest.mark.slow_cases("tensorflow")
 def test_a_loss_that_is_divided_by_the_weights(crew):
     def creator(config):
         import keras
@@ -323,6 +329,7 @@ def test_a_loss_that_counts_something_of_its_own_is_named_or_told_what(crew):
     check_equal(crew, shards, masked, loss_weight=counted)
 
 
+@pytest.mark.slow_cases("tensorflow")
 def test_metrics_of_an_epoch_do_not_depend_on_the_workers(crew):
     rows = rows_of([12], dtype="float32")[0]
     cut = [{k: v[i::3] for k, v in rows.items()} for i in range(3)]
@@ -382,6 +389,7 @@ def normalized(config):
     return model
 
 
+@pytest.mark.slow_cases("tensorflow-1+5+3", "tensorflow-7+4", "tensorflow-9+0")
 @pytest.mark.parametrize("sizes", [[7, 4], [9, 0], [1, 5, 3]], ids=["7+4", "9+0", "1+5+3"])
 def test_synchronized_normalization_is_that_of_the_whole_batch(crew, sizes):
     if crew.backend != "tensorflow":
@@ -404,6 +412,7 @@ def test_evaluation_does_not_depend_on_the_workers(crew):
     assert set(found[0]) == {"loss", "mae"}
 
 
+@pytest.mark.slow_cases("tensorflow", "torch")
 def test_sums_with_regularization_are_refused(crew):
     def creator(config):
         import keras

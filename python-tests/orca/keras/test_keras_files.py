@@ -107,6 +107,7 @@ def fed(orca_spark, runs):
 # -- models that do not know their shapes ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_on_a_dataset_tells_the_shapes_for_all_files(fed, runs, tmp_path):
     own = weights(fed)
     assert [w.shape for w in own] == [(4, 1), (1,)]

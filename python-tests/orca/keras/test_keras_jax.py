@@ -71,6 +71,7 @@ def reduced(sync, model, count):
     return reducer, steps_of(model)
 
 
+@pytest.mark.slow
 def test_compiled_steps_of_two_workers_make_the_updates_of_one(crew):
     def use(sync, keras):
         x, y = rows(51)
@@ -92,6 +93,7 @@ def test_compiled_steps_of_two_workers_make_the_updates_of_one(crew):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_are_summed_alike_on_both(crew):
     def use(sync, keras):
         model = net(keras, "bfloat16")
@@ -106,6 +108,7 @@ def test_gradients_in_bfloat16_are_summed_alike_on_both(crew):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_peer_that_went_away_is_named_and_the_process_trains_on(crew):
     def use(sync, keras):
         reducer, steps = reduced(sync, net(keras), 8)
@@ -132,6 +135,7 @@ def test_a_peer_that_went_away_is_named_and_the_process_trains_on(crew):
     assert together(crew, use_again) == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bigdl", "horovod"])
 def test_a_backend_that_cannot_train_it_is_refused(crew, backend):
     def use(sync, keras):

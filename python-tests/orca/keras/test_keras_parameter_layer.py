@@ -328,11 +328,13 @@ def drawn_rows():
 SIZES = {"one": [19], "two": [12, 7], "one without rows": [9, 0]}
 
 
+@pytest.mark.slow_cases("two")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_ranks_equal_one_process(sizes):
     check_equal(rows_of(sizes, dtype="float32"), net, epochs=3)
 
 
+@pytest.mark.slow_cases("adam")
 @pytest.mark.parametrize(
     "creator", [adam, scheduled, *(pytest.param(c, marks=pytest.mark.slow) for c in RARE)]
 )
@@ -346,6 +348,7 @@ def test_whatever_is_limited_by_norms(drawn_rows, limit):
     check_equal(drawn_rows, functools.partial(net, limit={limit: 0.3}), epochs=1)
 
 
+@pytest.mark.slow
 def test_inputs_by_name_and_two_outputs(drawn_rows):
     names = {"features": ("i", "x"), "labels": ("y", "c")}
     check_equal(drawn_rows, two_by_two, label=("y", "c"), epochs=1, **names)
@@ -460,6 +463,7 @@ def test_averages_of_batch_normalization_are_merged_by_rows():
         np.testing.assert_allclose(array_of(own), merged, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_depends_on_groups_and_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     shards = rows_of([6, 5], dtype="float32")
     fit = {"epochs": 3, "options": {"compression": "int8"}}
@@ -490,6 +494,7 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
         fitted(shards, net, start=without, epochs=2)
 
 
+@pytest.mark.slow
 def test_an_epoch_of_so_many_steps_goes_on_where_the_last_one_ended(drawn_rows):
     whole, _ = fitted(drawn_rows, net, epochs=2)  # 5 steps each
     pieces, _ = fitted(drawn_rows, net, epochs=5, steps_per_epoch=2)
@@ -560,6 +565,7 @@ def trained(frame):
     return est, found
 
 
+@pytest.mark.slow
 def test_fit_returns_the_figures_of_all_rows(trained):
     _, found = trained
     assert found["epochs"] == 2
@@ -610,6 +616,7 @@ def test_barrier_stages_make_the_same_bits_and_resume_goes_on(orca_spark, tmp_pa
     assert found["loss"] == pytest.approx(known["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xshards", "loader", "pandas"])
 def test_input_of_any_kind_trains(frame, kind):
     data, columns = frame.toPandas(), COLUMNS

@@ -44,6 +44,7 @@ def visits(estimator):
     return np.rint(-BATCH * weights[:, 0]).astype(int)
 
 
+@pytest.mark.slow
 def test_each_row_is_read_once_and_metrics_are_those_of_all_rows(tmp_path):
     options = {"batch_size": BATCH, "seed": 5, "epochs": 1, "verbose": 0}
 

@@ -98,6 +98,7 @@ def ordinary():
     return of
 
 
+@pytest.mark.slow_cases("1-Adagrad", "1-SGD", "2-SGD", "3-Adagrad", "3-SGD")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_they_learn_as_ordinary_embeddings(ordinary, tmp_path, workers, optimizer):
@@ -112,6 +113,7 @@ def test_they_learn_as_ordinary_embeddings(ordinary, tmp_path, workers, optimize
     np.testing.assert_allclose(estimator.predict(IDS), model.predict(IDS, verbose=0), atol=1e-6)
 
 
+@pytest.mark.slow_cases("spark")
 @pytest.mark.parametrize("backend", ["spark", pytest.param("ray", marks=pytest.mark.slow)])
 def test_backends_learn_the_same(orca_spark, tmp_path, backend):
     if backend == "ray":
@@ -128,6 +130,7 @@ def weights_of_local(folder, **config):
     return weights_of(estimator)
 
 
+@pytest.mark.slow
 def test_a_validation_leaves_the_training_as_it_is(ordinary, tmp_path):
     estimator = estimator_of(2, tmp_path)
     figures = fit(estimator, validation_data=(IDS[:3], TARGETS[:3]))
@@ -137,6 +140,7 @@ def test_a_validation_leaves_the_training_as_it_is(ordinary, tmp_path):
     assert_equal(weights_of(estimator), ordinary(2, "SGD")[1])
 
 
+@pytest.mark.slow
 def test_more_workers_than_rows_of_a_batch(tmp_path):
     few = IDS[:5], TARGETS[:5]
     results = []
@@ -147,6 +151,7 @@ def test_more_workers_than_rows_of_a_batch(tmp_path):
     assert_equal(*results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [{}, {"optimizer": "rowwise_adagrad", "storage": "mmap"}])
 def test_a_run_that_is_resumed_equals_one_that_was_not(tmp_path, table):
     config = {"table": table, "dropout": 0.3, "optimizer": "Adagrad"}
@@ -157,6 +162,7 @@ def test_a_run_that_is_resumed_equals_one_that_was_not(tmp_path, table):
     assert_equal(weights_of(estimator), whole, tolerance=0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     config = {"optimizer": "Adagrad", "dropout": 0.3}
     whole = weights_of_local(tmp_path / "whole", **config)
@@ -175,6 +181,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     assert_equal(weights_of(estimator), whole, tolerance=0)
 
 
+@pytest.mark.slow
 def test_another_number_of_workers_goes_on(tmp_path):
     few = IDS[:8], TARGETS[:8]  # one batch, so that workers have the same ones
     results = []
@@ -186,6 +193,7 @@ def test_another_number_of_workers_goes_on(tmp_path):
     assert_equal(*results)
 
 
+@pytest.mark.slow
 def test_adam_is_that_of_keras_where_all_rows_are_read(tmp_path):
     ids = np.arange(12, dtype="int32")[:, None]
     rows = ids, ids.astype("float32") % 3
@@ -207,6 +215,7 @@ def test_adam_is_that_of_keras_where_all_rows_are_read(tmp_path):
     assert_equal(weights_of(estimator), alone.get_weights(), tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_files_have_the_whole_table(tmp_path):
     estimator = estimator_of(2, tmp_path / "models", optimizer="Adagrad")
     fit(estimator)
@@ -236,6 +245,7 @@ def test_files_have_the_whole_table(tmp_path):
     assert fit(instance, epochs=8)["loss"][-1] < loss
 
 
+@pytest.mark.slow
 def test_large_tables_are_predicted_from_their_files(tmp_path, monkeypatch):
     estimator = estimator_of(2, tmp_path)
     fit(estimator)
@@ -271,6 +281,7 @@ BACKEND = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_other_backends_of_keras(tmp_path, backend):
     if backend == "jax":
@@ -302,6 +313,7 @@ def rows_of(model, layer, ids):
     return keras.ops.convert_to_numpy(table(np.asarray(ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_table_that_grows_learns_as_one_that_has_all_rows(tmp_path, workers):
     estimator = estimator_of(workers, tmp_path / "growing", growing={}, optimizer="Adagrad")
@@ -325,6 +337,7 @@ def test_a_table_that_grows_learns_as_one_that_has_all_rows(tmp_path, workers):
 GROWTH = {"admit_after": 3, "expire_after": 5, "storage": "mmap", "optimizer": "rowwise_adagrad"}
 
 
+@pytest.mark.slow
 def test_ids_come_and_go_as_they_do_in_one_process(tmp_path):
     found = []
     for workers in (1, 2):
@@ -344,6 +357,7 @@ def test_ids_come_and_go_as_they_do_in_one_process(tmp_path):
     assert 0 < len(ids) <= len(np.unique(IDS[:16, 0]))
 
 
+@pytest.mark.slow
 def test_a_growing_table_is_resumed_to_the_bit(tmp_path):
     config = {"growing": GROWTH, "table": {"init": "uniform"}, "dropout": 0.3}
     whole = estimator_of(2, tmp_path / "whole", **config)
@@ -354,6 +368,7 @@ def test_a_growing_table_is_resumed_to_the_bit(tmp_path):
     np.testing.assert_array_equal(estimator.predict(IDS), whole.predict(IDS))
 
 
+@pytest.mark.slow
 def test_files_have_the_whole_growing_table(tmp_path, monkeypatch):
     config = {"growing": {}, "table": {"init": "uniform"}, "optimizer": "Adagrad"}
     estimator = estimator_of(2, tmp_path / "models", **config)
@@ -515,6 +530,7 @@ def test_rows_may_have_an_optimizer_of_their_own():
     assert optimizer.param_groups[0]["lr"] == 0.3
 
 
+@pytest.mark.slow
 def test_what_does_not_go_with_them_is_refused(tmp_path):
     with pytest.raises(UsageError, match="needs model_dir="):
         fit(estimator_of(2, None))
@@ -526,6 +542,7 @@ def test_what_does_not_go_with_them_is_refused(tmp_path):
         fit(estimator_of(2, tmp_path), callbacks=[saving])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_id_that_is_not_there_is_told(tmp_path, workers):
     estimator = estimator_of(workers, tmp_path)

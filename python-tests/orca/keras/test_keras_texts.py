@@ -112,6 +112,7 @@ def trained(frame):
 # -- the Estimator --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_texts_are_worth_what_their_numbers_are(frame, trained):
     est, found = trained
     other = estimator(config={"numbers": True})
@@ -159,6 +160,7 @@ def test_kinds_of_input_give_the_same_figures(frame, table, trained, form, tmp_p
     assert est.evaluate(data, **columns) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_words_are_cut_by_the_model(orca_spark):
     rows = [("a good one", 1.0), ("bad, a bad one", 0.0), ("good good", 1.0), ("", 0.0)] * 4
     data = orca_spark.createDataFrame(rows, "text string, y float")
@@ -170,6 +172,7 @@ def test_words_are_cut_by_the_model(orca_spark):
     assert est.get_model().layers  # built from a row of the remembered form
 
 
+@pytest.mark.slow
 def test_what_is_no_text_is_refused(orca_spark, frame, trained):
     est, _ = trained
     rows = [(None, 1.0, 1.0), ("a", 1.0, 1.0)]
@@ -198,6 +201,7 @@ def test_the_parameter_layer_trains_the_same(frame, trained):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_if_nothing_had_been(frame, trained, tmp_path):
     options = {"batch_size": BATCH, "seed": 3, "validation_data": frame, **COLUMNS}
     first = estimator(model_dir=str(tmp_path))
@@ -207,6 +211,7 @@ def test_a_run_goes_on_as_if_nothing_had_been(frame, trained, tmp_path):
     assert_equal(weights(second), weights(trained[0]))
 
 
+@pytest.mark.slow
 def test_a_function_may_return_texts(orca_spark, table):
     def rows(config, batch_size):
         import tensorflow as tf

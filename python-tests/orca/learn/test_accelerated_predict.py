@@ -92,6 +92,7 @@ def distance(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["openvino_fp32", "bf16"])
 def test_rows_columns_and_types_are_those_of_the_eager_path(frame, eager, method):
     est = estimator()
@@ -103,6 +104,7 @@ def test_rows_columns_and_types_are_those_of_the_eager_path(frame, eager, method
     assert distance(predicted(found), eager) < (0.02 if method == "bf16" else 1e-5)
 
 
+@pytest.mark.slow
 def test_int8_is_calibrated_with_the_rows(frame, eager):
     found = estimator().predict(frame, feature_cols=["x"], accelerate="openvino_int8")
     assert 1e-5 < distance(predicted(found), eager) < 0.05
@@ -162,6 +164,7 @@ def test_one_model_is_converted_once_and_another_one_anew(frame, orca_spark):
     assert est._shipped_fast is not first
 
 
+@pytest.mark.slow
 def test_weights_of_a_fit_are_those_that_predict(frame, images):
     est = estimator(optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 0.1))
     old = est.predict(images, accelerate="openvino_fp32")

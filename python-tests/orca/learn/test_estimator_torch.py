@@ -125,6 +125,7 @@ def test_drop_last_and_shuffle_come_from_config(frame):
         est.fit(frame, batch_size=101, **COLUMNS)
 
 
+@pytest.mark.slow
 def test_a_seed_makes_runs_equal(frame):
     def no_seed_of_its_own(config):
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -179,6 +180,7 @@ def test_fewer_rows_than_workers_is_enough(orca_spark, rows):
     assert est.evaluate(frame, **COLUMNS)["num_samples"] == rows
 
 
+@pytest.mark.slow
 def test_a_table_without_rows(frame):
     est = estimator(metrics=[Accuracy(), MSE()])
     for nothing in (frame.limit(0), frame.filter("id < 0")):
@@ -615,6 +617,7 @@ def lightning_module():
 LIT = {"feature_cols": ["x"], "label_cols": ["y"]}
 
 
+@pytest.mark.slow
 def test_a_lightning_module_brings_its_own_loss_and_optimizer(frame):
     pytest.importorskip("pytorch_lightning")
     lit = lightning_module()
@@ -701,6 +704,7 @@ def test_what_configure_optimizers_must_not_return(make, message):
         returns(make)
 
 
+@pytest.mark.slow
 def test_neither_lightning_nor_the_parameter_layer_is_imported():
     program = (
         "import sys, torch\n"

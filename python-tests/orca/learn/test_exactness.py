@@ -142,6 +142,7 @@ def equals_one_process(
     return found
 
 
+@pytest.mark.slow_cases("torch-1-True-sgd-1+5+3", "torch-1-True-sgd-7+4", "torch-1-True-sgd-9+0")
 @shards_param
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -592,6 +593,7 @@ def scorer(config=None):
     return nn.Sequential(net(), nn.Sigmoid())
 
 
+@pytest.mark.slow_cases("torch-1000-[1, 59, 40]", "torch-1000-[100, 0, 0]")
 @pytest.mark.parametrize("sizes", [[100], [40, 60], [1, 59, 40], [100, 0, 0]], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):

@@ -154,6 +154,7 @@ def test_a_star_brings_the_names(module):
     assert [name for name in STARS[module] if name not in namespace] == []
 
 
+@pytest.mark.slow
 def test_no_path_starts_an_engine():
     code = (
         f"import importlib\nfor name in {list(PATHS)}: importlib.import_module(name)\n"

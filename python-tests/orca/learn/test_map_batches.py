@@ -42,6 +42,7 @@ def linear(factor):
     return module
 
 
+@pytest.mark.slow_cases("openvino_fp32")
 @pytest.mark.parametrize(
     "accelerate", [None, "openvino_fp32", pytest.param("onnxruntime_fp32", marks=pytest.mark.slow)]
 )
@@ -105,6 +106,7 @@ def pixels_of(row, height, width):
     return np.array(row.pixels, np.uint8).reshape(height, width, 3)
 
 
+@pytest.mark.slow
 def test_images_are_decoded_to_their_size(orca_spark):
     frame = orca_spark.createDataFrame([(picture(9, "PNG"),)], "picture binary")
     wanted = cv2.cvtColor(
@@ -163,6 +165,7 @@ def files(orca_spark, tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow_cases("keep0-True")
 @pytest.mark.parametrize(
     ("keep", "is_read_in_tasks"),
     [(["id", "vector", "day"], True), (["data", "id"], True), ("a.b", False), ("amount", False)],
@@ -208,6 +211,7 @@ def test_a_file_that_is_gone_is_told(orca_spark, tmp_path):
         done.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_no_row_is_lost_or_doubled_when_workers_are_killed(orca_spark, pictures, tmp_path):
     def bright(batch, models):

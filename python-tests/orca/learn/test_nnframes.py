@@ -82,6 +82,7 @@ def column(frame, name):
     return np.array([row[name] for row in frame.orderBy("id").select(name).collect()])
 
 
+@pytest.mark.slow
 def test_fit_is_the_training_of_one_process(frame, table):
     stage = NNEstimator(linear(), nn.MSELoss()).setBatchSize(ROWS).setMaxEpoch(4)
     model = stage.setLearningRate(0.1).fit(frame)
@@ -320,6 +321,7 @@ def classifier(out=3, loss=None):
     return stage.setOptimMethod("adam").setLearningRate(0.1)
 
 
+@pytest.mark.slow
 def test_classes_are_doubles_that_evaluators_take(frame):
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 
@@ -332,6 +334,7 @@ def test_classes_are_doubles_that_evaluators_take(frame):
     assert right > 0.6
 
 
+@pytest.mark.slow
 def test_classes_may_count_from_one(frame):
     from pyspark.sql import functions as F
 
@@ -343,6 +346,7 @@ def test_classes_may_count_from_one(frame):
         classifier().fit(shifted)
 
 
+@pytest.mark.slow_cases("chance")
 @pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss()], ids=["logits", "chance"])
 def test_one_output_is_compared_to_the_threshold(frame, loss):
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
@@ -369,6 +373,7 @@ def test_one_output_is_compared_to_the_threshold(frame, loss):
 # -- Spark ML around it -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_fitted_saved_and_loaded(frame, tmp_path):
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import StandardScaler
@@ -412,6 +417,7 @@ def test_metadata_of_vectors_spares_a_job(frame):
     assert found.count() == ROWS
 
 
+@pytest.mark.slow
 def test_cross_validation_chooses_the_better_rate(frame):
     from pyspark.ml.evaluation import RegressionEvaluator
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
@@ -434,6 +440,7 @@ class Sneaky(nn.Linear):
         return functools.partial(pytest.fail, "the pickle was read"), ()
 
 
+@pytest.mark.slow
 def test_a_model_of_another_process_loads_with_trust_only(frame, tmp_path, monkeypatch):
     path = str(tmp_path / "model")
     stage = NNClassifierModel(linear(out=3), [3]).setBatchSize(7).setZeroBasedLabel(False)

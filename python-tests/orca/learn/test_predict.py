@@ -161,6 +161,7 @@ def test_every_row_is_predicted_once(frame, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_result_is_a_dataframe_like_any_other(frame):
     found = returning(lambda x: x[:, 0] + 0.5).predict(frame, feature_cols=["x"])
     assert found.filter("prediction > 30").count() == 10
@@ -241,6 +242,7 @@ OUTPUTS = [
 ]
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_outputs_become_columns(frame, batch_size):
     functions = [output for output, _, _ in OUTPUTS]
@@ -274,6 +276,7 @@ def test_outputs_can_have_names(frame):
         est.predict(frame, feature_cols=["x"], output_cols=["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_a_dict_has_names_of_its_own(frame):
     est = returning(lambda x: {"logit": x[:, 0], "hidden": x})
     found = est.predict(frame, feature_cols=["x"])
@@ -388,6 +391,7 @@ def test_a_prediction_is_what_the_model_was_when_it_was_asked_for(frame):
     assert after.orderBy("id").collect() != first
 
 
+@pytest.mark.slow
 def test_a_prediction_outlives_its_estimator(frame):
     est = returning(lambda x: x[:, 0])
     found = est.predict(frame, feature_cols=["x"])

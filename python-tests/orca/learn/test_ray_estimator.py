@@ -58,6 +58,7 @@ def in_every_form(data):
 # -- fit and evaluate ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_figures_for_every_form_of_the_data(data, trained):
     x, y = data
     with torch.no_grad():
@@ -71,6 +72,7 @@ def test_evaluate_gives_the_same_figures_for_every_form_of_the_data(data, traine
         assert float(found["MSE"]) == pytest.approx(loss, rel=1e-6), form
 
 
+@pytest.mark.slow
 def test_fit_takes_every_form_of_the_data(data):
     for form, (given, columns) in in_every_form(data).items():
         (stats,) = rays.estimator().fit(
@@ -132,11 +134,13 @@ def test_predict_keeps_the_rows_of_every_form(data, trained):
 # -- refused ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_old_names_of_the_backend(data):
     (stats,) = rays.estimator(backend="torch_distributed").fit(data, batch_size=50)
     assert stats["num_samples"] == ROWS
 
 
+@pytest.mark.slow_cases("Ray Dataset-columns1-label_cols is required to fit or evaluate on a Ray")
 @pytest.mark.parametrize(
     ("given", "columns", "message"),
     [
@@ -156,6 +160,7 @@ def test_wrong_columns_are_one_sentence(data, given, columns, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_accelerated_predictions_of_what_is_in_ray(data, trained):
     expected = pytest.approx(expected_predictions(trained, data), abs=1e-4)
     forms = in_every_form(data)

@@ -25,6 +25,7 @@ def test_the_quickstart_learns():
     assert found["error"] == pytest.approx(float(found["figures"]["MAE"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_both_parameter_servers_learn():
     import parameter_server
 

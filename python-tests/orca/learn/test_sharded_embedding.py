@@ -119,6 +119,7 @@ def weights_of(checkpoint):
     return loads(whole(checkpoint).files["model.pt"])
 
 
+@pytest.mark.slow_cases("1+5+3+2-SGD", "11-SGD", "7+4-SGD")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
 def test_workers_equal_one_process(crew, run, sizes, kind):
@@ -225,6 +226,7 @@ def test_an_evaluation_equals_that_of_one_process(crew, run):
 reads = st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 6), max_size=5)), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(plans=st.lists(reads, min_size=3, max_size=3), weights=st.tuples(*[st.integers(0, 2)] * 3))
 def test_ranks_may_read_what_and_as_often_as_they_like(crew, plans, weights):
@@ -337,6 +339,7 @@ def trained(tmp_path_factory, data):
     fitted.shutdown()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(trained, data, tmp_path):
     disturbed = estimator(tmp_path / "models")
     figures = disturbed.fit(
@@ -361,6 +364,7 @@ def test_a_killed_worker_changes_nothing(trained, data, tmp_path):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_are_those_of_the_whole_model(trained, data, tmp_path):
     model = trained.get_model()
     with torch.no_grad():
@@ -392,6 +396,7 @@ def test_tasks_read_rows_of_large_tables_from_the_checkpoint(trained, data, monk
     assert np.array_equal(trained.predict(data[0]), expected)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_by_another_number_of_workers(trained, data, tmp_path):
     (latest,) = (tmp_path_of(trained)).glob("run-*")
     other = estimator(tmp_path / "models", workers=1)
@@ -588,6 +593,7 @@ def test_a_growing_table_goes_on_where_it_was(crew, run, tmp_path, kind, storage
     assert sorted(waiting.tolist()) == sorted(expected["table.candidates"].tolist())
 
 
+@pytest.mark.slow
 def test_a_growing_table_is_evaluated_predicted_saved_and_loaded(data, tmp_path, monkeypatch):
     def fitted_on(workers, folder):
         return Estimator.from_torch(
@@ -667,6 +673,7 @@ def test_a_key_has_one_owner_and_one_place(ids, parts):
     assert known.find(keys).tolist() == list(range(1, len(ids) + 1))
 
 
+@pytest.mark.slow_cases("<lambda>-is no growing table")
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -204,6 +204,9 @@ WORKER = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "{'model': <function <lambda>>}-{}-no forward today-<class 'bigdl.common.errors.Wo"
+)
 @pytest.mark.parametrize(
     ("parts", "options", "message", "kind"), WORKER, ids=lambda v: naming.case(v)[:30]
 )

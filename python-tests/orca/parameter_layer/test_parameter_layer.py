@@ -78,6 +78,7 @@ class Sliced:
         return np.concatenate([s.weights for s in self.states])
 
 
+@pytest.mark.slow_cases("momentum-7")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_slices_make_the_updates_of_the_whole_to_the_last_bit(name, ranks):

@@ -94,6 +94,7 @@ def same(one, other):
 # -- results --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shuffle_gives_the_weights_of_torch_distributed(orca_spark):
     """Both sum two gradients of equal rows, so not even the last bit differs much."""
     one, stats = fitted(options={"scheduler_creator": stepped, "scheduler_step_freq": "batch"})
@@ -113,6 +114,7 @@ def by_shuffle(orca_spark):
     return fitted(options={"model": normed}, group_size=3)
 
 
+@pytest.mark.slow_cases("barrier")
 @pytest.mark.parametrize(
     "fit", [{"group_size": 10}, {"transport": "barrier"}], ids=["longer group", "barrier"]
 )
@@ -125,6 +127,7 @@ def test_weights_and_buffers_depend_on_nothing_but_the_rows(by_shuffle, fit):
     assert int(weights(est)["layers.1.num_batches_tracked"]) == 10
 
 
+@pytest.mark.slow
 def test_a_frame_with_validation_and_what_follows(frame):
     est = estimator(metrics=[MSE()])
     est.set_l2_norm_gradient_clipping(1.0)
@@ -183,6 +186,7 @@ def test_groups_say_what_they_spent_their_time_on(orca_spark, tmp_path):
         assert "step 8, compute weight: " in drawn
 
 
+@pytest.mark.slow_cases("bigdl")
 @pytest.mark.parametrize("backend", ["bigdl", "spark"])
 def test_a_trigger_ends_the_fit(orca_spark, backend):
     est = estimator(backend, metrics=[MSE()])
@@ -206,6 +210,7 @@ def loader():
     return torch.utils.data.DataLoader(Samples(), batch_size=4, shuffle=True)
 
 
+@pytest.mark.slow_cases("xshards")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -235,6 +240,7 @@ def test_input_of_any_kind_trains(frame, tmp_path, kind):
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_inside_an_epoch_as_if_it_had_not_stopped(orca_spark, tmp_path):
     options = {"scheduler_creator": stepped, "model_dir": str(tmp_path)}
     whole, known = fitted(options={**options, "model_dir": None}, compression="int8")
@@ -249,6 +255,7 @@ def test_a_run_goes_on_inside_an_epoch_as_if_it_had_not_stopped(orca_spark, tmp_
     assert [s["train_loss"] for s in stats] == pytest.approx([s["train_loss"] for s in known])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_cut_anew_for_other_workers(orca_spark, tmp_path):
     options = {"config": {"shuffle": False}}
     whole, _ = fitted(options=options)
@@ -259,6 +266,7 @@ def test_a_checkpoint_is_cut_anew_for_other_workers(orca_spark, tmp_path):
         assert largest_difference(weights(est), weights(whole)) < 1e-5
 
 
+@pytest.mark.slow
 def test_windows_see_as_many_rows_and_learn(orca_spark):
     _, stats = fitted(epochs=3, sampling="window")
     assert [s["num_samples"] for s in stats] == [ROWS] * 3

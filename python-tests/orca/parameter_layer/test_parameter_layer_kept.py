@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 
 from bigdl.orca.parameter_layer.barrier import StateFiles
 from bigdl.orca.parameter_layer.messages import Message
@@ -83,6 +84,7 @@ def use(rank, sync, folder):
     return said
 
 
+@pytest.mark.slow
 def test_a_state_outlives_the_executor_that_it_is_of(tmp_path):
     for said in in_processes(use, tmp_path):
         assert said == [True] * 6
@@ -95,5 +97,6 @@ def swap(rank, sync, folder):
     return is_own(rank, states.read("state"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_runs_elsewhere_is_given_its_state(tmp_path):
     assert in_processes(swap, tmp_path) == [True] * RANKS

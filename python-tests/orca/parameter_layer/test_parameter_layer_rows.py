@@ -242,6 +242,14 @@ def weights(estimator):
     return estimator.get_model().state_dict()
 
 
+@pytest.mark.slow_cases(
+    "barrier-Adagrad",
+    "barrier-SGD",
+    "barrier-SparseAdam of Nano",
+    "shuffle-Adagrad",
+    "shuffle-RowwiseAdagrad",
+    "shuffle-SparseAdam of Nano",
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     "fit", [{}, {"transport": "barrier", "group_size": 5}], ids=["shuffle", "barrier"]

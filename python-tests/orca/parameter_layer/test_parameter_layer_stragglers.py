@@ -171,6 +171,7 @@ def oracle(dropped):
     return whole(adam, 2, len(dropped), rows.__getitem__)[0]
 
 
+@pytest.mark.slow_cases("shuffle")
 @pytest.mark.parametrize("transport", ["shuffle", pytest.param("barrier", marks=pytest.mark.slow)])
 def test_weights_are_those_of_a_training_without_the_late_contributions(orca_spark, transport):
     plan = plan_of(2, max_drop=0.5)

@@ -40,6 +40,7 @@ def expected(ranks, steps):
     return whole(adam, ranks, steps)
 
 
+@pytest.mark.slow_cases("shuffle-2-10-50", "shuffle-4-10-20")
 @pytest.mark.parametrize(
     ("transport", "ranks", "group", "steps"),
     [
@@ -67,6 +68,7 @@ def test_weights_are_those_of_one_process(orca_spark, transport, ranks, group, s
         assert torch.equal(state[number]["exp_avg"], values["exp_avg"])
 
 
+@pytest.mark.slow_cases("bf16")
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 def test_transports_agree_on_compressed_numbers(orca_spark, compression):
     options = {"compression": compression, "norm": 0.5}
@@ -137,6 +139,7 @@ def driver_bytes(spark, transport, size):
     return heard.heard + sum(store.lastStageAttempt(stage).resultSize() for stage in stages)
 
 
+@pytest.mark.slow_cases("shuffle")
 @pytest.mark.parametrize("transport", ["shuffle", "barrier"])
 def test_what_goes_through_the_driver_does_not_grow_with_the_model(orca_spark, transport):
     small, large = (driver_bytes(orca_spark, transport, size) for size in (1_000, 1_000_000))
@@ -242,6 +245,7 @@ def exchanging(rank, ranks, place, near):
     return all(np.array_equal(arrays[n], message(n, rank, 9)) for n in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("near", "ranks"), [("all", 3), ("some", 3), ("none", 3), ("none", 2)])
 def test_messages_of_all_sizes_arrive(near, ranks, tmp_path):
     from bigdl.runtime.launch import launch

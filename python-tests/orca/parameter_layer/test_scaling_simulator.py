@@ -330,6 +330,7 @@ def test_exchanges_that_are_not_there_are_asked_for(tmp_path):
         Exchanges.load(tmp_path / "links.json")
 
 
+@pytest.mark.slow
 def test_every_simulated_line_says_so(tmp_path, capsys):
     path = tmp_path / "calibration.json"
     made_up().save(path)
