@@ -3,6 +3,7 @@
 import base64
 import json
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -336,6 +337,50 @@ def test_arrow_that_becomes_larger_than_its_bytes_is_refused(channel, column, op
     with pytest.raises(grpc.RpcError, match=message) as refused:
         sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=text)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refused():
+    # PyArrow turns the bytes of each column round, so one buffer would become as many as columns.
+    columns, size = 20, 80_000
+    zeros = pa.array(np.zeros(size // 8))
+    batch = pa.record_batch([zeros] * columns, ["a", *map(str, range(10, 9 + columns))])
+    content = bytearray(base64.b64decode(wire.encoded(batch)))
+    body = struct.pack("<q", columns * size)
+    content[(at := content.index(body)) : at + 8] = struct.pack("<q", size)
+    for number in range(columns):
+        pair = struct.pack("<4q", number * size, 0, number * size, size)
+        content[(at := content.index(pair)) : at + 32] = struct.pack("<4q", 0, 0, 0, size)
+    content = content[: -8 - (columns - 1) * size] + content[-8:]
+    table = content.index(struct.pack("<4H", 8, 8, 0, 4)) + 8  # of the schema, behind its fields
+    one = content.index(struct.pack("<I", 1) + b"a\0") - table  # 1 stands for big endian
+    content[table - 4 : table - 2] = struct.pack("<H", one)
+    assert pa.ipc.open_stream(content).read_all().nbytes == columns * size
+    with refused("request-invalid", str(columns * size), "write each buffer once"):
+        wire.decoded(base64.b64encode(content).decode())
+    before = pa.total_allocated_bytes()
+    with refused("request-invalid"):
+        wire.decoded(base64.b64encode(content).decode())
+    assert pa.total_allocated_bytes() - before < 2 * size
+
+
+@pytest.mark.parametrize(
+    ("values", "fact"),
+    [
+        ([{f"k{number}": 1} for number in range(3000)], "not objects"),
+        ([[{"a": 1}]], "not objects"),
+        (json.loads("[" * 900 + "]" * 900), "8 deep"),
+    ],
+    ids=["objects", "inner", "deep"],
+)
+def test_json_that_becomes_far_larger_than_its_bytes_is_refused(channel, values, fact):
+    text = wire.encoded_json({"age": values})
+    with refused("request-invalid", fact):
+        wire.decoded(text)
+    with pytest.raises(grpc.RpcError, match=fact) as error:
+        sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=text)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with refused("request-invalid", "5000 columns"):
+        wire.decoded(wire.encoded_json({str(number): [1] for number in range(5000)}))
 
 
 def test_arrow_of_all_kinds_that_features_have_is_read():

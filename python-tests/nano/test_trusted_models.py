@@ -1,6 +1,7 @@
 """Saved models that run code when they are loaded, and who vouches for them."""
 
 import contextlib
+import hmac
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import torch
 import yaml
 from torch import nn
 
+from bigdl.common import trust
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import private_cache
 from bigdl.common.trust import UntrustedFileError
@@ -149,6 +151,19 @@ def test_changed_content_and_the_keys_of_others_are_refused(saved, tmp_path, mon
     trusted = InferenceOptimizer.load(path, trust=True)
     InferenceOptimizer.save(trusted, tmp_path / "mine")  # signs it
     assert torch.equal(InferenceOptimizer.load(tmp_path / "mine")(X), fast(X))
+
+
+def test_a_key_that_a_crash_cut_short_signs_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = trust.cache_directory("keys") / "pickles"
+    trust.user_signature("text")
+    assert len(file.read_bytes()) == 32
+    file.write_bytes(b"")
+    trust._user_key.cache_clear()
+    guessed = hmac.digest(b"", b"text", "sha256").hex()
+    assert not trust.is_signed("text", guessed)
+    assert "0 bytes in place of 32; remove it" in caplog.text
+    trust._user_key.cache_clear()
 
 
 def test_a_file_that_is_swapped_while_it_is_loaded_never_runs(saved, tmp_path):

@@ -1,5 +1,6 @@
 """Clients that send too little, too much or nothing, and what a token is good for."""
 
+import asyncio
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.serving import Client, HttpAnswer, ModelServer, ServerError
+from bigdl.nano.serving import Client, HttpAnswer, ModelRepository, ModelServer, ServerError
 from bigdl.nano.serving.access import ForbiddenError, Tokens, read_token
 from bigdl.nano.serving.grpc_port import GrpcPort, shortened
 from bigdl.nano.serving.messages import SERVICE, messages
@@ -309,6 +310,32 @@ def test_a_request_after_a_body_that_nobody_reads_gets_no_answer(server):
     assert answer.count(b"HTTP/1.1 200") == 1
     assert b"connection: close" in answer
     assert send(server, get + b"Content-Length: 4\r\n\r\n").count(b"HTTP/1.1 200") == 1
+
+
+def test_requests_before_their_answers_are_read_a_few_at_a_time():
+    count, goes_on = 20_000, threading.Event()
+
+    async def wait(request):
+        while not goes_on.is_set():
+            await asyncio.sleep(0.01)
+        return HttpAnswer(b"here")
+
+    routes = {("GET", "/wait"): wait}
+    with ModelServer(ModelRepository(), http_port=0, grpc_port=None, routes=routes) as server:
+        with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as line:
+            content = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * count
+            sending = threading.Thread(target=line.sendall, args=(content,), daemon=True)
+            sending.start()
+            time.sleep(0.3)
+            protocol = next(iter(server._http._server.server_state.connections))
+            assert 1 < len(protocol.pipeline) < 1000
+            assert len(protocol.held) < 1 << 20
+            goes_on.set()
+            answers = b""
+            while answers.count(b"here") < count and (part := line.recv(1 << 20)):
+                answers += part
+            sending.join()
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == count
 
 
 def test_a_refused_upload_gets_its_answer_and_its_connection_goes_on(server):

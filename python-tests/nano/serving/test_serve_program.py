@@ -12,8 +12,10 @@ import urllib.request
 import numpy as np
 import psutil
 import pytest
+from refusals import refused
 
 from bigdl.nano.serving import Client, ServerError
+from bigdl.nano.serving.main import _started, make_parser
 
 ROWS = np.ones((1, 3), "float32")
 PROGRAM = [sys.executable, "-m", "bigdl.nano.serving.main"]
@@ -183,6 +185,17 @@ def test_tokens_come_from_files_and_variables(scale_directory, tmp_path, program
         assert answer.status == 200
     code, _, errors = served.stop()
     assert (code, errors) == (0, "")
+
+
+@pytest.mark.parametrize("token", ["", " "])
+def test_a_variable_without_a_token_is_no_open_server(
+    token, scale_directory, tmp_path, monkeypatch
+):
+    folder = str(scale_directory(tmp_path / "scale", 3))
+    monkeypatch.setenv("BIGDL_SERVE_TOKEN", token)
+    options = make_parser().parse_args([folder, "--http-port", "0", "--grpc-port", "-1"])
+    with refused("argument-value", "BIGDL_SERVE_TOKEN", "holds no token"):
+        _started(options, shares_port=False)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,10 @@ def _user_key(file: Path) -> bytes:
         about = file.stat()
         if about.st_uid != os.getuid() or about.st_mode & 0o077:
             raise PermissionError("others can read or change it; remove it")
-        return file.read_bytes()
-    except OSError as error:
+        kept = file.read_bytes()
+        if len(kept) != len(key):  # cut short by a crash: others could guess it
+            raise ValueError(f"it has {len(kept)} bytes in place of {len(key)}; remove it")
+        return kept
+    except (OSError, ValueError) as error:
         logger.warning("The key %s cannot be used, and ends with this process: %s", file, error)
         return key

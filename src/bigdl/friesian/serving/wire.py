@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.resources import files
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,12 +168,19 @@ def _table_of(content: bytes) -> pa.Table:
     Compressed buffers are refused before they are unpacked, and so are types whose values may
     need no bytes of their own: their number would be whatever the stream says.
     """
+    declared = 0
     for message in pa.ipc.MessageReader.open_stream(content):
-        if message.type in ("record batch", "dictionary") and _is_compressed(message.metadata):
-            raise UsageError(
-                "The payload has compressed buffers of Arrow; write the stream without compression",
-                code="request-invalid",
-            )
+        if message.type in ("record batch", "dictionary"):
+            is_compressed, size = _buffers_of(message.metadata)
+            declared += size
+            if is_compressed:
+                raise UsageError(
+                    "The payload has compressed buffers of Arrow; write the stream without "
+                    "compression",
+                    code="request-invalid",
+                )
+            if declared > len(content):  # PyArrow copies buffers of the other byte order, each one
+                raise _too_many_bytes(declared)
         if message.type == "dictionary":
             raise UsageError(
                 "The payload has dictionaries of Arrow; write the values themselves",
@@ -194,12 +202,16 @@ def _table_of(content: bytes) -> pa.Table:
     table = stream.read_all()
     table.validate(full=True)
     if table.nbytes > len(content) + 64 * table.num_columns:
-        raise UsageError(
-            f"The columns of the payload have {table.nbytes} bytes, more than the payload itself "
-            "has; write each buffer once",
-            code="request-invalid",
-        )
+        raise _too_many_bytes(table.nbytes)
     return table
+
+
+def _too_many_bytes(size: int) -> UsageError:
+    return UsageError(
+        f"The columns of the payload have {size} bytes, more than the payload itself has; write "
+        "each buffer once",
+        code="request-invalid",
+    )
 
 
 _MOST_COLUMNS = 4096
@@ -243,15 +255,15 @@ def has_numbers(column: pa.Array) -> bool:
 
 
 # Of the tables in a message of Arrow, from 0: the header of a message, the batch of a dictionary,
-# and the compression of a batch.
-_TYPE, _HEADER, _DATA, _COMPRESSION = 1, 2, 1, 3
+# and the buffers and the compression of a batch.
+_TYPE, _HEADER, _DATA, _BUFFERS, _COMPRESSION = 1, 2, 1, 2, 3
 _DICTIONARY = 2  # the type of a header
 
 
-def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Return True if the batch that a message of Arrow describes has compressed buffers.
+def _buffers_of(metadata: pa.Buffer) -> tuple[bool, int]:
+    """Return if a batch, as a message of Arrow describes it, is compressed, and its bytes.
 
-    PyArrow does not say it before it has unpacked them.
+    PyArrow does not say it before it has unpacked the buffers.
     """
     content = metadata.to_pybytes()
 
@@ -277,8 +289,13 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
         kind = field(message, _TYPE)
         if batch and kind and number(kind, "<B") == _DICTIONARY:
             batch = child(batch, _DATA)
-        return bool(batch and field(batch, _COMPRESSION))
-    except struct.error:
+        listed = child(batch, _BUFFERS) if batch else 0
+        if not listed:
+            return bool(batch and field(batch, _COMPRESSION)), 0
+        pairs = np.frombuffer(content, "<i8", 2 * number(listed, "<I"), listed + 4)
+        size = sum(map(abs, pairs[1::2].tolist()))  # of offsets and sizes
+        return bool(field(batch, _COMPRESSION)), size
+    except (struct.error, ValueError):
         raise ValueError("its metadata are damaged") from None
 
 
@@ -286,8 +303,12 @@ def _of_json(content: bytes) -> dict[str, Any]:
     check_json(content, len(content))
     try:
         columns = json.loads(content)
+        if len(columns) > _MOST_COLUMNS:
+            raise ValueError(f"there are {len(columns)} columns, but may be {_MOST_COLUMNS}")
         if not all(isinstance(each, list) for each in columns.values()):
             raise ValueError("each column should be a list")
+        for each in columns.values():
+            _check_nesting(each)
         arrays = {name: pa.array(each) for name, each in columns.items()}
         if len({len(each) for each in arrays.values()}) > 1:
             raise ValueError("the columns have different lengths")
@@ -296,6 +317,25 @@ def _of_json(content: bytes) -> dict[str, Any]:
             f"The payload is no JSON of columns: {error}", code="request-invalid"
         ) from None
     return arrays
+
+
+def _check_nesting(column: list[Any]) -> None:
+    """Refuse objects and deep lists, of which Arrow would make a column for each key and depth.
+
+    Objects of different keys would take as many values as there are keys times objects.
+    """
+    values: Any = column
+    for _ in range(_MOST_LISTS):
+        types = set(map(type, values))
+        if dict in types:
+            raise ValueError("its values should be numbers, texts, or lists of them, not objects")
+        if list not in types:
+            return
+        values = list(chain.from_iterable(each for each in values if type(each) is list))
+    raise ValueError(f"its lists should be at most {_MOST_LISTS - 1} deep")
+
+
+_MOST_LISTS = 9  # one in another, with the column
 
 
 def batch_of_arrays(columns: Mapping[str, Any]) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 Connections end whose headers are too long or too slow, whose messages have much beside headers and
 body (trailers, extensions of chunks), whose client does not read its answer, and those that say
-nothing.
+nothing. A client that sends further requests before its answers is not read until it has these.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ _MOST_HEADERS = 256
 _MOST_BESIDE_BYTES = 64 << 10  # between parts of a body: sizes and extensions of chunks
 _HEAD_SECONDS = 20
 _IDLE_SECONDS = 75
+# Of what has come, that are parsed in one step. All requests in them are made at once, and each
+# takes a hundred times the memory of its bytes.
+_PARSED_BYTES = 16 << 10
+_PARSED_BODY_BYTES = 64 << 10  # within a body
 _SENDING_SECONDS = 20  # within which a client reads some of its answer
 _LEAST_SENT_BYTES = 16 << 10  # in that time
 _LOST_SECONDS = 60  # until the system gives up what a client does not take
@@ -134,9 +138,18 @@ class _TooMuch(Exception):
 
 def _limited_protocol() -> type:
     """Return uvicorn's protocol, which ends connections that ask for too much or wait too long."""
+    from uvicorn.protocols.http.flow_control import FlowControl
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+    class HoldingFlow(FlowControl):
+        is_held = False
+
+        def resume_reading(self) -> None:
+            if not self.is_held:
+                super().resume_reading()
+
     class LimitedProtocol(HttpToolsProtocol):
+        held = b""  # has come, but is parsed when the requests before it are answered
         in_head = in_body = False
         head_bytes = head_count = 0
         beside_bytes = 0  # since the begin of a message, or the last part of its body
@@ -151,12 +164,14 @@ def _limited_protocol() -> type:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.flow = HoldingFlow(transport)
             self.idle_since = self.loop.time()
             self._wait_for_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
             for name in ("head_timer", "late_timer", "sending_timer"):
                 self._stop_timer(name)
+            self.held = b""
             super().connection_lost(exc)
 
         def _stop_timer(self, name: str) -> None:
@@ -183,6 +198,33 @@ def _limited_protocol() -> type:
         # -- what comes ----------------------------------------------------------------------
 
         def data_received(self, data: bytes) -> None:
+            self.held += data
+            self._parse_held()
+
+        def _parse_held(self) -> None:
+            """Parse what has come, until requests wait for the answers to others before them.
+
+            Uvicorn would parse all, and read on after each answer.
+            """
+            if self.parser is None or self.transport.is_closing():
+                self.held = b""
+                return
+            if self.in_head and self.head_timer is None:
+                self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+            while self.held and not self.pipeline and not self.transport.is_closing():
+                size = _PARSED_BODY_BYTES if self.in_body else _PARSED_BYTES
+                part, self.held = self.held[:size], self.held[size:]
+                self._parse(part)
+            if self.transport.is_closing():
+                return
+            was_held, self.flow.is_held = self.flow.is_held, bool(self.pipeline)
+            if self.pipeline:
+                self._stop_timer("head_timer")  # the rest of a head may be here, or not be read
+                self.flow.pause_reading()
+            elif was_held:
+                self.flow.resume_reading()
+
+        def _parse(self, data: bytes) -> None:
             self.beside_bytes += len(data)
             super().data_received(data if self.in_body else _without_upgrade(data))
             if self.transport.is_closing():
@@ -263,6 +305,8 @@ def _limited_protocol() -> type:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self.flow.is_held and not self.pipeline:
+                self.loop.call_soon(self._parse_held)
             self.idle_since = self.loop.time()
             self._watch_sending()
             if self.in_body and self.cycle.response_complete and not self.transport.is_closing():

@@ -282,7 +282,16 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
 
 
 def _token(variable: str, file: str | None) -> str | None:
-    return os.environ.get(variable) or None if file is None else read_token(file)
+    if file is not None:
+        return read_token(file)
+    token = os.environ.get(variable)
+    if token is not None and not token.strip():  # from a secret that is missing, for example
+        raise UsageError(
+            f"The variable {variable} is set but holds no token; unset it if requests need none",
+            code="argument-value",
+            argument=variable,
+        )
+    return token
 
 
 def _assignment(option: str, text: str) -> tuple[str, str]:
