@@ -321,20 +321,22 @@ def test_requests_before_their_answers_are_read_a_few_at_a_time():
         return HttpAnswer(b"here")
 
     routes = {("GET", "/wait"): wait}
-    with ModelServer(ModelRepository(), http_port=0, grpc_port=None, routes=routes) as server:
-        with socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as line:
-            content = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * count
-            sending = threading.Thread(target=line.sendall, args=(content,), daemon=True)
-            sending.start()
-            time.sleep(0.3)
-            protocol = next(iter(server._http._server.server_state.connections))
-            assert 1 < len(protocol.pipeline) < 1000
-            assert len(protocol.held) < 1 << 20
-            goes_on.set()
-            answers = b""
-            while answers.count(b"here") < count and (part := line.recv(1 << 20)):
-                answers += part
-            sending.join()
+    with (
+        ModelServer(ModelRepository(), http_port=0, grpc_port=None, routes=routes) as server,
+        socket.create_connection(("127.0.0.1", server.http_port), timeout=30) as line,
+    ):
+        content = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * count
+        sending = threading.Thread(target=line.sendall, args=(content,), daemon=True)
+        sending.start()
+        time.sleep(0.3)
+        protocol = next(iter(server._http._server.server_state.connections))
+        assert 1 < len(protocol.pipeline) < 1000
+        assert len(protocol.held) < 1 << 20
+        goes_on.set()
+        answers = b""
+        while answers.count(b"here") < count and (part := line.recv(1 << 20)):
+            answers += part
+        sending.join()
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == count
 
 
