@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 import yaml
+from refusals import refused
 from torch import nn
 
 from bigdl.common import trust
@@ -206,6 +207,23 @@ def test_weights_and_networks_of_other_runtimes_never_ask(saved, tmp_path, monke
     assert not (tmp_path / "home of another user").exists()
 
 
+def test_a_link_to_a_file_elsewhere_is_refused(tmp_path):
+    # The weights of such a model are bytes of a file that its reader may read, and its writer not.
+    InferenceOptimizer.save(nn.Linear(3, 2), tmp_path / "plain")
+    weights = tmp_path / "plain" / "saved_weight.pt"
+    (tmp_path / "plain" / "..data").mkdir()
+    inner = weights.rename(tmp_path / "plain" / "..data" / weights.name)
+    weights.symlink_to(f"..data/{weights.name}")  # as Kubernetes mounts files
+    InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
+    (tmp_path / "linked").symlink_to(tmp_path / "plain")
+    InferenceOptimizer.load(tmp_path / "linked", model=nn.Linear(3, 2))
+    weights.unlink()
+    weights.symlink_to(shutil.move(inner, tmp_path / "secret"))
+    with refused("path-unusable", "saved_weight.pt' is a link", "outside of the directory"):
+        InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
+    InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2), trust=True)
+
+
 def test_a_meta_that_names_a_file_elsewhere_is_refused(tmp_path):
     InferenceOptimizer.save(nn.Linear(3, 2), tmp_path / "plain")
     InferenceOptimizer.save(nn.Linear(3, 2), tmp_path / "other")
@@ -274,6 +292,12 @@ def test_a_directory_of_somebody_else_is_not_used(tmp_path, monkeypatch, caplog)
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
     assert private_cache("inductor") != tmp_path / "open" / "bigdl" / "inductor"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
+    before = os.umask(0)
+    try:
+        assert private_cache("inductor") == tmp_path / "new" / "cache" / "bigdl" / "inductor"
+    finally:
+        os.umask(before)
 
 
 def test_what_is_compiled_is_cached_for_its_user_and_the_environment_is_left(tmp_path, monkeypatch):

@@ -43,12 +43,12 @@ __all__ = [
 
 _LONGEST_LINE = 300
 _PASSWORD = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:'\"]*:)(?!\d+/)[^\s'\"]*?@(?![^\s/'\"]*@)"
+    r"((?:[A-Za-z][A-Za-z0-9+.\-]*:{1,2}|(?<![\w:/]))//[^\s/@:'\"]*:)(?!\d+/)[^\s'\"]*?@(?![^\s/'\"]*@)"
 )
 _TOKEN = re.compile(r"(https?://)[^\s/@:'\"]+@")
 _PARAMETER = re.compile(
-    r"((?:[?&;](?:password|passwd|pwd|secret|token|sig|signature|(?:access|api)_?key|"
-    r"secret_?(?:access_?)?key|access_token)|\b(?:AccountKey|SharedAccess(?:Key|Signature)))=)"
+    r"((?:[?&;#](?:password|passwd|pwd|sig|(?:access|api)_?key|secret_?(?:access_?)?key|"
+    r"(?:[a-z]+[_-]){0,3}(?:secret|token|signature|password))|\b(?:AccountKey|SharedAccess(?:Key|Signature)))=)"
     r"[^\s&;'\"]+",
     re.IGNORECASE,
 )

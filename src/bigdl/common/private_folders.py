@@ -454,7 +454,10 @@ def make_own(folder: Path) -> None:
     OSError
         If it cannot be made, or others can write to it or replace it.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in [*reversed(folder.parents), folder]:
+        if not os.path.lexists(each):
+            with contextlib.suppress(FileExistsError):  # another process was first
+                each.mkdir(0o700)  # its parents, too, whatever the umask
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is a link or another user's; remove it")

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import writing
-from bigdl.common.trust import digest_of, is_signed, untrusted, user_signature
+from bigdl.common.trust import OPTIONS, digest_of, is_signed, untrusted, user_signature
 from bigdl.nano.acceleration.quiet import refusing
 
 yaml = LazyModule("yaml", "nano")
@@ -154,7 +154,8 @@ def opened(
     Raises
     ------
     UsageError
-        If the directory or a file of it is missing, or it holds something else.
+        If the directory or a file of it is missing, or it holds something else, or a link to a
+        file elsewhere.
     """
     with ExitStack() as stack:
         if isinstance(path, Mapping):
@@ -181,9 +182,28 @@ def opened(
                 raise UsageError(
                     f"File {name} is required to load model.", code="path-missing", path=name
                 )
+        if not trust:
+            _check_links(directory)
         if thread_num is not None:
             meta |= dict.fromkeys(_THREADS, thread_num)
         yield directory, meta
+
+
+def _check_links(directory: Path) -> None:
+    """Refuse links to files elsewhere: whoever sees answers of a model can tell its weights.
+
+    Those of a mounted ConfigMap or Secret of Kubernetes stay within the directory.
+    """
+    root = directory.resolve()
+    for file in directory.iterdir():
+        if file.is_symlink() and not file.resolve().is_relative_to(root):
+            raise UsageError(
+                f"{str(file)!r} is a link to a file outside of the directory of the model, whose "
+                f"content the model would show; copy the file there, or pass {OPTIONS} if you "
+                "trust whoever can write it",
+                code="path-unusable",
+                path=str(file),
+            )
 
 
 class SavedModel:

@@ -149,6 +149,8 @@ def _limited_protocol() -> type:
                 super().resume_reading()
 
     class LimitedProtocol(HttpToolsProtocol):
+        flow: HoldingFlow
+        answered: Any = None  # the request that is
         held = b""  # has come, but is parsed when the requests before it are answered
         in_head = in_body = False
         head_bytes = head_count = 0
@@ -172,7 +174,15 @@ def _limited_protocol() -> type:
             for name in ("head_timer", "late_timer", "sending_timer"):
                 self._stop_timer(name)
             self.held = b""
+            for cycle in [self.answered, *(cycle for cycle, _ in self.pipeline)]:
+                if cycle is not None and not cycle.response_complete:
+                    cycle.disconnected = True  # uvicorn says it to the last one alone
+                    cycle.message_event.set()
             super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            self.answered = cycle
+            super()._start_asgi_task(cycle, app)
 
         def _stop_timer(self, name: str) -> None:
             timer = getattr(self, name)
