@@ -11,6 +11,7 @@ from pathlib import Path
 
 import other_users as others
 import pytest
+from refusals import refused
 
 from bigdl.common import private_folders
 from bigdl.common.errors import UsageError
@@ -100,6 +101,21 @@ def test_a_root_that_another_user_has_planted_is_not_used(base, plant, caplog):
         private_folder(planted)
     folder.close()
     assert not root.exists()
+
+
+def test_a_root_that_another_user_has_replaced_is_not_used(base, caplog):
+    base.chmod(0o777)  # without the sticky bit
+
+    def swap():
+        root.rename(base / "stolen")
+        Path(path).mkdir(0o777, parents=True)
+
+    folder = LockedFolder("process")
+    path, root = folder.path, Path(folder.path).parent
+    assert "sticky bit is not set" in caplog.text
+    assert others.can(swap)
+    with refused("path-unusable", path, "cannot be made again"):
+        folder.path  # noqa: B018 (it is the property that looks)
 
 
 def test_rights_that_a_umask_gave_to_others_are_taken_away(base):

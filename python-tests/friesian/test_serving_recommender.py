@@ -81,6 +81,10 @@ def test_answers_equal_those_of_frames_alone(catalogue, store, index):
 
 
 def test_answers_within_a_deadline_are_the_same(catalogue, store, index):
+    with recommender_of(store, index) as recommender:
+        users = catalogue[0]["user"].head(3).tolist()
+        far = recommender.recommend(users, 4, deadline=1e300)  # no lock waits for that long
+        assert far[0].item_ids.tolist() == recommender.recommend(users, 4)[0].item_ids.tolist()
     with recommender_of(store, index, deadline=30) as recommender:
         check_all(recommender.recommend, catalogue, 500, 7)
 

@@ -211,9 +211,12 @@ class LockedFolder:
 
     @property
     def path(self) -> str:
-        """Its path; the folder is made anew if somebody has removed it."""
+        """Its path; the folder is made anew if somebody has removed it.
+
+        Where others have put one of theirs in its place, that is an error.
+        """
         with self._guard:
-            if not os.path.isdir(self._path) and os.getpid() == self._owner:
+            if not _is_private(self._path) and os.getpid() == self._owner:
                 self._finalizer.detach()
                 os.close(self.descriptor)
                 self._hold(self._path, _made_anew(self._path))
@@ -268,6 +271,13 @@ def _made_private(path: str) -> bool:
 def _make_root(base: str) -> str:
     name = f"bigdl-{os.geteuid()}"
     root = os.path.join(base, name)
+    above = os.stat(base).st_mode
+    if above & 0o002 and not above & stat.S_ISVTX:
+        logger.warning(
+            "Every user can replace temporary files in %s, as its sticky bit is not set; set it "
+            "(chmod +t), or set TMPDIR to another folder",
+            base,
+        )
     with contextlib.suppress(FileExistsError):
         os.mkdir(root, 0o700)
     if _made_private(root):

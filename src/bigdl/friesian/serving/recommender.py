@@ -42,6 +42,7 @@ from bigdl.nano.serving.repository import ModelRepository
 logger = logging.getLogger(__name__)
 
 _PAIRS = 100_000  # of users and candidates that are computed together
+_LONGEST = 1e6  # seconds that a deadline may be away; locks take no time without end
 _SILENCE = 10.0  # seconds between two messages about one stage that fails
 
 Columns = dict[str, Any]
@@ -527,7 +528,7 @@ class Recommender:
                 argument="candidates",
             )
         allowed = self._deadline if deadline is None else check_number("deadline", deadline)
-        end = None if allowed is None else time.monotonic() + allowed
+        end = None if allowed is None else time.monotonic() + min(allowed, _LONGEST)
         users = ids_of(user_ids)
         if not len(users):
             return []
