@@ -1,5 +1,6 @@
 """Extensions of each kind in CONTRIBUTING.md, made by the edits that it names and no others."""
 
+import inspect
 import re
 import sys
 import types
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 import torch
+from refusals import refused
 
 from bigdl.orca.learn import backends
 from bigdl.orca.learn.pytorch import Estimator
@@ -140,39 +141,81 @@ def test_a_method_of_acceleration():
         register_methods("torch", METHODS.values())
 
 
+OPERATOR = """
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from bigdl.friesian.operators import Function, Operator, OutputColumn, register_operator
+
+
+class Squared(Function):
+    def array(self, values):
+        return pc.multiply(values, values)
+
+    def column(self, value):
+        return value * value
+
+
+@register_operator
+@dataclass(frozen=True)
+class Square(Operator):
+    columns: list
+    method = "square"
+
+    def cells(self, before, state):
+        return [OutputColumn((name,), name, before[name], Squared()) for name in self.columns]
+"""
+
+
+@pytest.fixture
+def square(tmp_path, monkeypatch):
+    """The class of an operator that an installed package offers."""
+    from bigdl.friesian.ops.operator import OPERATORS, registered_operator
+
+    (tmp_path / "squares.py").write_text(OPERATOR)
+    package = tmp_path / "squares-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: squares\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[bigdl.operators]\nsquare = squares:Square\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield registered_operator("square")
+    OPERATORS.pop("square", None)
+    sys.modules.pop("squares", None)
+
+
 @pytest.mark.slow
-def test_an_operator_of_friesian(orca_spark, monkeypatch):
-    from bigdl.friesian.feature import FeaturePipeline, FeatureTable
-    from bigdl.friesian.feature.methods import CellMethods
-    from bigdl.friesian.ops.operator import OPERATORS, Function, Operator, OutputColumn
+def test_an_operator_of_another_package(orca_spark, square, tmp_path):
+    from bigdl.friesian.feature import FeaturePipeline
+    from bigdl.friesian.ops.operator import OPERATORS
+    from bigdl.testing.operators import OperatorContract
 
-    class Square(Function):
-        def array(self, values):
-            return pc.multiply(values, values)
+    class OfSquare(OperatorContract):
+        operators = (square(["x"]),)
+        rows = pa.table({"x": [2.0, None, -3.0]})
 
-        def column(self, value):
-            return value * value
+    suite = OfSquare()
+    for name in [name for name in dir(suite) if name.startswith("test_")]:
+        (tmp_path / name).mkdir()
+        test = getattr(suite, name)
+        test(*[tmp_path / name] * len(inspect.signature(test).parameters))
+    FeaturePipeline().with_operator(square(["x"])).save(str(tmp_path / "saved"))
+    del OPERATORS["square"]  # as in a program that has not imported the package
+    loaded = FeaturePipeline.load(str(tmp_path / "saved"))
+    assert "square" in loaded.explain()
 
-    monkeypatch.setitem(OPERATORS, "square", None)  # and gone after the test
+
+def test_two_operators_have_no_common_method(square):
+    from bigdl.friesian.operators import Operator, register_operator
 
     @dataclass(frozen=True)
-    class SquareOf(Operator):
-        columns: list
+    class Other(Operator):
         method = "square"
 
-        def cells(self, before, state):
-            return [OutputColumn((name,), name, before[name], Square()) for name in self.columns]
-
-    def square(self, columns):
-        return self._apply(SquareOf([columns]))
-
-    monkeypatch.setattr(CellMethods, "square", square, raising=False)
-    table = FeatureTable(orca_spark.createDataFrame([(2.0,), (None,), (-3.0,)], "x double"))
-    at_once = table.square("x").df.toPandas()
-    pipeline = FeaturePipeline().square("x").fit(table)
-    assert at_once.equals(pipeline.transform(table).df.toPandas())
-    assert pipeline.transform_row({"x": -3.0}) == {"x": 9.0}
-    assert Square().array(pa.array([2.0, None])).to_pylist() == [4.0, None]
+    with refused("argument-conflict", "squares.Square already has the method 'square'"):
+        register_operator(Other)
+    with refused("argument-type", "a dataclass over Operator"):
+        register_operator(int)
 
 
 @pytest.mark.parametrize("name", ["TPE", "Random", "NSGAII", "MOTPE"])

@@ -64,6 +64,7 @@ ROOMS = [
     ["bigdl.friesian"],
     ["bigdl.dllib"],
     ["bigdl.chronos", "bigdl.llm", "bigdl.ppml", "bigdl.serving"],
+    ["bigdl.testing"],
 ]
 PLACE = {name: number for number, names in enumerate(ROOMS) for name in names}
 

@@ -32,7 +32,12 @@ def directory(tmp_path_factory):
 
 def pages() -> list:
     names = pages_below(
-        "bigdl.common", "bigdl.dllib", "bigdl.friesian", "bigdl.mlflow", "bigdl.orca"
+        "bigdl.common",
+        "bigdl.dllib",
+        "bigdl.friesian",
+        "bigdl.mlflow",
+        "bigdl.orca",
+        "bigdl.testing",
     )
     return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
 

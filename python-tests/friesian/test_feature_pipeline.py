@@ -1,18 +1,18 @@
-"""Pipelines: the three executors give the same values, whatever the table."""
+"""Verbs of tables and the three executors of pipelines give the same values, whatever the table."""
 
 import math
+import re
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from table_reference import assert_same
 
-from bigdl.friesian.feature.pipeline import FeaturePipeline
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.feature import FeaturePipeline, FeatureTable
 from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
+from bigdl.testing.operators import assert_executors_agree, assert_same_values
 
 # Every example runs jobs of Spark: few of them, and none to shrink what failed.
 FEW = settings(
@@ -71,144 +71,134 @@ def rows_of():
     )
 
 
-class Executors:
-    """Runs a pipeline in all ways and compares."""
+class TableVerbs:
+    """A table whose verbs are called as those of a pipeline."""
 
-    def __init__(self, spark, folder):
-        self.spark, self.folder = spark, folder
+    def __init__(self, table):
+        self.table = table
 
-    def frame(self, table):
-        return frame_of_arrow(self.spark, table).coalesce(2)
+    def __getattr__(self, name):
+        def verb(*args, **options):
+            made = getattr(self.table, name)(*args, **options)
+            return TableVerbs(made[0] if isinstance(made, tuple) else made)
 
-    def write(self, table, name="src"):
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        half = len(table) // 2
-        pq.write_table(table.slice(0, half), folder / "a.parquet", row_group_size=max(half // 2, 1))
-        pq.write_table(table.slice(half), folder / "b.parquet", use_dictionary=False)
-        return str(folder)
+        return verb
 
-    def by_files(self, pipeline, table, host="here"):
-        target = str(self.folder / "dst")
-        assert pipeline.transform_files(self.write(table), target, host=host) == len(table)
-        return pq.read_table(target)
+    def category_encode(self, columns, oov_buckets=0, sep=",", **options):
+        if not oov_buckets:
+            return TableVerbs(self.table.category_encode(columns, sep=re.escape(sep), **options)[0])
+        indices = self.table.gen_string_idx(columns, **options)
+        return TableVerbs(self.table.encode_string(columns, indices, oov_buckets=oov_buckets))
 
-    def assert_equal(self, pipeline, fitted_on, table, tolerance=0.0):
-        """All executors make the same table of `table`; returns it."""
-        pipeline.fit(self.frame(fitted_on))
-        wanted = to_arrow(pipeline.transform(self.frame(table)).df)
-        by_files = self.by_files(pipeline, table)
-        rows = [pipeline.transform_row(row) for row in table.to_pylist()]
-        assert by_files.column_names == wanted.column_names
-        for name in wanted.column_names:
-            expected = wanted[name].to_pylist()
-            assert_same(by_files[name].to_pylist(), expected, tolerance)
-            assert_same([row[name] for row in rows], expected, tolerance)
-            types = (each.schema.field(name).type for each in (by_files, wanted))
-            assert len(set(map(kinds.of_arrow, types))) == 1, name
-        assert all(list(row) == wanted.column_names for row in rows)
-        return wanted
+    def min_max_scale(self, columns, clip, **options):
+        return TableVerbs(self.table.min_max_scale(columns, **options)[0])
 
 
 @pytest.fixture(scope="module")
-def executors(orca_spark, tmp_path_factory):
-    return Executors(orca_spark, tmp_path_factory.mktemp("pipelines"))
+def agree(orca_spark, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipelines")
+    return partial(assert_executors_agree, spark=orca_spark, folder=folder)
 
 
 def table_of(rows):
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-CELLS = (
-    FeaturePipeline()
-    .fillna(2.7, ["small", "weight", "price"])
-    .fillna("", "city")
-    .fillna(True, "flag")
-    .clip(["age", "user"], min=-5.5, max=1000)
-    .clip("weight", max=2.3)
-    .cast("age", "double")
-    .cast("city", "int")
-    .cast(["flag", "day"], "string")
-    .cast("user", "float")
-    .cast("price", "long")
-    .rename({"label": "clicked", "tags": "words"})
-    .cast("clicked", "bool")
-    .drop("nested", "missing")
-)
-
-CATEGORIES = (
-    FeaturePipeline()
-    .cross_columns([["city", "user"], ["flag", "day", "tags"]], [1000, 2**31 - 1], sep="_")
-    .cross_columns([["city", "tags"]], [50], ["fast"], method="xxhash64")
-    .hash_encode(["tags"], 2**20, method="sha256")
-    .hash_encode(["price", "weight"], 10_000)
-    .category_encode(["city", "user"], order_by_freq=True, oov_buckets=3)
-    .category_encode("day", freq_limit=2)
-    .category_encode("flag")
-    .fillna(0, ["city", "flag", "day"])
-    .hash_encode("small", 7, method="xxhash64")
-    .one_hot_encode("flag", keep_original_columns=True)
-)
-
-NUMBERS = (
-    FeaturePipeline()
-    .clip(["price", "weight"], min=-1e6, max=1e6)
-    .min_max_scale(["price", "weight", "age"], min=-1, max=2, clip=True)
-    .cut_bins("small", [-3, 0, 8], labels=["low", "some", "more", "most"])
-    .cut_bins(["user", "price"], {"user": [-0.5, 7, 20], "price": 4}, out_cols=["user", "bin"])
-    .pad("history", seq_len=3, mask_cols=["history", "nested"])
-    .pad("nested", seq_len=2, row_len=2, mask_token=1)
-    .one_hot_encode("label", sizes=2)
-)
-
-TOKENS = (
-    FeaturePipeline()
-    .category_encode("tags", do_split=True, sep="|", freq_limit=2, order_by_freq=True)
-    .category_encode("city", do_split=True, sep=".", keep_most_frequent=True)
-    .select("tags", "city", "label")
-    .pad("tags", seq_len=2)
-)
-
-WHOLES = (
-    FeaturePipeline()
-    .select("city", "flag", "user", "label", "age")
-    .target_encode(["city", ["flag", "user"]], ["label", "age"], smooth=2, kfold=1)
-    .count_encode(["user", ["city", "flag"]])
-    .count_encode("flag", normalize=True)
-    # results in the place of the columns that others are made of
-    .count_encode(["user", ["flag", "user"]], out_cols=["flag", "user"])
-    .target_encode([["city", "flag"]], "age", out_cols="city", kfold=1, drop_cat=True)
-    .rename({"age": "label", "label": "age"})
-)
+def cells(on):
+    return (
+        on.fillna(2.7, ["small", "weight", "price"])
+        .fillna("", "city")
+        .fillna(True, "flag")
+        .clip(["age", "user"], min=-5.5, max=1000)
+        .clip("weight", max=2.3)
+        .cast("age", "double")
+        .cast("city", "int")
+        .cast(["flag", "day"], "string")
+        .cast("user", "float")
+        .cast("price", "long")
+        .rename({"label": "clicked", "tags": "words"})
+        .cast("clicked", "bool")
+        .drop("nested", "missing")
+    )
 
 
-@pytest.mark.slow_cases("cells", "numbers", "tokens", "wholes")
-@pytest.mark.parametrize(
-    "pipeline",
-    [CELLS, CATEGORIES, NUMBERS, TOKENS, WHOLES],
-    ids=["cells", "categories", "numbers", "tokens", "wholes"],
-)
+def categories(on):
+    return (
+        on.cross_columns([["city", "user"], ["flag", "day", "tags"]], [1000, 2**31 - 1], sep="_")
+        .cross_columns([["city", "tags"]], [50], ["fast"], method="xxhash64")
+        .hash_encode(["tags"], 2**20, method="sha256")
+        .hash_encode(["price", "weight"], 10_000)
+        .category_encode(["city", "user"], order_by_freq=True, oov_buckets=3)
+        .category_encode("day", freq_limit=2)
+        .category_encode("flag")
+        .fillna(0, ["city", "flag", "day"])
+        .hash_encode("small", 7, method="xxhash64")
+        .one_hot_encode("flag", keep_original_columns=True)
+    )
+
+
+def numbers(on):
+    return (
+        on.clip(["price", "weight"], min=-1e6, max=1e6)
+        .min_max_scale(["price", "weight", "age"], min=-1, max=2, clip=True)
+        .cut_bins("small", [-3, 0, 8], labels=["low", "some", "more", "most"])
+        .cut_bins(["user", "price"], {"user": [-0.5, 7, 20], "price": 4}, out_cols=["user", "bin"])
+        .pad("history", seq_len=3, mask_cols=["history", "nested"])
+        .pad("nested", seq_len=2, row_len=2, mask_token=1)
+        .one_hot_encode("label", sizes=2)
+    )
+
+
+def tokens(on):
+    return (
+        on.category_encode("tags", do_split=True, sep="|", freq_limit=2, order_by_freq=True)
+        .category_encode("city", do_split=True, sep=".", keep_most_frequent=True)
+        .select("tags", "city", "label")
+        .pad("tags", seq_len=2)
+    )
+
+
+def wholes(on):
+    return (
+        on.select("city", "flag", "user", "label", "age")
+        .target_encode(["city", ["flag", "user"]], ["label", "age"], smooth=2, kfold=1)
+        .count_encode(["user", ["city", "flag"]])
+        .count_encode("flag", normalize=True)
+        # results in the place of the columns that others are made of
+        .count_encode(["user", ["flag", "user"]], out_cols=["flag", "user"])
+        .target_encode([["city", "flag"]], "age", out_cols="city", kfold=1, drop_cat=True)
+        .rename({"age": "label", "label": "age"})
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verbs", [cells, categories, numbers, tokens, wholes])
 @given(data=st.data())
 @FEW
-def test_executors_give_the_same_values(executors, pipeline, data):
+def test_tables_and_all_executors_of_pipelines_give_the_same_values(agree, verbs, data):
     rows = data.draw(st.lists(rows_of(), min_size=12, max_size=30))
     # what extremes, bins and medians are made of
     known = {"age": 5, "price": 1.5, "weight": 0.5, "flag": True, "city": "a", "label": 1}
     rows[0] = rows[0] | known
     others = data.draw(st.lists(rows_of(), min_size=2, max_size=10))
-    executors.assert_equal(pipeline, table_of(rows), table_of(rows + others))
+    by_pipeline = agree(verbs(FeaturePipeline()), rows=table_of(rows), others=table_of(others))
+    frame = frame_of_arrow(agree.keywords["spark"], table_of(rows)).coalesce(2)
+    at_once = to_arrow(verbs(TableVerbs(FeatureTable(frame))).table.df)
+    of_rows = by_pipeline.slice(0, len(rows))
+    assert_same_values(at_once.to_pydict(), of_rows.to_pydict())
+    assert at_once.schema.types == of_rows.schema.types
 
 
 @pytest.mark.slow
-def test_a_table_of_one_row_has_arrays_of_one_number(executors):
+def test_a_table_of_one_row_has_arrays_of_one_number(agree):
     table = table_of([{"price": 1.5, "age": 5, "weight": 0.5}])
     pipeline = FeaturePipeline().log("price").log("age", clipping=False).min_max_scale("weight")
-    executors.assert_equal(pipeline.select("price", "age", "weight"), table, table, 1e-14)
+    agree(pipeline.select("price", "age", "weight"), rows=table, tolerance=1e-14)
 
 
 @given(data=st.data())
 @FEW
-def test_logarithms_agree_to_the_last_bits(executors, data):
+def test_logarithms_agree_to_the_last_bits(agree, data):
     table = table_of(data.draw(st.lists(rows_of(), min_size=3, max_size=20)))
     pipeline = FeaturePipeline().log(["price", "age"]).log(["weight", "user"], clipping=False)
-    executors.assert_equal(pipeline.select("price", "age", "weight", "user"), table, table, 1e-14)
+    agree(pipeline.select("price", "age", "weight", "user"), rows=table, tolerance=1e-14)

@@ -16,6 +16,7 @@ from bigdl.friesian.ops.batches import (
     LazyBatch,
     MinMax,
     Outcome,
+    PositionMinMax,
     Quantiles,
     Request,
     TargetSums,
@@ -25,6 +26,7 @@ from bigdl.friesian.ops.batches import (
 )
 from bigdl.friesian.ops.cells import HIDDEN
 from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
+from bigdl.friesian.ops.numbers import as_array
 from bigdl.friesian.ops.operator import (
     FittedOperator,
     Operator,
@@ -45,9 +47,10 @@ if TYPE_CHECKING:
 _ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so many
 
 
-def run(df: DataFrame, operator: Operator) -> DataFrame:
-    """Return a DataFrame behind an operator that learns from it."""
-    state = learned(df, operator) if operator.is_row_wise else {}
+def run(df: DataFrame, operator: Operator, state: State | None = None) -> DataFrame:
+    """Return a DataFrame behind an operator, which learns from it if it is not given a state."""
+    if state is None:
+        state = learned(df, operator) if operator.is_row_wise else {}
     return applied(df, operator, schema_of(df), state)
 
 
@@ -131,15 +134,17 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
             df = df.withColumns(dict(zip(hidden, map(col, request.columns), strict=True)))
             asked[each.step, name] = replace(request, columns=tuple(hidden))
     for request in asked.values():
-        if not isinstance(request, Counts | MinMax | Quantiles | TargetSums):
+        if not isinstance(request, (Counts, MinMax, Quantiles, *_OF_ITS_OWN)):
             raise TypeError(f"Spark has no plan for {type(request).__name__}; add it here")
     df = df.select(*(name for request in asked.values() for name in request.columns))
     counts = {key: each for key, each in asked.items() if isinstance(each, Counts)}
     figures = {key: each for key, each in asked.items() if isinstance(each, MinMax | Quantiles)}
-    sums = {
-        key: _target_sums(df, each) for key, each in asked.items() if isinstance(each, TargetSums)
+    others = {
+        key: _OF_ITS_OWN[type(each)](df, each)
+        for key, each in asked.items()
+        if type(each) in _OF_ITS_OWN
     }
-    return outcomes | sums | _counts_and_figures(df, counts, figures)
+    return outcomes | others | _counts_and_figures(df, counts, figures)
 
 
 def _counts_and_figures(
@@ -195,6 +200,22 @@ def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
     split = len(request.columns) - request.targets
     named = [col(name).alias(f"key_{i}") for i, name in enumerate(request.columns[:split])]
     return to_arrow(df.groupBy(*named).agg(*target_figures(df, request.columns[split:])))
+
+
+def _position_extremes(df: DataFrame, request: PositionMinMax) -> tuple[list, list]:
+    (name,) = request.columns
+    cells = df.select(F.posexplode(as_array(col(name), kind_of(df, name))))
+    value = without_nan(F.col("col"), "double")
+    grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
+    table = to_arrow(grouped.sort("pos"))
+    return table["min"].to_pylist(), table["max"].to_pylist()
+
+
+_OF_ITS_OWN: dict[type[Request], Callable[..., Any]] = {
+    TargetSums: _target_sums,
+    PositionMinMax: _position_extremes,
+}
+"""Requests that take a job of their own."""
 
 
 # -- texts counted in batches ----------------------------------------------------------------------

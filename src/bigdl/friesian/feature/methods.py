@@ -23,8 +23,14 @@ class CellMethods(ABC):
     """Methods that change cells or columns."""
 
     @abstractmethod
-    def _apply(self, operator: Operator) -> Self:
-        """Return a table behind an operator, or a pipeline with one more step."""
+    def with_operator(self, operator: Operator) -> Self:
+        """Return a table behind an operator, or a pipeline with one more step.
+
+        Parameters
+        ----------
+        operator : Operator
+            Also one of another package; see :mod:`bigdl.friesian.operators`.
+        """
 
     def fillna(self, value: float | str | bool, columns: str | list[str] | None) -> Self:
         """Replace nulls; NaN is left.
@@ -47,7 +53,7 @@ class CellMethods(ABC):
         UsageError
             If a column does not exist, or its type cannot hold the value.
         """
-        return self._apply(FillNa(value, None if columns is None else as_names(columns)))
+        return self.with_operator(FillNa(value, None if columns is None else as_names(columns)))
 
     def fill_median(self, columns: str | list[str] | None = None) -> Self:
         """Replace nulls by the median of their column, cut to a whole number for integers.
@@ -59,7 +65,7 @@ class CellMethods(ABC):
         UsageError
             If a column has nothing but nulls.
         """
-        return self._apply(FillMedian(None if columns is None else as_names(columns)))
+        return self.with_operator(FillMedian(None if columns is None else as_names(columns)))
 
     def dropna(
         self, columns: str | list[str] | None, how: str = "any", thresh: int | None = None
@@ -75,7 +81,9 @@ class CellMethods(ABC):
         thresh : int, optional
             Keep the rows with at least so many other values, whatever `how` says.
         """
-        return self._apply(DropNa(None if columns is None else as_names(columns), how, thresh))
+        return self.with_operator(
+            DropNa(None if columns is None else as_names(columns), how, thresh)
+        )
 
     def clip(
         self,
@@ -101,7 +109,7 @@ class CellMethods(ABC):
         >>> table.clip("age", min=0, max=120).to_list("age")
         [0, 40, 120]
         """
-        return self._apply(Clip(as_names(columns), min, max))
+        return self.with_operator(Clip(as_names(columns), min, max))
 
     def log(self, columns: str | list[str] | None = None, clipping: bool = True) -> Self:
         """Take natural logarithms; the columns become double.
@@ -123,7 +131,7 @@ class CellMethods(ABC):
         >>> [round(value, 3) for value in table.log("count").to_list("count")]
         [0.0, 0.693, 0.0]
         """
-        return self._apply(Log(as_names(columns), clipping))
+        return self.with_operator(Log(as_names(columns), clipping))
 
     def cast(self, columns: str | list[str] | None, dtype: str | DataType) -> Self:
         """Change types; a value that cannot be converted becomes null.
@@ -137,11 +145,11 @@ class CellMethods(ABC):
             A pipeline takes names only, and makes no text of numbers with fractions: Spark and
             Python write them differently.
         """
-        return self._apply(Cast(None if columns is None else as_names(columns), dtype))
+        return self.with_operator(Cast(None if columns is None else as_names(columns), dtype))
 
     def drop(self, *cols: str | list[str]) -> Self:
         """All but some columns; names that do not exist are skipped."""
-        return self._apply(Drop(as_names(listed(cols))))
+        return self.with_operator(Drop(as_names(listed(cols))))
 
     def rename(self, columns: dict[str, str]) -> Self:
         """Give columns new names.
@@ -158,7 +166,7 @@ class CellMethods(ABC):
                 code="argument-type",
                 argument="columns",
             )
-        return self._apply(Rename(dict(columns)))
+        return self.with_operator(Rename(dict(columns)))
 
 
 class FeatureMethods(CellMethods):
@@ -176,7 +184,8 @@ class FeatureMethods(CellMethods):
         method : str, default "md5"
             The name of a hash function of ``hashlib``; the result is ``int(digest, 16) % bins`` of
             the text that Python has for a value, which is ``"None"`` for a null.  ``"xxhash64"`` is
-            several times faster, and puts all nulls into one bin.
+            several times faster, takes the text that Spark has for a value, which is ``"true"`` for
+            True, and puts all nulls into one bin.
 
         Returns
         -------
@@ -194,7 +203,7 @@ class FeatureMethods(CellMethods):
         >>> first == again, 0 <= second < 1000
         (True, True)
         """
-        return self._apply(HashEncode(as_names(columns), bins, method))
+        return self.with_operator(HashEncode(as_names(columns), bins, method))
 
     def cross_hash_encode(
         self,
@@ -232,7 +241,9 @@ class FeatureMethods(CellMethods):
         >>> oslo == rome, max(oslo, rome) < 1000
         (False, True)
         """
-        return self._apply(CrossColumns.of(cross_columns, bin_sizes, cross_col_names, method, sep))
+        return self.with_operator(
+            CrossColumns.of(cross_columns, bin_sizes, cross_col_names, method, sep)
+        )
 
     cross_columns = cross_hash_encode
 
@@ -272,7 +283,7 @@ class FeatureMethods(CellMethods):
         names = as_names(columns)
         wanted = None if sizes is None else listed([sizes])
         prefixes = names if prefix is None else as_names(prefix, "prefix")
-        return self._apply(OneHotEncode(names, wanted, prefixes, keep_original_columns))
+        return self.with_operator(OneHotEncode(names, wanted, prefixes, keep_original_columns))
 
     def cut_bins(
         self,
@@ -314,13 +325,13 @@ class FeatureMethods(CellMethods):
         >>> table.cut_bins("age", [18, 65], labels=["child", "adult", "senior"]).to_list("age_bin")
         ['child', 'adult', 'senior']
         """
-        return self._apply(CutBins.of(columns, bins, labels, out_cols, drop=drop))
+        return self.with_operator(CutBins.of(columns, bins, labels, out_cols, drop=drop))
 
     # -- arrays --------------------------------------------------------------------------------
 
     def mask(self, mask_cols: str | list[str], seq_len: int = 100) -> Self:
         """Add ``<column>_mask``: 1 for each value that an array has, then 0, up to `seq_len`."""
-        return self._apply(Mask(as_names(mask_cols, "mask_cols"), seq_len))
+        return self.with_operator(Mask(as_names(mask_cols, "mask_cols"), seq_len))
 
     def pad(
         self,
@@ -357,7 +368,7 @@ class FeatureMethods(CellMethods):
         {'items': [[7, 8, 0], [2, 3, 4]], 'items_mask': [[1, 1, 0], [1, 1, 1]]}
         """
         masked = self if mask_cols is None else self.mask(mask_cols, seq_len)
-        return masked._apply(Pad(as_names(cols, "cols"), seq_len, mask_token, row_len))
+        return masked.with_operator(Pad(as_names(cols, "cols"), seq_len, mask_token, row_len))
 
     # -- histories and negatives ---------------------------------------------------------------
 
@@ -405,7 +416,7 @@ class FeatureMethods(CellMethods):
         {'item': [8, 9], 'item_hist_seq': [[7], [7, 8]]}
         """
         names = as_names(cols, "cols")
-        return self._apply(AddHistSeq(names, user_col, sort_col, min_len, max_len, num_seqs))
+        return self.with_operator(AddHistSeq(names, user_col, sort_col, min_len, max_len, num_seqs))
 
     def add_neg_hist_seq(
         self, item_size: int, item_history_col: str, neg_num: int, seed: int | None = None
@@ -428,7 +439,9 @@ class FeatureMethods(CellMethods):
         FeatureTable or FeaturePipeline
             With ``neg_<item_history_col>``: arrays of arrays.
         """
-        return self._apply(AddNegHistSeq(item_size, item_history_col, neg_num, random_seed(seed)))
+        return self.with_operator(
+            AddNegHistSeq(item_size, item_history_col, neg_num, random_seed(seed))
+        )
 
     def add_negative_samples(
         self,
@@ -481,4 +494,6 @@ class FeatureMethods(CellMethods):
         {'user': [1, 1, 2, 2], 'item': [2, 1, 1, 2], 'label': [0, 1, 0, 1]}
         """
         options = random_seed(seed), exclude_history_col, user_col, popularity
-        return self._apply(AddNegativeSamples(item_size, item_col, label_col, neg_num, *options))
+        return self.with_operator(
+            AddNegativeSamples(item_size, item_col, label_col, neg_num, *options)
+        )

@@ -88,7 +88,7 @@ class FeaturePipeline(FeatureMethods):
         self._fitted: list[FittedOperator] | None = None
         self._schema: Schema = {}
 
-    def _apply(self, operator: Operator) -> Self:
+    def with_operator(self, operator: Operator) -> Self:
         recorded = type(self)()
         recorded._steps = [*self._steps, operator]
         return recorded
@@ -97,11 +97,11 @@ class FeaturePipeline(FeatureMethods):
 
     def select(self, *cols: str | list[str]) -> Self:
         """Only these columns, in this order."""
-        return self._apply(Select(as_names(listed(cols), "cols")))
+        return self.with_operator(Select(as_names(listed(cols), "cols")))
 
     def filter(self, condition: str) -> Self:
         """The rows for which an expression of SQL holds; on tables of Spark only."""
-        return self._apply(Filter(check_string(condition, "condition")))
+        return self.with_operator(Filter(check_string(condition, "condition")))
 
     def min_max_scale(
         self, columns: str | list[str], min: float = 0.0, max: float = 1.0, clip: bool = False
@@ -115,7 +115,7 @@ class FeaturePipeline(FeatureMethods):
         clip : bool, default False
             Bring what is outside of the extremes to the ends of the range.
         """
-        return self._apply(MinMaxScale(as_names(columns), min, max, clip))
+        return self.with_operator(MinMaxScale(as_names(columns), min, max, clip))
 
     def quantile_bins(
         self,
@@ -135,7 +135,7 @@ class FeaturePipeline(FeatureMethods):
             See :meth:`FeatureTable.cut_bins`.
         """
         options = {"drop": drop, "by_quantiles": True}
-        return self._apply(CutBins.of(columns, parts, labels, out_cols, **options))
+        return self.with_operator(CutBins.of(columns, parts, labels, out_cols, **options))
 
     def category_encode(
         self,
@@ -168,7 +168,7 @@ class FeaturePipeline(FeatureMethods):
         What is not in a vocabulary becomes null; :meth:`fillna` with 0 follows as a rule.
         """
         options = sort_for_array, keep_most_frequent, broadcast, oov_buckets
-        return self._apply(
+        return self.with_operator(
             CategoryEncode.of(columns, freq_limit, order_by_freq, do_split, sep, *options)
         )
 
@@ -191,7 +191,9 @@ class FeaturePipeline(FeatureMethods):
         all rows, those of all rows at ``fit``.
         """
         options = smooth, drop_cat, kfold, fold_seed, fold_col, drop_fold
-        return self._apply(TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, *options))
+        return self.with_operator(
+            TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, *options)
+        )
 
     def count_encode(
         self,
@@ -211,7 +213,7 @@ class FeaturePipeline(FeatureMethods):
                 code="unsupported",
                 argument="counts",
             )
-        return self._apply(CountEncode.of(cat_cols, normalize, out_cols))
+        return self.with_operator(CountEncode.of(cat_cols, normalize, out_cols))
 
     # -- what was learned ----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema
-from bigdl.friesian.ops.operator import OPERATORS, FittedOperator, Operator
+from bigdl.friesian.ops.operator import FittedOperator, Operator, registered_operator
 from bigdl.orca.data.file import open_file_system
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
@@ -89,15 +89,7 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
             code="version-unsupported",
             path=str(path),
         )
-    unknown = [each["method"] for each in content["steps"] if each["method"] not in OPERATORS]
-    if unknown:
-        raise UsageError(
-            f"The pipeline at {path} has a step {unknown[0]!r}, unknown here",
-            code="name-unknown",
-            method=unknown[0],
-            path=str(path),
-        )
-    steps = [OPERATORS[each["method"]](**each["arguments"]) for each in content["steps"]]
+    steps = [_operator(path, each["method"], each["arguments"]) for each in content["steps"]]
     schema = {name: Field(**each) for name, each in content["schema"].items()}
     if content["states"] is None:
         return steps, schema, None
@@ -107,3 +99,16 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
         fitted.append(FittedOperator(step, before, state))
         before = fitted[-1].after
     return steps, schema, fitted
+
+
+def _operator(path: str, method: str, arguments: Mapping[str, Any]) -> Operator:
+    operator = registered_operator(method)
+    if operator is None:
+        raise UsageError(
+            f"The pipeline at {path} has a step {method!r}, unknown here; import or install the "
+            "package that registers it",
+            code="name-unknown",
+            method=method,
+            path=str(path),
+        )
+    return operator(**arguments)

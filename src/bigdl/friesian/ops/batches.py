@@ -336,6 +336,14 @@ class MinMax(Request):
 
 
 @dataclass(frozen=True)
+class PositionMinMax(Request):
+    """The smallest and the largest value at each position of arrays or vectors, without null, NaN.
+
+    The answer is two lists of float.  Only tables of Spark are asked.
+    """
+
+
+@dataclass(frozen=True)
 class Quantiles(Request):
     """Values of a column of numbers at shares of the rows, without nulls and NaN.
 

@@ -24,6 +24,7 @@ from bigdl.friesian.ops.operator import (
     OutputColumn,
     State,
     TableOperator,
+    register_operator,
 )
 from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
 from bigdl.orca.cluster.versions import try_cast
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 HIDDEN = "__bigdl_asked_"  # begins the names of columns that a fit has asked about
 
 
+@register_operator
 @dataclass(frozen=True)
 class Select(Operator):
     """``select``."""
@@ -55,6 +57,7 @@ class Select(Operator):
         return df.select(*map(col, kept), *map(col, hidden))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Drop(Operator):
     """``drop``."""
@@ -71,6 +74,7 @@ class Drop(Operator):
         return set(self.columns)
 
 
+@register_operator
 @dataclass(frozen=True)
 class Rename(Operator):
     """``rename``."""
@@ -94,6 +98,7 @@ class Rename(Operator):
         return renamed(df, self._names(before))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Filter(TableOperator):
     """``filter``, by an expression of SQL."""
@@ -110,6 +115,7 @@ class Filter(TableOperator):
         return df.filter(self.condition)
 
 
+@register_operator
 @dataclass(frozen=True)
 class DropNa(TableOperator):
     """``dropna``."""
@@ -162,6 +168,7 @@ def _cut(constant: Any, kind: str) -> Any:
     return math.trunc(constant) if kinds.is_integral(kind) else constant
 
 
+@register_operator
 @dataclass(frozen=True)
 class FillNa(Operator):
     """``fillna``."""
@@ -236,6 +243,7 @@ def _group(kind: str) -> str:
     return "numeric" if kinds.is_number(kind) else kind
 
 
+@register_operator
 @dataclass(frozen=True)
 class FillMedian(Operator):
     """``fill_median``; the state has the median of each column."""
@@ -374,6 +382,7 @@ class CastNumber(NumberFunction):
         return ~((np.floor(numbers) <= high) & (np.ceil(numbers) >= low))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Cast(Operator):
     """``cast``; what cannot be converted becomes null."""

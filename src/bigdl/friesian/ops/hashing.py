@@ -23,7 +23,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, register_operator
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def fast_bucket(value: Column, bins: int) -> Column:
 
 
 class Hash(Function):
-    """The bin of the text that Python has for a value."""
+    """The bin of the text that Python has for a value, with ``xxhash64`` of the text of Spark."""
 
     is_costly = True
 
@@ -85,7 +85,9 @@ class Hash(Function):
         self.bins, self.method = bins, method
 
     def array(self, values: pa.Array) -> pa.Array:
-        if not pa.types.is_string(values.type):
+        if self.method == FAST:
+            values = texts_of(values)
+        elif not pa.types.is_string(values.type):
             texts = [None if each is None else str(each) for each in values.to_pylist()]
             values = pa.array(texts, pa.string())
         return pa.array(buckets(values, self.bins, self.method), pa.int32())
@@ -154,6 +156,7 @@ _NO_HASH = (
 )
 
 
+@register_operator
 @dataclass(frozen=True)
 class HashEncode(Operator):
     """``hash_encode``."""
@@ -182,6 +185,7 @@ class HashEncode(Operator):
         ]
 
 
+@register_operator
 @dataclass(frozen=True)
 class CrossColumns(Operator):
     """``cross_columns``."""

@@ -28,6 +28,12 @@ class Field:
         on; the number of rows of an embedding.
     length : int or None
         Of its arrays, if all have the same.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.operators import Field
+    >>> Field("array<int>", cardinality=944, length=100).kind  # histories of 100 ids below 944
+    'array<int>'
     """
 
     kind: str

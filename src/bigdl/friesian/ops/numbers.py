@@ -14,10 +14,16 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import MinMax, Quantiles, Request
+from bigdl.friesian.ops.batches import MinMax, PositionMinMax, Quantiles, Request
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
-from bigdl.friesian.ops.operator import NumberFunction, Operator, OutputColumn, State
-from bigdl.friesian.ops.spark import F, as_names, check_lengths, col, schema_of
+from bigdl.friesian.ops.operator import (
+    NumberFunction,
+    Operator,
+    OutputColumn,
+    State,
+    register_operator,
+)
+from bigdl.friesian.ops.spark import F, as_names, check_lengths, col
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -65,6 +71,7 @@ def _bound(bound: float | None, kind: str) -> float | None:
     return math.trunc(min(max(bound, low), high))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Clip(NumberOperator):
     """``clip``."""
@@ -126,6 +133,7 @@ class Logarithm(NumberFunction):
         return F.when(number < 0, F.lit(0.0)).otherwise(F.log1p(number))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Log(NumberOperator):
     """``log``."""
@@ -202,7 +210,7 @@ class Scale(NumberFunction):
             for each in (zip(*self.terms, strict=True) if self.terms else [()] * 4)
         ]
         values = F.transform(
-            _as_array(value, self.source),
+            as_array(value, self.source),
             lambda each, i: self._scaled(each, *(F.get(terms, i) for terms in arrays)),
         )
         if self.source != "vector":
@@ -222,6 +230,7 @@ class Scale(NumberFunction):
         return F.when(spark.is_missing(scaled, "double"), scaled).otherwise(bounded)
 
 
+@register_operator
 @dataclass(frozen=True)
 class MinMaxScale(Operator):
     """``min_max_scale``; the state has the extremes of each column.
@@ -255,11 +264,19 @@ class MinMaxScale(Operator):
         check_kinds(before, self.columns, is_scalable, message)
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        return {name: MinMax((name,)) for name in self.columns}
+        self._check(before, _is_scalable)
+        are_single = {name: kinds.is_number(before[name].kind) for name in self.columns}
+        return {
+            name: MinMax((name,)) if is_single else PositionMinMax((name,))
+            for name, is_single in are_single.items()
+        }
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         extremes = {}
         for name, (low, high) in answers.items():
+            if isinstance(low, list):
+                extremes[name] = [low, high]
+                continue
             if low is not None and math.isinf(float(high) - float(low)):
                 raise UsageError(
                     f"The extremes of the column {name} should be finite, got {low} and {high}; "
@@ -289,31 +306,13 @@ class MinMaxScale(Operator):
             cells.append(OutputColumn((name,), name, Field("float"), scale))
         return cells
 
-    def extremes_of_arrays(self, df: DataFrame) -> dict[str, tuple]:
-        """Return the extremes of the columns of arrays or vectors, without nulls and NaN.
-
-        Two lists of floats for each, with a number for each position.
-        """
-        before = schema_of(df)
-        self._check(before, _is_scalable)
-        extremes: dict[str, tuple] = {}
-        for name in self.columns:
-            if kinds.is_number(before[name].kind):
-                continue
-            cells = df.select(F.posexplode(_as_array(col(name), before[name].kind)))
-            value = spark.without_nan(F.col("col"), "double")
-            grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
-            table = spark.arrow_of(grouped.sort("pos"))
-            extremes[name] = table["min"].to_pylist(), table["max"].to_pylist()
-        return extremes
-
 
 def _is_scalable(kind: str) -> bool:
     inner = kinds.element_of(kind) if kinds.is_array(kind) else kind
     return kinds.is_number(inner) or kind == "vector"
 
 
-def _as_array(value: Column, kind: str) -> Column:
+def as_array(value: Column, kind: str) -> Column:
     """Return a column of arrays or vectors as array<double>."""
     if kind == "vector":
         from pyspark.ml.functions import vector_to_array
@@ -367,6 +366,7 @@ class Bin(NumberFunction):
         return F.when(spark.is_missing(value, self.source), result(self.of_null)).otherwise(tree)
 
 
+@register_operator
 @dataclass(frozen=True)
 class CutBins(NumberOperator):
     """``cut_bins`` and ``quantile_bins``; the state has the edges of each column.
@@ -526,6 +526,7 @@ class Indicator(NumberFunction):
         return F.when(value == self.number, 1).otherwise(0)
 
 
+@register_operator
 @dataclass(frozen=True)
 class OneHotEncode(Operator):
     """``one_hot_encode``; the state has the sizes that were not given."""

@@ -18,12 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
+from bigdl.common.plugins import plugin
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Outcome, Request
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
@@ -44,6 +45,22 @@ class Function(ABC):
         Whether it pays to look for the different values of an array first.
     column : callable
         The function of columns of Spark; needed unless the operator has a plan of its own.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import pyarrow.compute as pc
+    >>> from bigdl.friesian.operators import Function
+    >>> class Lower(Function):
+    ...     def array(self, values):
+    ...         return pc.utf8_lower(values)
+    ...
+    ...     def column(self, value):
+    ...         from pyspark.sql import functions as F
+    ...
+    ...         return F.lower(value)
+    >>> Lower().single("string")("Oslo")  # of one value, by an array of one
+    'oslo'
     """
 
     is_costly: ClassVar[bool] = False
@@ -71,6 +88,21 @@ class NumberFunction(Function):
         Of the results.
     of_null : number or str, optional
         The result for null.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from bigdl.friesian.operators import NumberFunction
+    >>> class Half(NumberFunction):
+    ...     kind = "double"
+    ...
+    ...     def numbers(self, numbers):
+    ...         return numbers / 2
+    ...
+    ...     def column(self, value):
+    ...         return value / 2
+    >>> Half().array(pa.array([1.0, None])).to_pylist()
+    [0.5, None]
     """
 
     kind: str
@@ -117,6 +149,12 @@ class OutputColumn:
     field : Field
     function : Function or None
         None if the column is only renamed.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.operators import Field, OutputColumn
+    >>> OutputColumn(("name",), "title", Field("string"), None).output  # renames a column
+    'title'
     """
 
     inputs: tuple[str, ...]
@@ -125,28 +163,31 @@ class OutputColumn:
     function: Function | None
 
 
-OPERATORS: dict[str, type[Operator]] = {}
-"""The operators by their methods."""
-
-
 @dataclass(frozen=True)
 class Operator:
-    """One method with its arguments, which are values of JSON; see the module for its life.
+    """One method with its arguments, which are values of JSON.
+
+    :meth:`cells` is all that an operator needs that learns nothing; one that learns has
+    :meth:`requests` and :meth:`settled`, too.
 
     Attributes
     ----------
     method : str
-        Of :class:`FeatureTable` and :class:`FeaturePipeline`.
+        Its name in saved pipelines and messages.
     executors : tuple of str
         Who runs it.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import FeaturePipeline
+    >>> step = FeaturePipeline().clip("age", min=0)
+    >>> print(step.explain())  # an operator that was recorded
+    step    reads  makes  executors             learned
+    1 clip  age           catalyst, arrow, row  nothing yet
     """
 
     method: ClassVar[str]
     executors: ClassVar[tuple[str, ...]] = ("catalyst", "arrow", "row")
-
-    def __init_subclass__(cls) -> None:
-        if "method" in vars(cls):
-            OPERATORS[cls.method] = cls
 
     @property
     def is_row_wise(self) -> bool:
@@ -207,6 +248,100 @@ class Operator:
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         """:meth:`catalyst` on the very rows that the state was learned from."""
         return self.catalyst(df, before, state)
+
+
+OPERATORS: dict[str, type[Operator]] = {}
+"""The registered operators by their methods."""
+
+ENTRY_POINTS = "bigdl.operators"
+"""The entry points by whose names operators of other packages are found."""
+
+_OperatorType = TypeVar("_OperatorType", bound=type[Operator])
+
+
+def register_operator(operator: _OperatorType) -> _OperatorType:
+    """Register a class of operators, so that saved pipelines with it can be loaded.
+
+    A package that is not imported by the program which loads them also names the class as an entry
+    point of the group ``bigdl.operators``, under its method.
+
+    Parameters
+    ----------
+    operator : type
+        A frozen dataclass over :class:`Operator` with a ``method``.
+
+    Returns
+    -------
+    type
+        The same class, so that this is a decorator.
+
+    Raises
+    ------
+    UsageError
+        If it is no such class, or another one has its method.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature import FeaturePipeline
+    >>> from bigdl.friesian.operators import Field, NumberFunction, Operator, OutputColumn
+    >>> from bigdl.friesian.operators import register_operator
+    >>> class Squared(NumberFunction):
+    ...     kind = "double"
+    ...
+    ...     def numbers(self, numbers):
+    ...         return numbers * 1.0 * numbers
+    ...
+    ...     def column(self, value):  # on Spark
+    ...         return value.cast("double") * value
+    >>> @register_operator
+    ... @dataclass(frozen=True)
+    ... class Square(Operator):
+    ...     columns: list[str]
+    ...     method = "square"
+    ...
+    ...     def cells(self, before, state):
+    ...         made = Field("double")
+    ...         return [OutputColumn((name,), name, made, Squared()) for name in self.columns]
+    >>> pd.DataFrame({"price": [1.0, 3.0]}).to_parquet("prices.parquet")
+    >>> pipeline = FeaturePipeline().with_operator(Square(["price"]))
+    >>> pipeline.fit_files("prices.parquet", host="here").transform_row({"price": -3.0})
+    {'price': 9.0}
+    """
+    method = getattr(operator, "method", None)
+    is_operator = isinstance(operator, type) and issubclass(operator, Operator)
+    if (
+        not is_operator
+        or not isinstance(method, str)
+        or "__dataclass_fields__" not in vars(operator)
+    ):
+        raise UsageError(
+            f"An operator should be a dataclass over Operator with a method, but got {operator!r}",
+            code="argument-type",
+            argument="operator",
+        )
+    known = OPERATORS.setdefault(method, operator)
+    if _full_name(known) != _full_name(operator):
+        raise UsageError(
+            f"{_full_name(known)} already has the method {method!r}; give {operator.__qualname__} "
+            "another one",
+            code="argument-conflict",
+            method=method,
+        )
+    OPERATORS[method] = operator  # the class of a module or cell that was run again
+    return operator
+
+
+def _full_name(operator: type) -> str:
+    return f"{operator.__module__}.{operator.__qualname__}"
+
+
+def registered_operator(method: str) -> type[Operator] | None:
+    """Return the class of a method, which may be one of another package; None if there is none."""
+    if method not in OPERATORS and (offered := plugin(ENTRY_POINTS, method)) is not None:
+        register_operator(offered)
+    return OPERATORS.get(method)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,14 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Outcome, Request, factored, lengths_of, lists_of, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, TableOperator
+from bigdl.friesian.ops.operator import (
+    Function,
+    Operator,
+    OutputColumn,
+    State,
+    TableOperator,
+    register_operator,
+)
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import LookUp
 from bigdl.orca.cluster.versions import to_arrow
@@ -42,6 +49,7 @@ _ALL = 2147483647
 # -- histories -------------------------------------------------------------------------------------
 
 
+@register_operator
 @dataclass(frozen=True)
 class AddHistSeq(Operator):
     """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
@@ -271,6 +279,7 @@ class Padded(Function):
         return F.concat(value, F.array_repeat(filler, F.lit(self.length) - F.size(value)))
 
 
+@register_operator
 @dataclass(frozen=True)
 class Mask(Operator):
     """``mask``."""
@@ -289,6 +298,7 @@ class Mask(Operator):
         return [OutputColumn((name,), f"{name}_mask", made, ones) for name in self.columns]
 
 
+@register_operator
 @dataclass(frozen=True)
 class Pad(Operator):
     """``pad``; ``mask_cols`` is a step of its own before it."""
@@ -355,6 +365,7 @@ def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
     return F.when(is_item, other).otherwise(any_item)
 
 
+@register_operator
 @dataclass(frozen=True)
 class AddNegativeSamples(TableOperator):
     """``add_negative_samples``."""
@@ -458,6 +469,7 @@ def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Colu
     return F.sort_array(F.array_distinct(every))
 
 
+@register_operator
 @dataclass(frozen=True)
 class AddNegHistSeq(TableOperator):
     """``add_neg_hist_seq``."""

@@ -24,7 +24,6 @@ from bigdl.orca.data.xshards.frames import F as F
 from bigdl.orca.data.xshards.frames import quoted as quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 
@@ -229,12 +228,6 @@ def action(function: _Function) -> _Function:
             return function(data, *args, **kwargs)
 
     return cast("_Function", call)
-
-
-@action
-def arrow_of(df: DataFrame) -> pa.Table:
-    """All rows as a table of Arrow."""
-    return versions.to_arrow(df)
 
 
 @action

@@ -25,7 +25,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Request, TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, register_operator
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 from bigdl.orca.cluster.versions import by_sets, computed, frame_of_arrow, to_arrow
@@ -59,6 +59,11 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
 
 
 # -- means of targets ------------------------------------------------------------------------------
+
+
+def smoothed(total: Any, count: Any, mean: Any, smooth: float) -> Any:
+    """Return the code of a category as if `smooth` more rows had the mean: Columns or arrays."""
+    return (total + mean * smooth) / (count + smooth)
 
 
 def target_figures(df: DataFrame, targets: Sequence[str]) -> list[Column]:
@@ -226,9 +231,8 @@ class TargetStatistics:
         return F.lit(self.means[target]).cast("double")
 
     def _code(self, total: Column, count: Column, mean: Column) -> Column:
-        weight = count + F.lit(self.smooth)
-        code = (F.coalesce(total, F.lit(0.0)) + mean * F.lit(self.smooth)) / weight
-        return F.when(weight > 0, code).otherwise(mean)
+        code = smoothed(F.coalesce(total, F.lit(0.0)), count, mean, self.smooth)
+        return F.when(count + F.lit(self.smooth) > 0, code).otherwise(mean)
 
     def codes(self, encoding: Encoding) -> DataFrame:
         """Codes for new data: the categories, the number of rows, and a code for each target."""
@@ -501,19 +505,26 @@ class GroupEncode(Operator, ABC):
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         look_ups = []
-        for i, group in enumerate(self.groups):
+        for i in range(len(self.groups)):
             keys = _keys(state[str(i)])
-            at = {key: col(name) for key, name in zip(keys, group, strict=True)}
-            outputs = {
-                output: (column, F.lit(default).cast(self.kind))
-                for output, (column, default) in self.codes(i, state).items()
-            }
-            columns = dict.fromkeys(column for column, _ in outputs.values())
+            columns = dict.fromkeys(column for column, _ in self.codes(i, state).values())
             table = frame_of_arrow(df.sparkSession, state[str(i)].select([*keys, *columns]))
-            look_ups.append(LookUp(table, at, outputs))
+            look_ups.append(self.look_up(i, table, keys, state))
         return vocabulary.join(df, look_ups).drop(*self.dropped)
 
+    def look_up(
+        self, i: int, table: DataFrame, keys: Sequence[str], state: State | None = None
+    ) -> LookUp:
+        """Return the look-up of a group in a table, whose columns `keys` are its categories."""
+        at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
+        outputs = {
+            output: (column, F.lit(default).cast(self.kind))
+            for output, (column, default) in self.codes(i, state).items()
+        }
+        return LookUp(table, at, outputs)
 
+
+@register_operator
 @dataclass(frozen=True)
 class TargetEncode(GroupEncode):
     """``target_encode``; the state has a table of codes for each group, and the means.
@@ -600,10 +611,11 @@ class TargetEncode(GroupEncode):
         for i, mean in enumerate(means):
             codes = pa.nulls(len(sums), pa.float64())
             if mean is not None:
-                weight = sums[f"count_{i}"].to_numpy() + float(self.smooth)
-                total = sums[f"sum_{i}"].fill_null(0.0).to_numpy() + mean * float(self.smooth)
+                total = sums[f"sum_{i}"].fill_null(0.0).to_numpy()
+                count, smooth = sums[f"count_{i}"].to_numpy(), float(self.smooth)
                 with np.errstate(all="ignore"):
-                    codes = pa.array(np.where(weight > 0, total / weight, mean))
+                    code = smoothed(total, count, mean, smooth)
+                    codes = pa.array(np.where(count + smooth > 0, code, mean))
             table = table.append_column(f"code_{i}", codes)
         return table
 
@@ -661,6 +673,7 @@ class TargetEncode(GroupEncode):
         require_columns(df.columns, self.categories)
 
 
+@register_operator
 @dataclass(frozen=True)
 class CountEncode(GroupEncode):
     """``count_encode``; the state has a table of counts for each group."""
@@ -719,27 +732,19 @@ class CountEncode(GroupEncode):
             tables.append(counted.withColumn("frequency", F.col("count") / F.lit(total)))
         return tables
 
-    def encode(self, df: DataFrame, tables: Sequence[DataFrame], once: bool) -> DataFrame:
-        """Return `df` with the counts or frequencies of tables.
+    def encode(self, df: DataFrame, tables: Sequence[DataFrame], is_unique: bool) -> DataFrame:
+        """Return `df` with the counts or frequencies of a table for each group.
 
-        Parameters
-        ----------
-        df : pyspark.sql.DataFrame
-        tables : list of pyspark.sql.DataFrame
-            Of each group.
-        once : bool
-            Whether they surely have every combination once.
+        `is_unique` tells that the tables surely have every combination once.
         """
         self._check(df)
         wanted = _COUNTS[self.normalize]
         look_ups = []
-        for table, group, output in zip(tables, self.groups, self.out_cols, strict=True):
-            if not once:
+        for i, (table, group) in enumerate(zip(tables, self.groups, strict=True)):
+            if not is_unique:
                 require_columns(table.columns, [*group, wanted], "table of counts")
                 table = without_twins(table, group, [wanted])
-            look_ups.append(
-                LookUp(table, {name: col(name) for name in group}, {output: (wanted, F.lit(0))})
-            )
+            look_ups.append(self.look_up(i, table, group))
         return vocabulary.join(df, look_ups)
 
     def _check(self, df: DataFrame) -> None:

@@ -30,7 +30,7 @@ from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.batches import Counts, Request, lengths_of, lists_of, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, register_operator
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.transformer.encoding import ValueSource, sources_of
@@ -274,6 +274,29 @@ def encode(
             default = F.when(col(name).isNotNull(), number)
         look_ups.append(dictionary.look_up(df, name, name, default, broadcast))
     return join(df, look_ups)
+
+
+def encode_cells(
+    df: DataFrame,
+    dictionaries: Mapping[str, Dictionary],
+    broadcast: bool,
+    separator: str | None,
+    sort: bool,
+    smallest: bool,
+    oov_buckets: int = 0,
+) -> DataFrame:
+    """Replace cells of columns: arrays, texts of several values, or single values.
+
+    The arguments are those of :func:`encode`, :func:`encode_tokens` and :func:`encode_lists`; a
+    `separator` of None means that cells of text are single values.
+    """
+    lists = {n: each for n, each in dictionaries.items() if kinds.is_array(kind_of(df, n))}
+    others = {n: each for n, each in dictionaries.items() if n not in lists}
+    if lists:
+        df = encode_lists(df, lists, sort, smallest)
+    if separator is None:
+        return encode(df, others, broadcast, oov_buckets)
+    return encode_tokens(df, others, separator, broadcast, sort, smallest)
 
 
 def encode_tokens(
@@ -712,6 +735,7 @@ class EncodeLists(Function):
         return sorted(numbers) if self.sort else numbers
 
 
+@register_operator
 @dataclass(frozen=True)
 class CategoryEncode(Operator):
     """``category_encode``; the state has a table of one column for each vocabulary.
@@ -828,14 +852,9 @@ class CategoryEncode(Operator):
         for each in self.columns:
             learned = numbered(df.sparkSession, state[each["col_name"]])
             dictionaries |= dict.fromkeys(each["src_cols"], learned)
-        lists = {name for name in dictionaries if kinds.is_array(before[name].kind)}
-        if lists:
-            of_lists = {name: dictionaries.pop(name) for name in lists}
-            df = encode_lists(df, of_lists, self.sort_for_array, self.keep_most_frequent)
-        if not self.do_split:
-            return encode(df, dictionaries, self.broadcast, self.oov_buckets)
-        options = self.broadcast, self.sort_for_array, self.keep_most_frequent
-        return encode_tokens(df, dictionaries, re.escape(self.sep), *options)
+        separator = re.escape(self.sep) if self.do_split else None
+        options = self.sort_for_array, self.keep_most_frequent, self.oov_buckets
+        return encode_cells(df, dictionaries, self.broadcast, separator, *options)
 
 
 def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:

@@ -1,0 +1,371 @@
+"""Encoders by aggregates of a table: ranges, bins, counts of categories and means of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError
+from bigdl.friesian.executors.spark import learned, run
+from bigdl.friesian.feature.learned import TargetCode, codes_of
+from bigdl.friesian.feature.relations import Table
+from bigdl.friesian.ops import spark, vocabulary
+from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
+from bigdl.friesian.ops.spark import F, as_names, col
+from bigdl.friesian.ops.targets import CountEncode, TargetEncode, without_twins
+
+if TYPE_CHECKING:
+    pass
+
+
+class AggregateEncoders(Table):
+    """Encoders of a table by aggregates of its columns."""
+
+    def min_max_scale(
+        self, columns: str | list[str], min: float = 0.0, max: float = 1.0
+    ) -> tuple[Self, dict[str, tuple]]:
+        """Scale numbers to a range.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of numbers, which become float, of arrays, which become array<double> and are
+            scaled by position, or of vectors.
+        min, max : float, default 0.0 and 1.0
+            The range.  A column whose values are all equal gets its middle.
+
+        Returns
+        -------
+        table : FeatureTable
+            Nulls and NaN stay.
+        extremes : dict of str to (min, max)
+            The extremes before, without the range, for :meth:`transform_min_max_scale`; lists for
+            arrays.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> train = FeatureTable.from_pandas(pd.DataFrame({"price": [10.0, 15.0, 20.0]}))
+        >>> train, extremes = train.min_max_scale("price")
+        >>> train.to_list("price"), extremes
+        ([0.0, 0.5, 1.0], {'price': (10.0, 20.0)})
+        >>> test = FeatureTable.from_pandas(pd.DataFrame({"price": [12.5, 30.0]}))
+        >>> test.transform_min_max_scale("price", extremes, clip=True).to_list("price")
+        [0.25, 1.0]
+        """
+        operator = MinMaxScale(as_names(columns), min, max, False)
+        state = learned(self.df, operator)
+        extremes = {name: tuple(each) for name, each in state["extremes"].items()}
+        return self._clone(run(self.df, operator, state)), extremes
+
+    def transform_min_max_scale(
+        self,
+        columns: str | list[str],
+        min_max_dict: Mapping[str, tuple],
+        min: float = 0.0,
+        max: float = 1.0,
+        clip: bool = False,
+    ) -> Self:
+        """Scale numbers by the extremes of other data.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        min_max_dict : dict of str to (min, max)
+            What :meth:`min_max_scale` returned.
+        min, max : float, default 0.0 and 1.0
+            The range: give that of :meth:`min_max_scale` again, since `min_max_dict` has it not.
+        clip : bool, default False
+            Bring numbers outside of the extremes to the ends of the range.
+        """
+        names = as_names(columns)
+        missing = [name for name in names if name not in min_max_dict]
+        if missing:
+            raise UsageError(
+                f"min_max_dict has nothing for {missing}, got {dict(min_max_dict)!r}",
+                code="argument-value",
+                argument="min_max_dict",
+                columns=missing,
+            )
+        extremes = {name: min_max_dict[name] for name in names}
+        operator = MinMaxScale(names, min, max, clip)
+        return self._clone(run(self.df, operator, {"extremes": extremes}))
+
+    def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
+        """Edges that cut columns into bins of about as many rows each, for :meth:`cut_bins`.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of numbers; nulls and NaN are not counted.
+        parts : int
+            How many bins.  Equal edges of a frequent value are one, so that there can be fewer.
+
+        Returns
+        -------
+        dict of str to list of float
+            At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
+            rows.  One job finds all of them.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"price": range(1, 101)}))
+        >>> edges = table.quantile_edges("price", 4)
+        >>> edges
+        {'price': [25.0, 50.0, 75.0]}
+        >>> table.cut_bins("price", edges).to_list("price_bin")[::30]
+        [0, 1, 2, 3]
+        """
+        parts = check_integer("parts", parts, 2)
+        operator = CutBins.of(columns, parts, None, None, drop=True, by_quantiles=True)
+        return learned(self.df, operator)["edges"]
+
+    def count_encode(
+        self,
+        cat_cols: str | list,
+        normalize: bool = False,
+        out_cols: str | list[str] | None = None,
+        counts: Table | Sequence[Table] | None = None,
+    ) -> tuple[Self, list[Table]]:
+        """Add how often categories occur.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        normalize : bool, default False
+            Their share of the rows that have a category, instead of the number of rows.
+        out_cols : str or list of str, optional
+            Default: ``<column>_count`` or ``<column>_frequency``, with the names of combined
+            columns joined by ``_``.  The name of a column replaces it, as in :meth:`target_encode`.
+        counts : Table or list of Table, optional
+            What this method returned for other data, whose counts are taken.
+
+        Returns
+        -------
+        table : FeatureTable
+            Counts are bigint, frequencies double; 0 for a null, NaN, or a category that does not
+            occur.
+        counts : list of Table
+            Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]}))
+        >>> counted, counts = table.count_encode("city")
+        >>> counted.to_list("city_count")
+        [2, 1, 2]
+        """
+        operator = CountEncode.of(cat_cols, normalize, out_cols)
+        tables = spark.listed([counts])
+        if counts is None:
+            tables = [Table(each) for each in operator.count(self.df)]
+        groups = operator.groups
+        if len(tables) != len(groups) or not all(isinstance(each, Table) for each in tables):
+            raise UsageError(
+                f"counts should be {len(groups)} Tables, one for each of cat_cols, but got "
+                f"{counts!r}",
+                code="argument-value",
+                argument="counts",
+            )
+        df = operator.encode(self.df, [each.df for each in tables], is_unique=counts is None)
+        return self._clone(df), tables
+
+    def target_encode(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        kfold: int = 2,
+        fold_seed: int | None = None,
+        fold_col: str = "__fold__",
+        drop_cat: bool = False,
+        drop_fold: bool = True,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which a row's own fold does not help to form.
+
+        The code of a category with count n and sum s is ``(s + mean * smooth) / (n + smooth)``;
+        nulls of the target count for nothing.  One aggregation finds everything.
+
+        Parameters
+        ----------
+        cat_cols : str, list of str, or list with lists of str
+            A list inside the list means the combination of its columns.
+        target_cols : str or list of str
+            Columns of numbers.
+        target_mean : dict of str to float, optional
+            The mean of every target; default: that of the data.
+        smooth : float, default 20
+        kfold : int, default 2
+            Number of folds.  With 1 each row has the code of all rows, also of itself.
+        fold_seed : int, optional
+            Assign rows to folds by chance; default: in turn.  Both go by the place of a row, so
+            :meth:`cache` a table that comes out of a join or an aggregation, or give it a column of
+            folds.
+        fold_col : str, default "__fold__"
+            A column of folds (int) that the table has is used, otherwise it is made.
+        drop_cat : bool, default False
+            Leave out the category columns.
+        drop_fold : bool, default True
+            Leave out the column of folds, unless the table had it.
+        out_cols : str, list of str, or list of lists of str, optional
+            Names of the codes, for each of `cat_cols` those of all targets; default
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.  The name of a column
+            replaces it in its place, also if it is a category: all codes are of the values before.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> clicks = pd.DataFrame({"city": ["Oslo", "Oslo", "Rome", "Rome"], "click": [1, 1, 0, 1]})
+        >>> table, codes = FeatureTable.from_pandas(clicks).target_encode(
+        ...     "city", "click", kfold=1, smooth=0
+        ... )
+        >>> table.to_list("city_te_click")
+        [1.0, 1.0, 0.5, 0.5]
+        >>> new = FeatureTable.from_pandas(pd.DataFrame({"city": ["Rome", "Bern"]}))
+        >>> new.encode_target(codes).to_list("city_te_click")  # of Bern the mean of all clicks
+        [0.5, 0.75]
+        """
+        folds = kfold, fold_seed, fold_col, drop_fold
+        operator = TargetEncode.of(
+            cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat, *folds
+        )
+        df, statistics = operator.by_folds(self.df)
+        return self._clone(df), codes_of(statistics)
+
+    def target_encode_by_time(
+        self,
+        cat_cols: str | list,
+        target_cols: str | list[str],
+        time_col: str,
+        folds: int | list = 10,
+        target_mean: Mapping[str, float] | None = None,
+        smooth: float = 20,
+        drop_cat: bool = False,
+        out_cols: str | list | None = None,
+    ) -> tuple[Self, list[TargetCode]]:
+        """Codes of categories: means of a target, which only rows of an earlier time help to form.
+
+        Parameters
+        ----------
+        cat_cols, target_cols, target_mean, smooth, drop_cat, out_cols
+            As in :meth:`target_encode`.  Without a `target_mean` the mean is that of all rows of
+            earlier folds.
+        time_col : str
+            Numbers, dates or timestamps.  A null makes the job fail.
+        folds : int or list of times, default 10
+            Time is cut in so many folds of about as many rows each, or at these times, at each of
+            which a fold begins.  The more there are, the fresher are the codes.
+
+        Returns
+        -------
+        table : FeatureTable
+            With the codes as double columns.  Rows of the first fold have the mean.
+        codes : list of TargetCode
+            Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> clicks = pd.DataFrame({"city": ["Oslo"] * 3, "day": [1, 2, 3], "click": [1, 0, 1]})
+        >>> table, codes = FeatureTable.from_pandas(clicks).target_encode_by_time(
+        ...     "city", "click", "day", folds=[2, 3], target_mean={"click": 0.5}, smooth=0
+        ... )
+        >>> table.sort("day").to_list("city_te_click")  # what was known before each day
+        [0.5, 1.0, 0.5]
+        """
+        operator = TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat)
+        df, statistics = operator.by_times(self.df, time_col, folds)
+        return self._clone(df), codes_of(statistics)
+
+    def encode_target(
+        self,
+        targets: TargetCode | Sequence[TargetCode],
+        target_cols: str | list[str] | None = None,
+        drop_cat: bool = True,
+    ) -> Self:
+        """Codes that were learned from other data.
+
+        Parameters
+        ----------
+        targets : TargetCode or list of TargetCode
+        target_cols : str or list of str, optional
+            Only the codes of these targets.
+        drop_cat : bool, default True
+            Leave out the category columns.
+
+        Returns
+        -------
+        FeatureTable
+            An unknown category has the mean of the target.  Of several rows of a category in a
+            TargetCode that of the most rows counts.
+        """
+        codes = spark.listed([targets])
+        if not codes or not all(isinstance(each, TargetCode) for each in codes):
+            raise UsageError(
+                f"targets should be TargetCode or a list of them, got {targets!r}",
+                code="argument-type",
+                argument="targets",
+            )
+        wanted = None if target_cols is None else as_names(target_cols, "target_cols")
+        known = {of for code in codes for of, _ in code.out_target_mean.values()}
+        typos = [name for name in wanted or () if name not in known]
+        if typos:
+            raise UsageError(
+                f"targets have no codes of {typos}, but of {sorted(known)}",
+                code="column-missing",
+                columns=typos,
+                allowed=list(known),
+            )
+        look_ups, done = [], []
+        for code in codes:
+            names = as_names(code.cat_col)
+            for name in names:
+                if name not in self.columns:
+                    raise UsageError(
+                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
+                        f"columns are {self.columns}",
+                        code="column-missing",
+                        column=name,
+                        allowed=list(self.columns),
+                    )
+            once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
+            outputs = {
+                output: (output, F.lit(mean).cast("double"))
+                for output, (target, mean) in code.out_target_mean.items()
+                if wanted is None or target in wanted
+            }
+            at = dict(zip(code.key_cols, map(col, names), strict=True))
+            look_ups.append(vocabulary.LookUp(once, at, outputs))
+            done += names
+        made = [name for each in look_ups for name in each.outputs]
+        spark.check_different(made, "The codes of targets")
+        df = vocabulary.join(self.df, look_ups)
+        return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)

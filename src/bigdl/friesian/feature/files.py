@@ -1,0 +1,294 @@
+"""Tables read from files, and written to files and objects of Python."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError
+from bigdl.common.storage import writing
+from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops.cells import Cast
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import as_names, check_string, col, kind_of, schema_of
+from bigdl.orca.cluster.spark_calls import check_frame
+from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.data.pandas.readers import paths_for_spark
+from bigdl.orca.data.tables import is_lake, open_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, Row
+
+
+_MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
+
+
+class TableOutput:
+    """The DataFrame of a table, and the ways of its rows out of Spark.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    """
+
+    def __init__(self, df: DataFrame):
+        if not hasattr(df, "sparkSession"):
+            raise UsageError(
+                f"df should be a DataFrame of Spark, but got {type(df).__name__}",
+                code="argument-type",
+                argument="df",
+            )
+        self._df = df
+
+    @property
+    def df(self) -> DataFrame:
+        """The DataFrame, which the ``fit`` of an Estimator takes.
+
+        Raises
+        ------
+        UsageError
+            If its Spark context has been stopped.
+        """
+        check_frame(self._df)
+        return self._df
+
+    @df.setter
+    def df(self, df: DataFrame) -> None:
+        self._df = df
+
+    def cache(self) -> Self:
+        """Keep the rows in the memory of the executors once they are computed."""
+        self.df.cache()
+        return self
+
+    def uncache(self) -> Self:
+        """Free the memory that :meth:`cache` took."""
+        if self.df.is_cached:
+            self.df.unpersist()
+        return self
+
+    @spark.action
+    def compute(self) -> Self:
+        """Compute every row now; returns this table."""
+        self.df.write.format("noop").mode("overwrite").save()
+        return self
+
+    @spark.action
+    def size(self) -> int:
+        """Number of rows, which is counted anew every time."""
+        return self.df.count()
+
+    @spark.action
+    def show(self, n: int = 20, truncate: bool | int = True) -> None:
+        """Print the first rows."""
+        self.df.show(n, truncate)
+
+    def to_spark_df(self) -> DataFrame:
+        """The DataFrame of Spark, which is also the attribute ``df``."""
+        return self.df
+
+    @spark.action
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a frame of pandas."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "toPandas attempted"
+            )  # and the error in Java's frames
+            return self.df.toPandas()
+
+    @spark.action
+    def collect(self) -> list[Row]:
+        """All rows."""
+        return self.df.collect()
+
+    def to_list(self, column: str) -> list:
+        """All values of one column.
+
+        Parameters
+        ----------
+        column : str
+
+        Returns
+        -------
+        list
+        """
+        require_columns(self.df.columns, [check_string(column, "column")])
+        return self._columns([column])[column]
+
+    def to_dict(self) -> dict[str, list]:
+        """All values of all columns, by the name of the column."""
+        return self._columns(self.df.columns)
+
+    @spark.action
+    def _columns(self, names: list[str]) -> dict[str, list]:
+        chosen = self.df.select(*map(col, names))
+        if all(_is_same_in_arrow(kind_of(self.df, name)) for name in names):
+            table = to_arrow(chosen)
+            return {name: table.column(i).to_pylist() for i, name in enumerate(names)}
+        rows = chosen.collect()
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+    @spark.action
+    def write_parquet(self, path: str, mode: str = "overwrite") -> None:
+        """Write a folder of Parquet files.
+
+        Parameters
+        ----------
+        path : str
+            Of any file system that Spark knows.
+        mode : {"append", "overwrite", "error", "ignore"}
+            What to do if it exists.
+        """
+        check_choice("mode", mode, _MODES)
+        with writing("The table", path):
+            self.df.write.parquet(os.fspath(path), mode=mode)
+
+    @spark.action
+    def write_csv(
+        self,
+        path: str,
+        delimiter: str = ",",
+        mode: str = "overwrite",
+        header: bool = True,
+        num_partitions: int | None = None,
+    ) -> None:
+        """Write a folder of CSV files.
+
+        Parameters
+        ----------
+        path : str
+        delimiter : str, default ","
+        mode : {"append", "overwrite", "error", "ignore"}
+        header : bool, default True
+        num_partitions : int, optional
+            Number of files; default: one for each partition.
+        """
+        check_choice("mode", mode, _MODES)
+        df = self.df if num_partitions is None else self.df.repartition(num_partitions)
+        with writing("The table", path):
+            df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
+
+
+def _is_same_in_arrow(kind: str) -> bool:
+    """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
+    kind, _ = kinds.innermost(kind)
+    return kinds.is_number(kind) or kinds.is_text(kind) or kind == "boolean"
+
+
+class TableReader(TableOutput):
+    """The readers of a table."""
+
+    @classmethod
+    def read_parquet(cls, paths: str | list[str]) -> Self:
+        """Read Parquet files, or a Delta Lake or Iceberg table.
+
+        Parameters
+        ----------
+        paths : str or list of str
+            Files, folders or patterns, of any file system that Spark knows; or the path of one
+            table, such as ``clicks@v5``, as the Estimators take it.
+        """
+        if is_lake(paths):
+            from bigdl.orca.data.tables.frames import spark_frame
+
+            return cls(spark_frame(open_table(paths), spark.active_spark()))
+        return cls(spark.active_spark().read.parquet(*paths_for_spark(paths)))
+
+    @classmethod
+    def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> Self:
+        """Read files with an object of JSON in every line.
+
+        Parameters
+        ----------
+        paths : str or list of str
+        cols : str or list of str, optional
+            Default: all columns.
+        """
+        df = spark.active_spark().read.json(paths_for_spark(paths))
+        return cls(df if cols is None else df.select(*as_names(cols, "cols")))
+
+    @classmethod
+    def read_csv(
+        cls,
+        paths: str | list[str],
+        delimiter: str = ",",
+        header: bool = False,
+        names: str | list[str] | None = None,
+        dtype: str | list[str] | Mapping[str, str] | None = None,
+    ) -> Self:
+        """Read CSV files.
+
+        Parameters
+        ----------
+        paths : str or list of str
+        delimiter : str, default ","
+        header : bool, default False
+            Whether the first line of a file has the names of the columns.
+        names : str or list of str, optional
+            Names for all columns.
+        dtype : str, list of str, or dict of str to str, optional
+            The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
+            are inferred, by another pass over the data.
+        """
+        reader = spark.active_spark().read.option("sep", delimiter).option("header", header)
+        df = reader.csv(paths_for_spark(paths))  # all strings, after a look at the first line
+        if names is not None:
+            names = as_names(names, "names")
+            spark.check_lengths("names", names, "the columns", df.columns)
+        some = dtype is None or isinstance(dtype, Mapping)
+        if some and not set(names or df.columns) <= set(dtype or ()):
+            # a pass over the data finds the other types
+            df = reader.csv(paths_for_spark(paths), inferSchema=True)
+        df = df if names is None else df.toDF(*names)
+        return cls(df if dtype is None else _with_types(df, dtype))
+
+    @classmethod
+    def read_text(cls, paths: str | list[str], col_name: str = "value") -> Self:
+        """Read files of lines.
+
+        Parameters
+        ----------
+        paths : str or list of str
+        col_name : str, default "value"
+            The name of the one column.
+        """
+        check_string(col_name, "col_name")
+        return cls(
+            spark.active_spark()
+            .read.text(paths_for_spark(paths))
+            .withColumnRenamed("value", col_name)
+        )
+
+    @classmethod
+    def from_pandas(cls, pandas_df: pd.DataFrame) -> Self:
+        """Make a table of a frame of pandas, without its index; missing values become null."""
+        import pandas as pd
+
+        if not isinstance(pandas_df, pd.DataFrame):
+            raise UsageError(
+                f"pandas_df should be a DataFrame of pandas, but got {type(pandas_df).__name__}",
+                code="argument-type",
+                argument="pandas_df",
+            )
+        return cls(spark.active_spark().createDataFrame(pandas_df))
+
+
+def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
+    if isinstance(dtype, str):
+        dtype = dict.fromkeys(df.columns, dtype)
+    if isinstance(dtype, list | tuple):
+        spark.check_lengths("dtype", dtype, "the columns", df.columns)
+        dtype = dict(zip(df.columns, dtype, strict=True))
+    if not isinstance(dtype, Mapping):
+        raise UsageError(
+            f"dtype should be str, list of str or dict, but got {dtype!r}",
+            code="argument-type",
+            argument="dtype",
+        )
+    for name, kind in dtype.items():
+        df = Cast([name], kind).catalyst(df, schema_of(df), {})
+    return df

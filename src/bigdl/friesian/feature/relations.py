@@ -1,0 +1,497 @@
+"""Relational verbs: the columns, rows, order and figures of one table on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Self
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.executors.spark import answer, run
+from bigdl.friesian.feature.files import TableOutput
+from bigdl.friesian.feature.methods import CellMethods
+from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops.cells import medians_of
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from bigdl.friesian.ops.operator import Operator
+
+_STATS = ("min", "max", "avg", "sum", "count")
+
+
+class Table(CellMethods, TableOutput):
+    """A table on Spark.
+
+    Every method that changes something returns a new table of the same class; only
+    :meth:`broadcast` changes the table itself.  The columns of a table are also its attributes.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature import FeatureTable
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> table = FeatureTable.from_pandas(pd.DataFrame({"price": [10, 30], "age": [31, 40]}))
+    >>> table.max("price").to_dict()  # a Table
+    {'column': ['price'], 'max': [30.0]}
+    >>> table.filter("price > 20").select("age").to_list("age")
+    [40]
+    """
+
+    def _clone(self, df: DataFrame) -> Self:
+        return type(self)(df)
+
+    def with_operator(self, operator: Operator) -> Self:
+        return self._clone(run(self.df, operator))
+
+    # -- columns -------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of the DataFrame."""
+        return self.df.schema
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return self.df.columns
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """Names and types of the columns."""
+        return self.df.dtypes
+
+    def __getattr__(self, name: str) -> Column:
+        # Before `df` is set (while copying or unpickling) there is no column to look for.
+        if not name.startswith("__") and "_df" in self.__dict__ and name in self.df.columns:
+            return self.df[spark.quoted(name)]
+        raise AttributeError(f"{type(self).__name__} has no attribute or column {name!r}")
+
+    def col(self, name: str) -> Column:
+        """The column of this name, not bound to this table."""
+        return col(name)
+
+    def select(self, *cols: str | Column | list) -> Self:
+        """Some of the columns, or expressions.
+
+        Parameters
+        ----------
+        *cols : str, Column, or a list of them
+        """
+        return self._clone(self.df.select(*self._chosen(cols)))
+
+    def _chosen(self, cols: Sequence[Any]) -> list[Any]:
+        """Columns that a user names: any name that the table has, an expression, or ``*``."""
+        columns = spark.listed(cols)
+        if not columns:
+            raise UsageError(
+                "cols should be str or a list of str, but got None.",
+                code="argument-missing",
+                argument="cols",
+            )
+        for column in columns:
+            if not spark.is_column(column) and not isinstance(column, str):
+                raise UsageError(
+                    f"cols should be str or a list of str, but got {column!r}.",
+                    code="argument-type",
+                    argument="cols",
+                )
+        # other names are fields of a struct, or for Spark to say that there are none
+        known = self.df.columns
+        return [col(each) if isinstance(each, str) and each in known else each for each in columns]
+
+    def merge_cols(self, columns: list[str], target: str) -> Self:
+        """Put columns into one column of arrays, and leave them out.
+
+        Parameters
+        ----------
+        columns : list of str
+            If one of them holds strings, all elements become strings.
+        target : str
+            Name of the new column.
+        """
+        if not isinstance(columns, list):
+            raise UsageError(
+                f"columns must be a list of column names, but got {columns!r}",
+                code="argument-type",
+                argument="columns",
+            )
+        names = as_names(columns)
+        require_columns(self.columns, names)
+        check_string(target, "target")
+        # in ANSI mode Spark would cast strings to the other type, and fail
+        has_text = any(kinds.is_text(kind_of(self.df, name)) for name in names)
+        cells = (col(name).cast("string") if has_text else col(name) for name in names)
+        merged = spark.replace(self.df, {target: F.array(*cells)})
+        return self._clone(merged.drop(*(name for name in names if name != target)))
+
+    def append_column(self, name: str, column: Column) -> Self:
+        """Add a column.
+
+        Parameters
+        ----------
+        name : str
+            One that exists is replaced in its place.
+        column : pyspark.sql.Column
+            For instance ``pyspark.sql.functions.lit(0)``.
+        """
+        check_string(name, "name")
+        if not spark.is_column(column):
+            raise UsageError(
+                f"column should be a pyspark.sql.Column, but got {column!r}",
+                code="argument-type",
+                argument="column",
+            )
+        return self._clone(self.df.withColumn(name, column))
+
+    def add(self, columns: str | list[str], value: float = 1) -> Self:
+        """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
+        names = spark.names_of(self.df, columns, kinds.is_number, "numbers")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(
+                f"value should be a number, got {value!r}", code="argument-type", argument="value"
+            )
+        return self._clone(
+            spark.replace(self.df, {name: col(name) + F.lit(value) for name in names})
+        )
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def limit(self, num: int) -> Self:
+        """At most so many rows."""
+        return self._clone(self.df.limit(num))
+
+    def filter(self, condition: str | Column) -> Self:
+        """The rows for which a condition holds, an expression of SQL or a Column."""
+        if not isinstance(condition, str) and not spark.is_column(condition):
+            raise UsageError(
+                f"condition should be str or Column, but got {condition!r}",
+                code="argument-type",
+                argument="condition",
+            )
+        return self._clone(self.df.filter(condition))
+
+    def distinct(self) -> Self:
+        """Every different row once."""
+        return self._clone(self.df.distinct())
+
+    def drop_duplicates(
+        self,
+        subset: str | list[str] | None = None,
+        sort_cols: str | list[str] | None = None,
+        keep: str = "min",
+    ) -> Self:
+        """One row of each group of rows that are equal in some columns.
+
+        Parameters
+        ----------
+        subset : str or list of str, optional
+            Default: all columns.
+        sort_cols : str or list of str, optional
+            The row that comes first by these columns is kept; of equal ones the one that comes
+            first in the table.  Without it any row is kept.
+        keep : {"min", "max"}
+            Ascending or descending order.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"user": [1, 1], "time": [3, 5]}))
+        >>> table.drop_duplicates("user", sort_cols="time", keep="max").to_dict()
+        {'user': [1], 'time': [5]}
+        """
+        from pyspark.sql import Window
+
+        if keep not in ("min", "max"):
+            raise UsageError(
+                f"keep should be either min or max, but got {keep!r}",
+                code="argument-value",
+                argument="keep",
+                allowed=["min", "max"],
+            )
+        names = self.df.columns if subset is None else as_names(subset, "subset")
+        require_columns(self.df.columns, names)
+        if sort_cols is None:
+            return self._clone(self.df.dropDuplicates(names))
+        order = as_names(sort_cols, "sort_cols")
+        require_columns(self.df.columns, order)
+        place, rank = spark.temporary(self.df, "place"), spark.temporary(self.df, "rank")
+        sorting = [col(name).asc() if keep == "min" else col(name).desc() for name in order]
+        window = Window.partitionBy(*map(col, names)).orderBy(*sorting, place)
+        ranked = self.df.withColumn(place, F.monotonically_increasing_id())
+        ranked = ranked.withColumn(rank, F.row_number().over(window))
+        return self._clone(ranked.filter(F.col(rank) == 1).drop(place, rank))
+
+    def concat(
+        self, tables: Table | list[Table], mode: str = "inner", distinct: bool = False
+    ) -> Self:
+        """The rows of several tables, by the names of the columns.
+
+        Parameters
+        ----------
+        tables : Table or list of Table
+            Their rows come before those of this table.
+        mode : {"inner", "outer"}
+            The columns that all tables have, or those of any table, with nulls where one has none.
+        distinct : bool, default False
+            Every different row once.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> old = FeatureTable.from_pandas(pd.DataFrame({"user": [1], "age": [31]}))
+        >>> new = FeatureTable.from_pandas(pd.DataFrame({"user": [2]}))
+        >>> new.concat(old, mode="outer").sort("user").to_list("age")
+        [31, None]
+        """
+        others = spark.listed([tables])
+        if not all(isinstance(each, Table) for each in others):
+            raise UsageError(
+                f"tables should be a Table or a list of Tables, but got {tables!r}",
+                code="argument-type",
+                argument="tables",
+            )
+        if mode not in ("inner", "outer"):
+            raise UsageError(
+                f"concat mode should be either outer or inner, but got {mode!r}",
+                code="argument-value",
+                argument="mode",
+                allowed=["outer", "inner"],
+            )
+        frames = _with_equal_kinds([*(each.df for each in others), self.df])
+        if mode == "inner":
+            common = [
+                name for name in frames[0].columns if all(name in each.columns for each in frames)
+            ]
+            if not common:
+                raise UsageError(
+                    "The tables have no column in common; use mode='outer'", code="data-schema"
+                )
+            frames = [each.select(*map(col, common)) for each in frames]
+        united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+        return self._clone(united.distinct() if distinct else united)
+
+    def subtract(self, other: Table) -> Self:
+        """The different rows that another table has not."""
+        return self._clone(self.df.subtract(check_table("other", other).df))
+
+    def intersect(self, other: Table) -> Self:
+        """The different rows that another table has too."""
+        return self._clone(self.df.intersect(check_table("other", other).df))
+
+    def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
+        """Random rows, about `fraction` of them."""
+        return self._clone(self.df.sample(replace, float(fraction), seed))
+
+    def random_split(self, weights: list[float], seed: int | None = None) -> list[Self]:
+        """Split the rows by chance.
+
+        Parameters
+        ----------
+        weights : list of float
+            Shares of the parts, which are normalised; the sizes agree approximately.
+        seed : int, optional
+            The same seed gives the same parts of the same table.
+
+        Returns
+        -------
+        list of Table
+        """
+        if not isinstance(weights, list | tuple) or not weights:
+            raise UsageError(
+                f"weights should be a list of numbers, but got {weights!r}",
+                code="argument-type",
+                argument="weights",
+            )
+        parts = self.df.randomSplit([float(weight) for weight in weights], seed)
+        return [self._clone(part) for part in parts]
+
+    split = random_split
+
+    # -- order and partitions ------------------------------------------------------------------
+
+    def sort(self, *cols: str | Column | list, ascending: bool | Sequence[bool] = True) -> Self:
+        """Order the rows.
+
+        Parameters
+        ----------
+        *cols : str, Column, or a list of them
+        ascending : bool or list of bool, default True
+            A list has one for each column.
+        """
+        names = self._chosen(cols)
+        flags = ascending if isinstance(ascending, bool) else [bool(each) for each in ascending]
+        if not isinstance(flags, bool) and len(flags) != len(names):
+            raise UsageError(
+                f"ascending should have one value for each of {len(names)} columns, got {flags}",
+                code="argument-value",
+                argument="ascending",
+            )
+        return self._clone(self.df.sort(*names, ascending=flags))
+
+    order_by = sort
+
+    def ordinal_shuffle_partition(self, seed: int | None = None) -> Self:
+        """The rows of every partition in random order; none moves to another partition.
+
+        Parameters
+        ----------
+        seed : int, optional
+            The same seed gives the same order.
+        """
+        return self._clone(self.df.sortWithinPartitions(F.rand(spark.random_seed(seed))))
+
+    def repartition(self, num_partitions: int) -> Self:
+        """Distribute the rows anew over partitions."""
+        return self._clone(self.df.repartition(num_partitions))
+
+    def coalesce(self, num_partitions: int) -> Self:
+        """Unite partitions until there are at most so many."""
+        return self._clone(self.df.coalesce(num_partitions))
+
+    def get_partition_row_number(self) -> Table:
+        """A table of ``partitionId`` and ``count``, of the partitions that have rows."""
+        partition = F.spark_partition_id().alias("partitionId")
+        return Table(self.df.select(partition).groupBy("partitionId").count())
+
+    def broadcast(self) -> None:
+        """Mark this table as small enough to be sent to all executors when it is joined."""
+        self._df = F.broadcast(self.df)
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def get_stats(self, columns: str | list[str] | None, aggr: Any) -> dict[str, Any]:
+        """Figures of columns, all by one job.
+
+        Parameters
+        ----------
+        columns : str, list of str or None
+            None for all columns of numbers.
+        aggr : str, list of str, or dict of str to one of them
+            Of min, max, avg, sum and count.  A dict has those of each column; it may have those of
+            other columns of the table, which are not used.
+
+        Returns
+        -------
+        dict of str to value or list
+            By column; a list, in the order of `aggr`, if there are several figures.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> sales = pd.DataFrame({"price": [10, 12, 8], "age": [31, 40, 22]})
+        >>> table = FeatureTable.from_pandas(sales)
+        >>> table.get_stats(None, {"price": ["min", "max"], "age": "avg"})
+        {'price': [8, 12], 'age': 31.0}
+        """
+        names = spark.numeric_columns(self.df) if columns is None else as_names(columns)
+        require_columns(self.df.columns, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
+        wanted = {name: _stats_of(aggr, name) for name in names}
+        for name, stats in wanted.items():
+            needs_numbers = {"avg", "sum"} & set(stats)
+            if needs_numbers and not kinds.is_number(kind_of(self.df, name)):
+                raise UsageError(
+                    f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
+                    f"{kind_of(self.df, name)}",
+                    code="data-dtype",
+                    column=name,
+                )
+        figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
+        values = iter(spark.figures_of(self.df, figures))
+        of_columns = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
+        return {name: each[0] if len(each) == 1 else each for name, each in of_columns.items()}
+
+    def min(self, columns: str | list[str] | None = None) -> Table:
+        """Smallest values: a table of ``column`` (string) and ``min`` (double)."""
+        return self._extremes(columns, "min")
+
+    def max(self, columns: str | list[str] | None = None) -> Table:
+        """Largest values: a table of ``column`` (string) and ``max`` (double)."""
+        return self._extremes(columns, "max")
+
+    def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
+        if columns is not None:
+            spark.names_of(self.df, columns, kinds.is_number, "numbers")
+        stats = self.get_stats(columns, stat)
+        rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
+        return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
+
+    def median(self, columns: str | list[str] | None = None) -> Self:
+        """Medians, whose rank is exact to a thousandth of the rows.
+
+        Parameters
+        ----------
+        columns : str or list of str, optional
+            Default: all columns of numbers.
+
+        Returns
+        -------
+        Self
+            Columns ``column`` (string) and ``median`` (double), null for a column of nulls.
+        """
+        names = None if columns is None else as_names(columns)
+        medians = answer(self.df, medians_of(schema_of(self.df), names))
+        rows = [(name, each[0] if each else None) for name, each in medians.items()]
+        schema = "column string, median double"
+        return self._clone(self.df.sparkSession.createDataFrame(rows, schema))
+
+
+def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
+    """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
+    fields = [each for frame in frames for each in schema_of(frame).items()]
+    texts = {name for name, field in fields if kinds.is_text(field.kind)}
+    return [
+        frame.withColumns({name: col(name).cast("string") for name in texts & {*frame.columns}})
+        for frame in frames
+    ]
+
+
+def _stats_of(aggr: Any, column: str) -> list[str]:
+    if isinstance(aggr, Mapping):
+        if column not in aggr:
+            raise UsageError(
+                f"aggr has nothing for the column {column}: {dict(aggr)!r}",
+                code="argument-value",
+                argument="aggr",
+                column=column,
+            )
+        aggr = aggr[column]
+    stats = as_names(aggr, "aggr")
+    for stat in stats:
+        if stat not in _STATS:
+            raise UsageError(
+                f"aggr should be one of {', '.join(_STATS)}, but get {stat!r}",
+                code="argument-value",
+                argument="aggr",
+                allowed=list(_STATS),
+            )
+    return stats
+
+
+def check_table(name: str, value: Any) -> Table:
+    """Return `value`, which must be a table."""
+    if not isinstance(value, Table):
+        raise UsageError(
+            f"{name} should be a Table, but got {type(value).__name__}",
+            code="argument-type",
+            argument=name,
+        )
+    return value

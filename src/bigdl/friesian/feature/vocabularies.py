@@ -1,0 +1,354 @@
+"""Encoders by vocabularies: values become their numbers, or what a table has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.learned import StringIndex, dictionary_of
+from bigdl.friesian.feature.relations import Table, check_table
+from bigdl.friesian.ops import kinds, spark, vocabulary
+from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
+
+if TYPE_CHECKING:
+    pass
+
+
+class VocabularyEncoders(Table):
+    """Encoders of a table that replace values by what another table has for them."""
+
+    def gen_string_idx(
+        self,
+        columns: str | Mapping | list,
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+    ) -> StringIndex | list[StringIndex]:
+        """Learn the vocabularies of columns, all by one pass over the data.
+
+        Numbers begin with 1, so that 0 is free for unknown values, and depend on nothing but the
+        data: they follow the order of the values, or of the counts.  Nulls and NaN have none.
+
+        Parameters
+        ----------
+        columns : str, dict or list of them
+            A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns,
+            whose name is by default that of the first with ``_union``.
+        freq_limit : int or dict of str to int, optional
+            Values that occur less often are left out; a dict has the limits of some vocabularies.
+        order_by_freq : bool, default False
+            Number the values by falling count, equal counts by value.
+        do_split : bool, default False
+            Cells are text of several values. Arrays of values are numbered without it.
+        sep : str, default ","
+            Regular expression between them.
+
+        Returns
+        -------
+        StringIndex or list of StringIndex
+            A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
+            the values are in one called ``id``.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> cities = pd.DataFrame({"city": ["Rome", "Oslo", "Rome", "Bern"]})
+        >>> table = FeatureTable.from_pandas(cities)
+        >>> index = table.gen_string_idx("city", order_by_freq=True)
+        >>> sorted(index.to_dict().items(), key=lambda item: item[1])
+        [('Rome', 1), ('Bern', 2), ('Oslo', 3)]
+        >>> table.encode_string("city", index).to_list("city")
+        [1, 3, 1, 2]
+        """
+        sources = vocabulary.sources_of(columns, freq_limit)
+        separator = check_string(sep, "sep") if do_split else None
+        learned = vocabulary.learn(self.df, sources, order_by_freq, separator)
+        indices = [
+            StringIndex(each, source.name) for each, source in zip(learned, sources, strict=True)
+        ]
+        return indices if isinstance(columns, list | tuple) else indices[0]
+
+    def encode_string(
+        self,
+        columns: str | list[str],
+        indices: StringIndex | Mapping[str, int] | list,
+        broadcast: bool = True,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        oov_buckets: int = 0,
+    ) -> Self:
+        """Replace the values of columns by their numbers, in the place of the columns.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        indices : StringIndex, dict of str to int, or list of them
+            One for each column.  Of equal values in an index the smallest number counts.
+        broadcast : bool, default True
+            Send the vocabulary to all executors, unless it has more than a million values.  Then,
+            and without it, Spark chooses the kind of join.
+        do_split : bool, default False
+            Cells hold several values: they become arrays of the numbers of those that are known.
+        sep : str, default ","
+            Regular expression between them.
+        sort_for_array : bool, default False
+            Order the numbers of an array; otherwise they follow the values.
+        keep_most_frequent : bool, default False
+            Of an array only the smallest number, that of the most frequent value if the vocabulary
+            is ordered by frequency.
+        oov_buckets : int, default 0
+            So many numbers behind the largest one are given to values that are not in the
+            vocabulary, by their hash; not with `do_split`.
+
+        Returns
+        -------
+        FeatureTable
+            Nulls for what is not in the vocabulary, and for cells without any known value.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"city": ["Rome", "Bern"]}))
+        >>> index = {"Oslo": 1, "Rome": 2}
+        >>> table.encode_string("city", index).to_list("city")
+        [2, None]
+        >>> table.encode_string("city", index, oov_buckets=1).to_list("city")
+        [2, 3]
+        """
+        vocabulary.check_oov_buckets(oov_buckets, do_split)
+        names = as_names(columns)
+        chosen = spark.listed([indices])
+        spark.check_lengths("columns", names, "indices", chosen)
+        message = (
+            "The column {name} of type {kind} cannot be encoded: its cells should be single "
+            "values, arrays of them, or with do_split their text; explode it, or use "
+            "add_value_features"
+        )
+        before = schema_of(self.df)
+        kinds.check_kinds(before, names, vocabulary.is_atomic_or_list, message)
+        lists = [name for name in names if kinds.is_array(before[name].kind)]
+        if lists and (do_split or oov_buckets):
+            raise UsageError(
+                f"{'do_split' if do_split else 'oov_buckets'} cannot be used with {lists}, whose "
+                "cells are arrays; leave it out",
+                code="argument-conflict",
+                columns=lists,
+            )
+        dictionaries = {
+            name: dictionary_of(index, name) for name, index in zip(names, chosen, strict=True)
+        }
+        separator = check_string(sep, "sep") if do_split else None
+        options = broadcast, separator, sort_for_array, keep_most_frequent, oov_buckets
+        return self._clone(vocabulary.encode_cells(self.df, dictionaries, *options))
+
+    def category_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | Mapping[str, int] | None = None,
+        order_by_freq: bool = False,
+        do_split: bool = False,
+        sep: str = ",",
+        sort_for_array: bool = False,
+        keep_most_frequent: bool = False,
+        broadcast: bool = True,
+    ) -> tuple[Self, StringIndex | list[StringIndex]]:
+        """:meth:`gen_string_idx` and :meth:`encode_string` in one.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex or list of StringIndex)
+            A list if `columns` is one.
+        """
+        indices = self.gen_string_idx(columns, freq_limit, order_by_freq, do_split, sep)
+        encoded = self.encode_string(
+            columns, indices, broadcast, do_split, sep, sort_for_array, keep_most_frequent
+        )
+        return encoded, indices
+
+    def joint_encode(
+        self,
+        columns: str | list[str],
+        freq_limit: int | None = None,
+        order_by_freq: bool = False,
+        name: str | None = None,
+        index: StringIndex | None = None,
+    ) -> tuple[Self, StringIndex]:
+        """Replace the values of several columns by numbers of one vocabulary.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Such as a user and a friend of hers.
+        freq_limit, order_by_freq
+            As in :meth:`gen_string_idx`; the counts of all columns are added.
+        name : str, optional
+            Of the vocabulary; default: that of the first column with ``_union``.
+        index : StringIndex, optional
+            The vocabulary that this method returned for other data.
+
+        Returns
+        -------
+        (FeatureTable, StringIndex)
+            Nulls for what is not in the vocabulary.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> pairs = pd.DataFrame({"user": ["u1", "u2"], "friend": ["u2", "u3"]})
+        >>> table = FeatureTable.from_pandas(pairs)
+        >>> encoded, index = table.joint_encode(["user", "friend"])
+        >>> encoded.to_dict()  # u2 has one number
+        {'user': [1, 2], 'friend': [2, 3]}
+        """
+        names = as_names(columns)
+        require_columns(self.columns, names)
+        if index is None:
+            source = {"src_cols": names, "col_name": name}
+            indices = self.gen_string_idx([source], freq_limit, order_by_freq)
+            index = cast("list[StringIndex]", indices)[0]
+        elif not isinstance(index, StringIndex):
+            raise UsageError(
+                f"index should be a StringIndex, but got {type(index).__name__}",
+                code="argument-type",
+                argument="index",
+            )
+        dictionary = index.dictionary_of(index.col_name)
+        return self._clone(
+            vocabulary.encode(self.df, dict.fromkeys(names, dictionary), True)
+        ), index
+
+    def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
+        """The different values of columns, in their order; a null comes last.
+
+        Returns
+        -------
+        dict of str to list
+        """
+        return vocabulary.distinct_values(self.df, as_names(columns))
+
+    def gen_reindex_mapping(
+        self, columns: str | Sequence[str] = (), freq_limit: int | Mapping[str, int] | None = 10
+    ) -> list[Any]:
+        """Number the values of columns by falling count, all by one pass over the data.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        freq_limit : int or dict of str to int, default 10
+            Values that occur less often are left out; a dict has the limit of every column.
+
+        Returns
+        -------
+        list of FeatureTable
+            For each column its values and, as ``<column>_new``, their numbers from 1 on.
+        """
+        names = as_names(columns)
+        if isinstance(freq_limit, Mapping) and set(names) - set(freq_limit):
+            raise UsageError(
+                f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}",
+                code="argument-value",
+                argument="freq_limit",
+            )
+        sources = vocabulary.sources_of(names, freq_limit)
+        learned = vocabulary.learn(self.df, sources, True, None)
+        return [
+            self._clone(each.toDF(name, f"{name}_new"))
+            for name, each in zip(names, learned, strict=True)
+        ]
+
+    def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
+        """Replace values by what :meth:`gen_reindex_mapping` found; unknown ones by 0, nulls stay.
+
+        Parameters
+        ----------
+        columns : str or list of str
+        index_tbls : Table or list of Table
+            One for each column.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"item": [700, 900, 900]}))
+        >>> mappings = table.gen_reindex_mapping("item", freq_limit=2)
+        >>> table.reindex("item", mappings).to_list("item")  # 700 occurs only once
+        [0, 1, 1]
+        """
+        names = as_names(columns)
+        tables = spark.listed([index_tbls])
+        spark.check_lengths("columns", names, "index_tbls", tables)
+        table = self
+        for name, each in zip(names, tables, strict=True):
+            number = spark.temporary(table.df, "number")
+            numbered = table.add_value_features(name, each, name, number).df
+            known = F.when(F.col(name).isNotNull(), F.col(number))
+            table = table._clone(numbered.withColumn(name, known).drop(number))
+        return table
+
+    def add_value_features(
+        self, columns: str | list[str], dict_tbl: Table, key: str, value: str
+    ) -> Self:
+        """Look up what a table says about the values of columns.
+
+        Parameters
+        ----------
+        columns : str or list of str
+            Columns of values, of arrays, or of arrays of arrays.
+        dict_tbl : Table
+            Its columns `key` and `value`; if it has not both of them, the first two.
+        key, value : str
+            The result is called as the column with `key` replaced by `value`: ``item_hist_seq``
+            becomes ``category_hist_seq``.  A column that keeps its name is replaced.
+
+        Returns
+        -------
+        FeatureTable
+            Values without an entry, and nulls, become 0, or null if the entries are no numbers.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> histories = FeatureTable.from_pandas(pd.DataFrame({"item_hist_seq": [[1, 2], [2]]}))
+        >>> items = FeatureTable.from_pandas(pd.DataFrame({"item": [1, 2], "category": [10, 20]}))
+        >>> table = histories.add_value_features("item_hist_seq", items, "item", "category")
+        >>> table.to_list("category_hist_seq")
+        [[10, 20], [20]]
+        """
+        names = as_names(columns)
+        require_columns(self.columns, names)
+        check_table("dict_tbl", dict_tbl)
+        check_string(key, "key")
+        check_string(value, "value")
+        known = dict_tbl.columns
+        if len(known) < 2:
+            raise UsageError(
+                f"dict_tbl should have 2 columns, but its columns are {known}",
+                code="data-schema",
+                argument="dict_tbl",
+                columns=known,
+            )
+        source = (key, value) if key in known and value in known and key != value else known[:2]
+        dictionary = vocabulary.Dictionary(dict_tbl.df, *source)
+        default = 0 if kinds.is_number(dictionary.value_type) else None
+        outputs = {name: name.replace(key, value) for name in names}
+        spark.check_different(list(outputs.values()), "The names of the results")
+        return self._clone(vocabulary.value_features(self.df, outputs, dictionary, default))

@@ -1,0 +1,23 @@
+"""Operators of other packages: what they are made of, and how they are registered.
+
+:meth:`FeatureTable.with_operator` runs an operator and :meth:`FeaturePipeline.with_operator`
+records it. :class:`bigdl.testing.operators.OperatorContract` has the tests that it must pass.
+"""
+
+from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.operator import (
+    Function,
+    NumberFunction,
+    Operator,
+    OutputColumn,
+    register_operator,
+)
+
+__all__ = [
+    "Field",
+    "Function",
+    "NumberFunction",
+    "Operator",
+    "OutputColumn",
+    "register_operator",
+]
