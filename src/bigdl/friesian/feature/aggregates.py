@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
@@ -14,9 +14,6 @@ from bigdl.friesian.ops import spark, vocabulary
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.spark import F, as_names, col
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, without_twins
-
-if TYPE_CHECKING:
-    pass
 
 
 class AggregateEncoders(Table):

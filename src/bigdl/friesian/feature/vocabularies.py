@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.learned import StringIndex, dictionary_of
@@ -11,9 +11,6 @@ from bigdl.friesian.feature.relations import Table, check_table
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class VocabularyEncoders(Table):
