@@ -48,6 +48,12 @@ def test_a_table_of_arrow_becomes_a_frame_and_comes_back(orca_spark):
     assert empty.num_rows == 0
 
 
+def test_chunks_without_rows_end_no_table_of_arrow(orca_spark):
+    table = pa.table({"id": [1, 2]})
+    chunks = pa.concat_tables([table, table.slice(0, 0), table, table.slice(1)])
+    assert versions.frame_of_arrow(orca_spark, chunks).count() == 5
+
+
 def test_sets_of_columns_are_grouped_alike_on_every_spark(orca_spark, monkeypatch):
     from pyspark.sql import functions as F
 

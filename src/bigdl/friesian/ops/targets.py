@@ -716,7 +716,7 @@ class CountEncode(GroupEncode):
         return "double" if self.normalize else "bigint"
 
     def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
-        return {self.out_cols[i]: (_COUNTS[self.normalize], 0)}
+        return {self.out_cols[i]: (_COUNTS[self.normalize], 0.0 if self.normalize else 0)}
 
     def count(self, df: DataFrame) -> list[DataFrame]:
         """Return of each group its values, their ``count`` and their ``frequency``.

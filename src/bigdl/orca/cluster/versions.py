@@ -210,6 +210,9 @@ def frame_of_arrow(
     schema : str or StructType, optional
         Default: that of the table.
     """
+    # Spark reads no further than to a batch without rows
+    parts = [batch for batch in table.to_batches() if batch.num_rows]
+    table = pa.Table.from_batches(parts) if parts else table
     if spark_release() >= (4, 0):
         return session.createDataFrame(table, schema) if schema else session.createDataFrame(table)
     from pyspark.sql import DataFrame
