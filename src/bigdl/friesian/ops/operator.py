@@ -133,7 +133,10 @@ class NumberFunction(Function):
         def of_number(number: Any) -> Any:
             if number is None:
                 return self.of_null
-            return None if self.undefined(number) else self.numbers(number).item()
+            if self.undefined(number):
+                return None
+            result = self.numbers(number)  # of NumPy, or what Python's operators make of it
+            return result.item() if hasattr(result, "item") else result
 
         return of_number
 
