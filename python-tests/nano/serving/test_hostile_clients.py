@@ -41,7 +41,10 @@ def server(repository_of, slow_model):
 def read(server, method, path, token=None, body=None):
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     url = f"http://127.0.0.1:{server.http_port}{path}"
-    request = urllib.request.Request(url, body, headers, method=method)
+    return status_of(urllib.request.Request(url, body, headers, method=method))
+
+
+def status_of(request):
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status
@@ -486,6 +489,16 @@ def test_changes_are_off_unless_they_are_asked_for(repository_of, slow_model):
         status(token="use", admin_token="use")
     with pytest.raises(UsageError, match="The metrics token is empty"):
         status(metrics_token=" ")
+
+
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-origin", 200)])
+def test_pages_of_other_sites_change_nothing(repository_of, slow_model, site, status):
+    repository = repository_of(slow=slow_model)
+    with ModelServer(repository, http_port=0, grpc_port=None, changes=True) as server:
+        url = f"http://127.0.0.1:{server.http_port}/v2/repository/models/slow/traffic"
+        request = urllib.request.Request(url, b"{}", {"Sec-Fetch-Site": site}, method="POST")
+        assert status_of(request) == status
+        slow_model.open.set()
 
 
 def test_metrics_take_the_token_of_requests_where_they_have_none_of_their_own():

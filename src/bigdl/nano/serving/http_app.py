@@ -244,6 +244,9 @@ class HttpApp:
                 raise  # 403
             except AccessError as error:
                 raise _Refused(401, str(error), **{"www-authenticate": "Bearer"}) from None
+        if _purpose(path) == ADMIN and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            # A browser sends it: any page in one on this machine reaches a server on loopback.
+            raise _Refused(403, "A page of another site may not change the server")
         if methods is None:
             raise _Refused(404, f"There is nothing at {path!r}; see /openapi.json")
         handler = methods.get("GET" if method == "HEAD" else method)
