@@ -69,6 +69,32 @@ def test_the_state_of_another_optimizer_or_schedule_is_refused_by_name(kept, mad
     put_optimizers(linear(kept()), data)
 
 
+@pytest.mark.parametrize(
+    ("kept", "made", "said"),
+    [  # of one class and of equal variables
+        ({"momentum": 0.9}, {"use_ema": True}, ("program has use_ema", "checkpoint has not")),
+        ({"use_ema": True}, {"momentum": 0.9}, ("checkpoint has use_ema", "program has not")),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"momentum": 0.5},
+            ("program has momentum", "checkpoint has not"),
+        ),
+    ],
+)
+def test_averages_of_weights_are_not_taken_for_momentum(kept, made, said):
+    data = dump_optimizers(linear(optimizers.SGD(**kept)))
+    with refused("checkpoint-mismatch", *said):
+        put_optimizers(linear(optimizers.SGD(**made)), data)
+    put_optimizers(linear(optimizers.SGD(**kept)), data)
+
+
+def test_the_states_of_another_number_of_optimizers_are_refused():
+    two = linear(optimizers.SGD())
+    two.second = optimizers.SGD()
+    with refused("checkpoint-mismatch", "1", "2"):
+        put_optimizers(two, dump_optimizers(linear(optimizers.SGD())))
+
+
 def test_rates_and_other_numbers_of_an_optimizer_may_differ():
     first, then = linear(optimizers.Adam(decaying(0.1))), linear(optimizers.Adam(decaying(0.2)))
     first.train_on_batch(*DATA)
@@ -81,7 +107,7 @@ def test_rates_and_other_numbers_of_an_optimizer_may_differ():
 
 def test_states_without_names_are_compared_by_their_shapes():
     state = loads(dump_optimizers(linear(optimizers.Adam())))
-    del state["names"]
+    del state["names"], state["slots"]
     put_optimizers(linear(optimizers.Adam()), dumps(state))
     with refused("model-mismatch"):
         put_optimizers(linear(optimizers.SGD()), dumps(state))

@@ -109,6 +109,13 @@ def test_a_checkpoint_of_another_optimizer_is_refused_by_name(tmp_path):
     message = "has the state of the optimizer SGD, but the program makes Adam; go on with SGD"
     with pytest.raises((UsageError, WorkerError), match=message):
         fit(lambda m, config: torch.optim.Adam(m.parameters()), epochs=2, resume="auto")
+    schedule = estimator(
+        lambda config: nn.Linear(6, 1),
+        model_dir=str(tmp_path),
+        scheduler_creator=lambda o, config: torch.optim.lr_scheduler.StepLR(o, 1),
+    )
+    with pytest.raises((UsageError, WorkerError), match=r"scheduler StepLR.* checkpoint has none"):
+        schedule.fit(DATA, batch_size=20, epochs=2, resume="auto")
     # a file that does not name the class
     first.save_checkpoint(str(tmp_path / "full.pt"))
     other = estimator(

@@ -6,6 +6,7 @@ Files load by torch with ``weights_only=True``.
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,11 +131,22 @@ def optimizer_name(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}{schedule}"
 
 
+_SLOTS = ("use_ema", "momentum", "amsgrad", "centered", "gradient_accumulation_steps")
+
+
+def _slots_of(optimizer: Any) -> list[str]:
+    """Return the options of an optimizer that are on and decide what values its state has."""
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    values = {name: getattr(optimizer, name, None) for name in _SLOTS}
+    return [name for name, value in values.items() if isinstance(value, numbers.Number) and value]
+
+
 def dump_optimizers(model: Any) -> bytes:
     """Return the states of all optimizers of a model, and what they are of."""
     optimizers = optimizers_of(model)
     states = [values_of(optimizer.variables) for optimizer in optimizers]
-    return dumps({"optimizers": states, "names": list(map(optimizer_name, optimizers))})
+    names, slots = (list(map(f, optimizers)) for f in (optimizer_name, _slots_of))
+    return dumps({"optimizers": states, "names": names, "slots": slots})
 
 
 def put_optimizers(model: Any, data: bytes) -> None:
@@ -145,7 +157,8 @@ def put_optimizers(model: Any, data: bytes) -> None:
     Raises
     ------
     UsageError
-        If they are the states of optimizers of another class, of another schedule or model.
+        If they are the states of optimizers of another class, of another schedule or model, or
+        of options with which they keep other values.
     """
     kept = loads(data)
     states, optimizers = kept["optimizers"], optimizers_of(model)
@@ -159,6 +172,24 @@ def put_optimizers(model: Any, data: bytes) -> None:
                 f"with {name}, load_weights in this one, and fit without resume",
                 code="checkpoint-mismatch",
             )
+    for optimizer, slots in zip(optimizers, kept.get("slots", ()), strict=False):
+        other = [name for name in _SLOTS if (name in slots) != (name in _slots_of(optimizer))]
+        if other:  # the shapes may be the same: averages are no momentum
+            one = other[0]
+            has, lacks = ("checkpoint", "program") if one in slots else ("program", "checkpoint")
+            raise UsageError(
+                f"The optimizer {optimizer_name(optimizer)} of the {has} has {one}, and that of "
+                f"the {lacks} has not, so they keep other values; go on with the options of the "
+                "checkpoint, or take the weights alone: load_weights, and fit without resume",
+                code="checkpoint-mismatch",
+            )
+    if optimizers and states and len(optimizers) != len(states):
+        raise UsageError(
+            f"The checkpoint has the states of {len(states)} optimizers, but the model has "
+            f"{len(optimizers)}; go on with the program that wrote it, or take the weights alone: "
+            "load_weights, and fit without resume",
+            code="checkpoint-mismatch",
+        )
     for optimizer, values in zip(optimizers, states, strict=False):
         if len(values) == len(optimizer.variables):  # else it is said which one does not fit
             values = list(map(_of_size, optimizer.variables, values))

@@ -135,8 +135,20 @@ class BuiltParts:
 
     def _check_classes(self, files: dict[str, bytes]) -> None:
         """Refuse the state of an optimizer or scheduler of another class."""
-        own = self._classes()
-        for name, kept in json.loads(files.get(CLASSES, b"{}")).items():
+        own, classes = self._classes(), json.loads(files.get(CLASSES, b"{}"))
+        is_whole = "optimizer.pt" in files and "optimizer" in own and "optimizer" in classes
+        if is_whole and ("scheduler" in own) != ("scheduler" in classes):
+            name = own.get("scheduler") or classes["scheduler"]
+            has, lacks = (
+                ("program", "checkpoint") if "scheduler" in own else ("checkpoint", "program")
+            )
+            raise UsageError(
+                f"The {has} has the scheduler {name}, and the {lacks} has none; go on with the "
+                "scheduler of the checkpoint, or load the weights alone (save and load) and fit "
+                "without resume",
+                code="checkpoint-mismatch",
+            )
+        for name, kept in classes.items():
             if name in own and kept != own[name]:
                 raise UsageError(
                     f"The checkpoint has the state of the {name} {kept}, but the program makes "
