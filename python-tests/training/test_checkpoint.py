@@ -19,7 +19,14 @@ from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
-from bigdl.common.storage import disk_error, read_bytes, write_bytes, write_reason
+from bigdl.common.storage import (
+    disk_error,
+    put_folder,
+    read_bytes,
+    write_bytes,
+    write_reason,
+    writing,
+)
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
@@ -268,6 +275,28 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_nothing(
     assert f"{whole} is whole, and fit(resume='auto') goes on" in str(raised.value)
     (run,) = tmp_path.iterdir()
     assert sorted(each.name for each in run.iterdir()) == [".probe", whole]
+
+
+def test_a_folder_that_cannot_be_written_whole_leaves_the_earlier_one(tmp_path):
+    for number, size in enumerate((10, 10_000)):
+        source = tmp_path / f"source{number}"
+        (source / "inner").mkdir(parents=True)
+        (source / "a").write_bytes(bytes(size // 10))
+        (source / "inner" / "b").write_bytes(bytes(size))
+    target = tmp_path / "models" / "target"
+    put_folder(str(tmp_path / "source0"), str(target))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with refused("path-unusable", str(target)), writing("The model", target):
+            put_folder(str(tmp_path / "source1"), str(target))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    files = {each.name: each.stat().st_size for each in target.rglob("*") if each.is_file()}
+    assert files == {"a": 1, "b": 10}
+    assert [each.name for each in target.parent.iterdir()] == ["target"]
+    put_folder(str(tmp_path / "source1"), str(target))
+    assert (target / "inner" / "b").stat().st_size == 10_000
 
 
 def test_a_disk_that_is_full_is_told_with_what_is_free(tmp_path):

@@ -155,6 +155,37 @@ def write_bytes(url: str, data: bytes) -> None:
         ) from error
 
 
+def put_folder(source: str, url: str) -> None:
+    """Copy a folder of this machine to any fsspec URL; what is there stays beside it.
+
+    On a local disk the files are written aside and renamed, so none is half written.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; a local disk is then as it was.
+    """
+    fs, target = open_file_system(url)
+    if not is_local_storage(fs):
+        fs.makedirs(target, exist_ok=True)
+        fs.put(f"{source}/", f"{target}/", recursive=True)
+        return
+    parent = os.path.dirname(os.path.abspath(target))
+    os.makedirs(parent, exist_ok=True)
+    aside = os.path.join(parent, f".{os.path.basename(target)}.{secrets.token_hex(4)}")
+    try:
+        shutil.copytree(source, aside, copy_function=shutil.copyfile)
+        for folder, folders, files in os.walk(aside):
+            place = os.path.normpath(os.path.join(target, os.path.relpath(folder, aside)))
+            for name in folders:
+                os.makedirs(os.path.join(place, name), exist_ok=True)
+            os.makedirs(place, exist_ok=True)
+            for name in files:
+                os.replace(os.path.join(folder, name), os.path.join(place, name))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 _FULL = "free some space there, or choose another folder"
 _REASONS = {
     errno.ENOSPC: ("the disk is full", _FULL),
@@ -241,6 +272,7 @@ def writing(what: str, path: str | os.PathLike) -> Iterator[None]:
 
 _TEXTS = {
     "No space left on device": errno.ENOSPC,
+    "File too large": errno.EFBIG,
     "Disk quota exceeded": errno.EDQUOT,
     "Read-only file system": errno.EROFS,
     "(Permission denied)": errno.EACCES,  # as Java says it

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
-from bigdl.common.storage import writing
 from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.cells import Cast
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names, check_string, col, kind_of, schema_of
+from bigdl.orca.cluster.spark import spark_writing
 from bigdl.orca.cluster.spark_calls import check_frame
 from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.pandas.readers import paths_for_spark
@@ -141,10 +141,11 @@ class TableOutput:
         path : str
             Of any file system that Spark knows.
         mode : {"append", "overwrite", "error", "ignore"}
-            What to do if it exists.
+            What to do if it exists. ``"overwrite"`` removes it first, as Spark does: where the
+            disk is then too small, neither is there.
         """
         check_choice("mode", mode, _MODES)
-        with writing("The table", path):
+        with spark_writing("The table", path):
             self.df.write.parquet(os.fspath(path), mode=mode)
 
     @spark.action
@@ -169,7 +170,7 @@ class TableOutput:
         """
         check_choice("mode", mode, _MODES)
         df = self.df if num_partitions is None else self.df.repartition(num_partitions)
-        with writing("The table", path):
+        with spark_writing("The table", path):
             df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
 
 

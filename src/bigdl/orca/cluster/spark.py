@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import writing
 from bigdl.orca.cluster import kubernetes, plan
 from bigdl.orca.cluster.jvm import JvmWatch, SparkLost, loss_of
 from bigdl.orca.cluster.plan import connect_session
@@ -309,6 +310,24 @@ def active_context() -> SparkContext | None:
     except (Py4JError, OSError, SparkLost):
         stopped = True
     return None if stopped else sc
+
+
+@contextlib.contextmanager
+def spark_writing(what: str, path: str | os.PathLike) -> Iterator[None]:
+    """Do what :func:`~bigdl.common.storage.writing` does, for files that Spark writes.
+
+    Writers that have failed keep their files open, so that a full disk stays full though they are
+    removed, until the JVM collects its garbage. The driver's is asked to; executors do so sometime.
+    """
+    try:
+        with writing(what, path):
+            yield
+    except UsageError:
+        with contextlib.suppress(Exception):
+            for _ in range(2):  # the last task may still be on its way out
+                time.sleep(0.3)
+                cast("Any", active_context())._jvm.System.gc()
+        raise
 
 
 def refuse_lost() -> None:

@@ -21,11 +21,12 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
-from bigdl.common.storage import open_file_system, read_bytes, write_bytes, writing
+from bigdl.common.storage import open_file_system, read_bytes, write_bytes
 from bigdl.common.trust import untrusted, user_signature
 from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
+from bigdl.orca.cluster.spark import spark_writing
 from bigdl.orca.cluster.spark_calls import users_errors
 from bigdl.orca.data.xshards import frames, persistence
 from bigdl.orca.data.xshards.connect import parallelize
@@ -635,7 +636,7 @@ class SparkXShards(XShards):
         batchSize : int, default 10
             Shards that are pickled together.
         """
-        with users_errors(self.rdd.context), writing("The shards", path):
+        with users_errors(self.rdd.context), spark_writing("The shards", path):
             self.rdd.saveAsPickleFile(path, batchSize)
         try:
             for folder, signatures in _signatures(path).items():

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, refusing
 from bigdl.common.private_folders import scratch_folder
-from bigdl.common.storage import file_exists, read_bytes, write_bytes, writing
+from bigdl.common.storage import file_exists, put_folder, read_bytes, write_bytes, writing
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import path_of, path_under, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
@@ -191,10 +191,8 @@ class KerasFiles(TrainingEstimator):
             if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
             model.save(Path(folder, _WHOLE))
-            fs, target = open_file_system(filepath)
             with writing("The model", filepath):
-                fs.makedirs(target, exist_ok=True)
-                fs.put(f"{folder}/", f"{target}/", recursive=True)
+                put_folder(folder, filepath)
         return filepath
 
     def load(
