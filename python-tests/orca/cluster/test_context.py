@@ -371,7 +371,7 @@ def test_an_active_context_is_reused_and_says_what_it_ignores(orca_spark, caplog
 # Lives in one process --------------------------------------------------------------------------
 
 LIVES = """
-    import io, json, logging, os, signal, sys, time
+    import io, json, logging, os, signal, sys, threading, time
     import numpy as np
     import psutil
     from pyspark import SparkConf, SparkContext
@@ -450,10 +450,12 @@ LIVES = """
     output = sys.stdout.getvalue() + sys.stderr.getvalue()
     facts["output shown"] = "INFO SparkContext" in output
 
-    os.kill(sc._gateway.proc.pid, signal.SIGKILL)  # as the kernel does when memory runs out
-    sc._gateway.proc.wait()
+    # It is asked for something when it is killed, as the kernel does when memory runs out.
+    os.kill(sc._gateway.proc.pid, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (sc._gateway.proc.pid, signal.SIGKILL)).start()
     facts["after a crash"] = []
     for use in (
+        lambda: sc._jvm.functions,
         OrcaContext.get_spark_context,
         lambda: sc.parallelize([1], 1).count(),
         lambda: XShards.partition(np.zeros(2)).collect(),
@@ -542,7 +544,7 @@ def test_a_crash_of_the_jvm_is_noticed_and_survived(lives):
     (said,) = set(lives["after a crash"])
     assert said.startswith("SparkLost: Spark's JVM (process ")
     assert "call stop_orca_context and init_orca_context" in said
-    assert len(lives["after a crash"]) == 4
+    assert len(lives["after a crash"]) == 5
 
 
 def test_a_jvm_that_cannot_start_is_one_clear_sentence(lives):

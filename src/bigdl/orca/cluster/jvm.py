@@ -27,6 +27,7 @@ logger = logging.getLogger("bigdl.orca")
 
 _WATCH = "_bigdl_watch"  # attribute of a gateway
 _OF_PY4J = "Exception while sending command."
+_NO_ANSWER = "x"
 _LOOK_S = 1.0  # seconds between two looks at the process
 BROKEN_S = 3.0
 """Seconds that a JVM has to end after its connections broke."""
@@ -118,11 +119,15 @@ class JvmWatch:
 
     def _send_command(self, *args: Any, **options: Any) -> Any:
         try:
-            return self._send(*args, **options)
+            answer = self._send(*args, **options)
         except Exception as error:
             if not _is_broken_connection(error) or (loss := self.loss(BROKEN_S)) is None:
                 raise
             raise loss from None
+        # py4j's answer in place of an error where the connection broke while it waited for one
+        if answer == _NO_ANSWER and (loss := self.loss(BROKEN_S)) is not None:
+            raise loss
+        return answer
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Leave out the traceback of py4j about a JVM that is gone, of which an error tells."""
