@@ -289,6 +289,13 @@ def test_kubernetes_says_what_it_cannot_do_without(options, message):
         made("k8s-client", **options)
 
 
+def test_executors_of_a_cluster_of_ours_keep_temporary_files_in_its_folder():
+    name, option = "spark.executor.extraJavaOptions", '"-Djava.io.tmpdir=/a b"'
+    assert launch.executor_temporary({}, "/a b") == {name: option}
+    assert launch.executor_temporary({name: "-Xss2m"}, "/a b") == {name: f"{option} -Xss2m"}
+    assert launch.executor_temporary({name: "-Djava.io.tmpdir=/mine"}, "/a b") == {}
+
+
 def test_standalone_limits_the_cores_of_the_application():
     found = made("standalone")
     assert found.properties["spark.cores.max"] == "12"

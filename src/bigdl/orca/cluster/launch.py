@@ -466,8 +466,23 @@ def _temporary_option(directory: str) -> str:
     is_set = any(_TEMPORARY in os.environ.get(name, "") for name in names)
     if not directory or is_set:
         return ""
+    return _temporary_in(directory)
+
+
+def _temporary_in(directory: str) -> str:
     quoted = directory.replace("\\", "\\\\").replace('"', '\\"')
     return f'"-D{_TEMPORARY}={quoted}"'
+
+
+def executor_temporary(conf: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return the property that has executors put temporary files into a directory.
+
+    Empty if the user has said where they go, or gives executors options in a file of Spark.
+    """
+    given = conf.get(_EXECUTOR_OPTIONS, "")
+    if _TEMPORARY in given or (not given and _EXECUTOR_OPTIONS in default_properties()):
+        return {}
+    return {_EXECUTOR_OPTIONS: f"{_temporary_in(directory)} {given}".strip()}
 
 
 def _logging_option(options: str) -> str:

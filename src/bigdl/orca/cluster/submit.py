@@ -641,6 +641,9 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
             launch.SECRET: cluster.secret,
             **request.conf,
         }
+        # they are gone with the cluster, also where it was killed
+        local = os.path.join(cluster.directory, "local")
+        properties |= launch.executor_temporary(properties, local)
         environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
         launched = launch.LaunchedSpark.launch(
             properties, environment, log_output=log_output, resources=resources.pop_all()
