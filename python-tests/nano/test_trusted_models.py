@@ -231,6 +231,9 @@ def test_a_meta_that_names_a_file_elsewhere_is_refused(tmp_path):
     meta.write_text(meta.read_text().replace("saved_weight.pt", "../other/saved_weight.pt"))
     with pytest.raises(UsageError, match="which is not in that directory"):
         InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
+    meta.write_text(meta.read_text().replace("../other/saved_weight.pt", "[saved_weight.pt]"))
+    with refused("file-damaged", "which is not in that directory"):
+        InferenceOptimizer.load(tmp_path / "plain", model=nn.Linear(3, 2))
 
 
 def test_weights_that_are_a_script_and_settings_that_name_files_do_nothing(saved, tmp_path):

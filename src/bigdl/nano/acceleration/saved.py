@@ -170,8 +170,8 @@ def opened(
                     f"{directory} doesn't exist.", code="path-missing", path=str(directory)
                 )
         meta = _read_meta(directory / META_FILE, "" if isinstance(path, Mapping) else path, trust)
-        for name in (meta[key] for key in _FILES if isinstance(meta.get(key), str)):
-            if Path(name).name != name:
+        for name in (meta[key] for key in _FILES if meta.get(key) is not None):
+            if not isinstance(name, str) or Path(name).name != name:
                 raise UsageError(
                     f"{META_FILE} of {directory} names the file {name!r}, which is not in that "
                     "directory; save the model again",

@@ -588,7 +588,7 @@ class GraphModel(AcceleratedModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        if "inputs" not in meta or "graph" not in meta:
+        if "inputs" not in meta or meta.get("graph") not in list(_GRAPHS):
             raise UsageError(
                 "The directory was written by another version of BigDL, whose compiled models "
                 "cannot be read; accelerate the original model again",
