@@ -1,10 +1,10 @@
 """Training on a machine whose cores others use, too: seconds of an epoch.
 
-    python benchmarks/shared_machine.py [--steps 100] [--repeats 3] [--busy 2] [--json out.json]
+    python benchmarks/shared_machine.py [--steps 100] [--repeats 3] [--busy 0 2] [--json out.json]
 
 A small network learns by ``Estimator.fit`` on a ``LocalEngine``: one worker with all cores as
-threads, and one worker on each core with one thread. Beside it run no other processes, or
-``--busy`` that compute without end, as other programs of the machine do. ``spinning`` are OpenMP's
+threads, and one worker on each core with one thread. Beside it run ``--busy`` processes that
+compute without end, as other programs of the machine do. ``spinning`` are OpenMP's
 threads as its library sets them, which was the default here, too; ``passive`` is the default now.
 ``torch`` is a plain loop in a process of its own, which spins.
 
@@ -41,7 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100, help="of an epoch")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--busy", type=int, default=2, help="processes that compute beside it")
+    parser.add_argument(
+        "--busy", type=int, nargs="+", default=[0, 2], help="processes that compute beside it"
+    )
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of a run")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all times there, too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -50,7 +52,7 @@ def main() -> None:
         print(json.dumps(epoch(SIDES[options.side][0], options.steps)))
         return
     seconds: dict[str, dict[str, list[float]]] = {}
-    for neighbours in (0, options.busy):
+    for neighbours in options.busy:
         times = seconds[f"{neighbours} busy processes"] = {side: [] for side in SIDES}
         with busy(neighbours):
             for _ in range(options.repeats):
