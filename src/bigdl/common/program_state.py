@@ -19,32 +19,47 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_lock = threading.Lock()
-_holders = 0
-_restore: list[Callable[[], object]] = []
+
+class SharedChange:
+    """A change of the whole process that lasts while at least one thread is inside.
+
+    The first thread makes it and the last one undoes it: threads that come and go in any order
+    would not leave the process as it was, if each undid its own.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the change, and pushes what undoes it on the ``contextlib.ExitStack`` that it gets.
+    """
+
+    def __init__(self, make: Callable[[contextlib.ExitStack], object]):
+        self._make = make
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                with contextlib.ExitStack() as stack:
+                    self._make(stack)
+                    self._undo = stack.pop_all()
+            self._threads += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._undo.close()
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
+def kept() -> SharedChange:
     """Leave the program's state as it was when the last thread that is inside leaves.
 
     Variables of the environment that a package adds for itself stay; those that were there before,
     and the path for libraries of other processes, are put back.
     """
-    global _holders
-    with _lock:
-        if not _holders:
-            _restore[:] = _snapshot()
-        _holders += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _holders -= 1
-            if not _holders:
-                for restore in _restore:
-                    restore()
-                _restore.clear()
+    return _kept
 
 
 @contextlib.contextmanager
@@ -68,9 +83,9 @@ def random_numbers_kept() -> Iterator[None]:
             restore()
 
 
-def _snapshot() -> list[Callable[[], object]]:
-    """Return functions that put back what the process has now."""
-    return [
+def _keep(stack: contextlib.ExitStack) -> None:
+    """Push functions that put back what the process has now."""
+    restores = [
         *_logging(),
         *_random_numbers(),
         *_hooks(),
@@ -78,6 +93,11 @@ def _snapshot() -> list[Callable[[], object]]:
         *_environment(),
         _start_method(),
     ]
+    for restore in reversed(restores):
+        stack.callback(restore)
+
+
+_kept = SharedChange(_keep)
 
 
 def _logging() -> list[Callable[[], object]]:

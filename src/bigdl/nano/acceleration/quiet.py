@@ -3,31 +3,26 @@
 import contextlib
 import io
 import logging
-import threading
 import warnings
-from collections.abc import Iterator
 
 from bigdl.common.errors import refusing as refusing
-from bigdl.common.program_state import kept
+from bigdl.common.program_state import SharedChange, kept
 from bigdl.training.progress import in_notebook
 
 
-def _silenced() -> contextlib.ExitStack:
-    """Silence the process; return the stack that undoes it."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(kept())  # exporters import, and draw random numbers
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        if in_notebook():
-            _silence_rich(stack)
-        root, handler = logging.getLogger(), logging.NullHandler()
-        root.addHandler(handler)  # without one, logging.warning() adds one that stays
-        stack.callback(root.removeHandler, handler)
-        stack.callback(logging.disable, root.manager.disable)
-        logging.disable(max(root.manager.disable, logging.WARNING))
-        return stack.pop_all()
+def _silence(stack: contextlib.ExitStack) -> None:
+    stack.enter_context(kept())  # exporters import, and draw random numbers
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+    if in_notebook():
+        _silence_rich(stack)
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)  # without one, logging.warning() adds one that stays
+    stack.callback(root.removeHandler, handler)
+    stack.callback(logging.disable, root.manager.disable)
+    logging.disable(max(root.manager.disable, logging.WARNING))
 
 
 def _silence_rich(stack: contextlib.ExitStack) -> None:
@@ -40,29 +35,14 @@ def _silence_rich(stack: contextlib.ExitStack) -> None:
         console.is_jupyter = False
 
 
-_lock = threading.Lock()
-_holders = 0
-_undo = contextlib.ExitStack()
+_silent = SharedChange(_silence)
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> SharedChange:
     """Without warnings, log lines below errors and prints of exporters and quantizers.
 
     What goes wrong is in the exceptions that they raise. Settings of the whole process are
     changed, so this belongs around conversions, not around inference. They stay changed while at
-    least one thread wants it: threads that come and go in any order would not leave them as they
-    were.
+    least one thread wants it.
     """
-    global _holders, _undo
-    with _lock:
-        if not _holders:
-            _undo = _silenced()
-        _holders += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _holders -= 1
-            if not _holders:
-                _undo.close()
+    return _silent

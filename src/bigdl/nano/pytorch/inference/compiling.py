@@ -8,9 +8,8 @@ in ``~/.cache/bigdl/inductor``, unless the program has chosen a directory by
 
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,34 +17,18 @@ import torch
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.private_folders import private_cache
+from bigdl.common.program_state import SharedChange
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON = "TRITON_CACHE_DIR"
-_lock = threading.Lock()
-_holders = 0
-_restore = ExitStack()
 
 
-@contextmanager
-def inductor_cache() -> Iterator[None]:
+def inductor_cache() -> SharedChange:
     """Let TorchInductor use the user's own cache, in all threads, until the last one leaves."""
-    global _holders, _restore
-    with _lock:
-        if not _holders:
-            with ExitStack() as entered:
-                _enter(entered)
-                _restore = entered.pop_all()
-        _holders += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _holders -= 1
-            if not _holders:
-                _restore.close()
+    return _cache
 
 
-def _enter(stack: ExitStack) -> None:
+def _use_own_cache(stack: ExitStack) -> None:
     # TorchInductor sets the variable itself where it, or an import of Dynamo, has needed it
     default = os.path.join(tempfile.gettempdir(), "torchinductor_")
     if not os.environ.get(_VARIABLE, default).startswith(default):
@@ -62,6 +45,9 @@ def _enter(stack: ExitStack) -> None:
         if hasattr(codecache, name):  # follows no variable
             stack.callback(setattr, codecache, name, getattr(codecache, name))
             setattr(codecache, name, str(place))
+
+
+_cache = SharedChange(_use_own_cache)
 
 
 def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
