@@ -8,12 +8,15 @@ another connection of that JVM asks :func:`loss_of`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import socket
 import subprocess
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _WATCH = "_bigdl_watch"  # attribute of a gateway
-_OF_PY4J = "Exception while sending command."
 _NO_ANSWER = "x"
 _LOOK_S = 1.0  # seconds between two looks at the process
 BROKEN_S = 3.0
@@ -60,7 +62,8 @@ class JvmWatch:
         self._client = gateway._gateway_client
         self._send = self._client.send_command
         self._client.send_command = self._send_command
-        logging.root.addFilter(self._is_news)
+        self._connect = self._client._get_connection
+        self._client._get_connection = self._watched_connection
         if self.process is not None:
             threading.Thread(target=self._run, name="bigdl-jvm", daemon=True).start()
 
@@ -72,7 +75,6 @@ class JvmWatch:
     def expect_end(self) -> None:
         """Note that this program ends the JVM itself."""
         self._is_stopped.set()
-        logging.root.removeFilter(self._is_news)
 
     def end(self, reason: str) -> None:
         """Kill a JVM that can do nothing more.
@@ -129,9 +131,22 @@ class JvmWatch:
             raise loss
         return answer
 
-    def _is_news(self, record: logging.LogRecord) -> bool:
-        """Leave out the traceback of py4j about a JVM that is gone, of which an error tells."""
-        return record.msg != _OF_PY4J or self.loss(BROKEN_S) is None
+    def _watched_connection(self) -> Any:
+        """Return a connection that raises a lost JVM's error, before py4j logs its own."""
+        connection = self._connect()
+        if "send_command" not in vars(connection):
+            connection.send_command = functools.partial(self._send_by, weakref.ref(connection))
+        return connection
+
+    def _send_by(self, reference: Callable[[], Any], command: str) -> str:
+        connection = reference()
+        try:
+            return type(connection).send_command(connection, command)
+        except Exception as error:
+            if not _is_broken_connection(error) or (loss := self.loss(BROKEN_S)) is None:
+                raise
+            connection.close(False)
+            raise loss from None
 
     def _refuses(self) -> bool:
         """Return True if nobody listens at the port of the gateway."""
