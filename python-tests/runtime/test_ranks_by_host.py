@@ -16,15 +16,15 @@ from bigdl.runtime import local, task
 def two_hosts(monkeypatch):
     """Local workers that the engine has put on two hosts in turn."""
 
-    def execute(spec, attempt, batches, place, directory):
+    def execute(spec, attempt, place, directory):
         host = f"127.0.0.{1 + place % 2}"
         with (
             mock.patch.object(task, "own_address", return_value=host),
             mock.patch.dict("os.environ", GLOO_SOCKET_IFNAME="lo"),
         ):
-            return task.execute(spec, attempt, batches, place, directory)
+            return task.execute(spec, attempt, iter(()), place, directory)
 
-    monkeypatch.setattr(local, "execute", execute)
+    monkeypatch.setattr(local, "_execute", execute)
     monkeypatch.setattr(LocalEngine, "places_tasks", True)
 
 

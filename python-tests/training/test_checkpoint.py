@@ -715,7 +715,11 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     run = Run(crew, tmp_path)
     run.fit(1)
     other = TrainingSession(str(tmp_path), TorchDistributedSync)
-    parts = ModelParts(lambda config: nn.Linear(4, 1).double(), optimizer, nn.MSELoss())
+
+    def other_model(config):
+        return nn.Linear(4, 1).double()
+
+    parts = ModelParts(other_model, optimizer, nn.MSELoss(), scheduler)
     settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with refused("model-mismatch"):
         other.fit(
@@ -791,6 +795,7 @@ def test_the_estimator_goes_on_where_it_was_interrupted(frame, tmp_path):
     assert names == ["checkpoint-000001-00000001", "checkpoint-000001-00000003"]
     assert sorted(p.name for p in (run / names[1]).iterdir()) == [
         "buffers.pt",
+        "classes.json",
         "manifest.json",
         "model.pt",
         "optimizer.pt",
