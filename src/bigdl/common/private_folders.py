@@ -278,10 +278,13 @@ def _make_root(base: str) -> str:
             "(chmod +t), or set TMPDIR to another folder",
             base,
         )
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(root, 0o700)
-    if _made_private(root):
-        return root
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(root, 0o700)
+        if _made_private(root):
+            return root
+        if os.path.lexists(root):  # else a program that ended has removed the empty root
+            break
     other = tempfile.mkdtemp(prefix=f"{name}-", dir=base)
     logger.warning(
         "%s is no folder of this user alone, so temporary files go to %s; have it removed",
@@ -299,8 +302,9 @@ def _make(root: str, purpose: str) -> tuple[str, int]:
         except FileNotFoundError:  # a program that ended has removed the empty root
             if not _is_root(root):
                 raise
-            os.makedirs(root, 0o700, exist_ok=True)
-            if not _made_private(root):
+            with contextlib.suppress(FileExistsError):  # and another one has made it again
+                os.makedirs(root, 0o700)
+            if not _made_private(root) and os.path.lexists(root):
                 root = private_root(os.path.dirname(root))
             continue
         descriptor = _locked(path)
@@ -313,9 +317,12 @@ def _made_anew(path: str) -> int:
     """Make a folder again that somebody has removed, and return the descriptor with its lock."""
     root = os.path.dirname(path)
     for _ in range(_ATTEMPTS):
-        os.makedirs(root, 0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(root, 0o700)
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.mkdir(path, 0o700)
+        if not os.path.lexists(path):  # a program that ended has removed the empty root
+            continue
         if not ((_made_private(root) or not _is_root(root)) and _is_private(path)):
             break
         descriptor = _locked(path)
