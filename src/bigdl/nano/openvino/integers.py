@@ -83,9 +83,10 @@ class _Lookup(NamedTuple):
     rows: int
     negative: bool  # may count from the end
 
-
-class _Problem(Exception):
-    """A value that may not be computed right."""
+    @property
+    def lowest(self) -> int:
+        """Lowest index that the table has."""
+        return -self.rows if self.negative else 0
 
 
 def forbid_negative(network: Any, names: Sequence[str]) -> None:
@@ -157,11 +158,13 @@ class IntegerGuard:
                 boxes[position] = (np.maximum(low, 0), high)
         for position, column, lookup in graph.direct():
             low, high = boxes[position]
-            least = -lookup.rows if lookup.negative else 0
             if column is None:
-                boxes[position] = (np.maximum(low, least), np.minimum(high, lookup.rows - 1))
+                boxes[position] = (
+                    np.maximum(low, lookup.lowest),
+                    np.minimum(high, lookup.rows - 1),
+                )
             elif self._columns[position][-1] > 1:
-                low[..., column] = np.maximum(low[..., column], least)
+                low[..., column] = np.maximum(low[..., column], lookup.lowest)
                 high[..., column] = np.minimum(high[..., column], lookup.rows - 1)
         self._forbidden = {
             p for p, (low, _) in boxes.items() if np.all(low == 0) and self._whole[p][0] < 0
@@ -205,11 +208,12 @@ class IntegerGuard:
 
     def _looked_at(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
         assert self._graph is not None
-        boxes = {
-            position: (int(arrays[position].min()), int(arrays[position].max()))
+        columns = {
+            position: _box_of(arrays[position], self._columns[position])
             for position in self._whole
             if arrays[position].size
         }
+        boxes = {position: _whole_range(box) for position, box in columns.items()}
         for position in self._forbidden & set(boxes):
             if boxes[position][0] < 0:
                 raise UsageError(
@@ -221,9 +225,6 @@ class IntegerGuard:
         for position, column, lookup in self._graph.direct():
             if column is None:
                 self._check_lookup(lookup, boxes.get(position), self._names[position])
-        columns = {
-            position: _box_of(arrays[position], self._columns[position]) for position in boxes
-        }
         if self._graph.problem(columns) is None:
             return None
         if self._graph.problem(columns, lookups=False) is None:
@@ -238,12 +239,11 @@ class IntegerGuard:
         return _Indices(self._network.clone(), self._compile)
 
     def _check_lookup(self, lookup: _Lookup, box: Interval, name: str) -> None:
-        lowest = -lookup.rows if lookup.negative else 0
-        if box is None or (box[0] >= lowest and box[1] < lookup.rows):
+        if box is None or (box[0] >= lookup.lowest and box[1] < lookup.rows):
             return
         wrong = box[1] if box[1] >= lookup.rows else box[0]
         raise UsageError(
-            f"Input {name!r} leads to row {wrong} of a table that has the rows {lowest} to "
+            f"Input {name!r} leads to row {wrong} of a table that has the rows {lookup.lowest} to "
             f"{lookup.rows - 1}; map ids that the model does not know to one that it knows",
             code="data-value",
             argument=name,
@@ -414,8 +414,9 @@ class _Integers:
                 values[node.get_name(), place] = made
         for lookup in self.lookups if lookups else ():
             box = self._interval(lookup.indices, values)
-            lowest = -lookup.rows if lookup.negative else 0
-            if box is not None and (np.any(box[0] < lowest) or np.any(box[1] >= lookup.rows)):
+            if box is not None and (
+                np.any(box[0] < lookup.lowest) or np.any(box[1] >= lookup.rows)
+            ):
                 return "an index"
         return None
 
@@ -757,8 +758,13 @@ def _integers_of(node: Any, position: int) -> list[int] | None:
 
 
 def _of_all(interval: Interval) -> tuple[int, int] | None:
+    """Return the range of the values of all columns; None if it is not known."""
+    return None if interval is None else _whole_range(interval)
+
+
+def _whole_range(box: Box) -> tuple[int, int]:
     """Return the range of the values of all columns."""
-    return None if interval is None else (int(np.min(interval[0])), int(np.max(interval[1])))
+    return int(np.min(box[0])), int(np.max(box[1]))
 
 
 def _columns_of(shape: Any) -> tuple[int, ...]:
