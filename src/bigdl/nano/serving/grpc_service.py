@@ -13,7 +13,6 @@ import numpy as np
 from bigdl.common.errors import require
 from bigdl.nano.serving import open_inference as protocol
 from bigdl.nano.serving.access import ADMIN, INFER
-from bigdl.nano.serving.batching import DeadlineError
 from bigdl.nano.serving.grpc_port import Call, GrpcPort, GrpcRefusal, not_a_message
 from bigdl.nano.serving.http_app import _Results, server_metadata
 from bigdl.nano.serving.messages import (
@@ -175,15 +174,7 @@ class InferenceHandlers:
             seconds = service.seconds_of(min(times, default=None))
             left = max(seconds - (time.monotonic() - begin), 0.0)
             future = served.submit(arrays, left)
-            try:
-                async with asyncio.timeout(left):
-                    results = await self._results.of(future)
-            except DeadlineError:
-                raise
-            except TimeoutError:
-                raise DeadlineError(
-                    f"The request was not answered within its time of {seconds:g} s"
-                ) from None
+            results = await self._results.within(future, left, seconds)
             with answering.stage("encode"):
                 is_small = sum(results[position].nbytes for position, _ in wanted) <= _SMALL
                 most = service.limits.max_answer_bytes

@@ -341,19 +341,12 @@ class HttpApp:
                 size = _slow_bytes(request, served.signature)
                 asked, arrays = await self._bodies.run(read, size)
             seconds = service.seconds_of(asked.timeout)
-            late = DeadlineError(f"The request was not answered within its time of {seconds:g} s")
             left = seconds - (time.monotonic() - begin)
             if left <= 0:
-                raise late
+                raise _late(seconds)
             answering.mirror(arrays)
             future = served.submit(arrays, left)
-            try:
-                async with asyncio.timeout(left):
-                    results = await self._results.of(future)
-            except DeadlineError:
-                raise
-            except TimeoutError:
-                raise late from None
+            results = await self._results.within(future, left, seconds)
             with answering.stage("encode"):
                 write = partial(
                     protocol.write_answer,
@@ -438,6 +431,10 @@ class _BodyThreads:
             self._waiting -= 1
 
 
+def _late(seconds: float) -> DeadlineError:
+    return DeadlineError(f"The request was not answered within its time of {seconds:g} s")
+
+
 class _Results:
     """Brings what threads of models have computed to the event loop.
 
@@ -466,6 +463,27 @@ class _Results:
             return await waiting
         finally:
             future.cancel()
+
+    async def within(self, future: Future, left: float, seconds: float) -> Any:
+        """Return the result of a future as :meth:`of` does, or refuse a request that is late.
+
+        Parameters
+        ----------
+        future : concurrent.futures.Future
+        left, seconds : float
+            Seconds that are left of the request's time, and the whole of it.
+
+        Raises
+        ------
+        DeadlineError
+        """
+        try:
+            async with asyncio.timeout(left):
+                return await self.of(future)
+        except DeadlineError:  # of the model, which is a TimeoutError, too
+            raise
+        except TimeoutError:
+            raise _late(seconds) from None
 
     def _deliver(self) -> None:
         self._announced = False  # first: what comes from now on is announced again
