@@ -49,7 +49,7 @@ ROOMS = [
     ["bigdl.orca.inference"],
     ["bigdl.orca.learn.metrics"],
     ["bigdl.orca.learn.prediction"],
-    ["bigdl.orca.learn", "bigdl.orca.learn.parameter_layer_fit"],
+    ["bigdl.orca.learn"],
     ["bigdl.orca.learn.pytorch"],
     ["bigdl.orca.learn.nnframes"],
     ["bigdl.orca.learn.tf2"],

@@ -19,11 +19,11 @@ from refusals import refused
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerFit, ParameterLayerOptions
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.tf2.parameter_layer import KerasDriverModel
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.orca.parameter_layer.fit.loop import ParameterLayerFit, ParameterLayerOptions
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
 from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState

@@ -6,8 +6,8 @@ import keras_faults
 import numpy as np
 import pytest
 
-from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerStep
 from bigdl.orca.learn.tf2 import parameter_layer
+from bigdl.orca.parameter_layer.fit.loop import ParameterLayerStep
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]

@@ -19,8 +19,8 @@ import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
-from bigdl.training.keras.tables import LayerRows  # noqa: E402
 from bigdl.training.tables.growing import GrowingEmbedding as GrowingTable  # noqa: E402
+from bigdl.training.tables.keras_model import LayerRows  # noqa: E402
 from bigdl.training.tables.place import placed, placed_now  # noqa: E402
 from bigdl.training.tables.sharded import ShardedEmbedding as Table  # noqa: E402
 from bigdl.training.tables.sharded import ShardedTable, arrow_of  # noqa: E402

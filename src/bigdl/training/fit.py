@@ -3,7 +3,7 @@
 An :class:`EpochRunner` runs epochs from parts that it is given.  :class:`Hooks` are the callbacks
 of a framework.  A :class:`Step` makes updates of the weights: in a worker, which has a part of
 every batch (:class:`WorkerStep`), or by the ranks of the parameter layer, from the driver
-(``bigdl.orca.learn.parameter_layer_fit``).  A :class:`Checkpointer` keeps states and goes back to
+(``bigdl.orca.parameter_layer.fit``).  A :class:`Checkpointer` keeps states and goes back to
 them.  All share one
 :class:`FitContext` with the :class:`TrainState`.
 
@@ -83,7 +83,7 @@ class RunSettings:
         What the Feed says of its version; checkpoints name it.
     data_identity : object
         What the Feed says of its rows beside their name; checkpoints compare it.
-    parameter_layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
+    parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
         Of a fit by the parameter layer.
     """
 

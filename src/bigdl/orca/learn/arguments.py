@@ -15,7 +15,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import names_of
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
+    from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -33,7 +33,7 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> Parameter
     """
     options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
-        from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
+        from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
 
         return ParameterLayerOptions(**options)
     if options:

@@ -18,4 +18,6 @@ Between the steps bytes move, and only how they do is the business of a *transpo
 
 What is computed does not depend on the transport, nor on K, to the last bit.  Weights of equal
 bits on equal machines also need equal numbers of threads, as with any training in torch.
+
+A fit of a user, with epochs, figures and the state of the ranks, is :mod:`~.fit`.
 """

@@ -236,43 +236,6 @@ def steps_of(model: Any) -> Steps:
     return kinds[keras.backend.backend()](model)
 
 
-class StepErrors:
-    """The errors of callbacks from inside a step, where the backend makes other exceptions of them.
-
-    Attributes
-    ----------
-    first : BaseException or None
-    """
-
-    def __init__(self) -> None:
-        self.first: BaseException | None = None
-
-    def raising(self, function: Callable, *arguments: Any) -> Any:
-        """Call a function, and keep what it raises."""
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            self.first = self.first or error
-            raise
-
-    def instead(self, value: Callable[[], Any], function: Callable, *arguments: Any) -> Any:
-        """Call a function; after an error return a value, as JAX needs it.
-
-        An exception would meet the next training of the process, too.
-        """
-        if self.first is None:
-            try:
-                return function(*arguments)
-            except BaseException as error:
-                self.first = error
-        return value()
-
-    def check(self) -> None:
-        """Raise the first error, where the step could not."""
-        if self.first is not None:
-            raise self.first
-
-
 def _map(function, value):
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), value)
 

@@ -429,7 +429,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
 
     Parameters
     ----------
-    worker : Worker or bigdl.orca.learn.parameter_layer_fit.replica.ParameterLayerReplica
+    worker : Worker or bigdl.orca.parameter_layer.fit.replica.ParameterLayerReplica
     shard, settings, config
         See :func:`open_rows`.
 

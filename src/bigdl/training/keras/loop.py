@@ -60,12 +60,11 @@ from bigdl.training.keras.state import (
     put_weights,
     seed_states,
     set_values,
-    sharded_layers,
     values_of,
 )
-from bigdl.training.keras.tables import ModelTables
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import capture_rng, restore_rng
+from bigdl.training.tables.keras_model import ModelTables, sharded_layers
 from bigdl.training.tables.place import Place, placed
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.training.keras.backends import StepErrors, steps_of
+from bigdl.training.keras.backends import steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     array_of,
@@ -36,7 +36,6 @@ from bigdl.training.keras.state import (
     synchronized_layers,
     tensor_of,
 )
-from bigdl.training.keras.tables import ModelTables
 from bigdl.training.loss_form import (
     ROWS,
     SUM,
@@ -48,6 +47,7 @@ from bigdl.training.loss_form import (
     tolerance_of,
 )
 from bigdl.training.state import isolated_rng
+from bigdl.training.tables.keras_model import ModelTables, StepErrors
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")

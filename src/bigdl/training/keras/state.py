@@ -15,6 +15,7 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.state import RunningState, dumps, loads
+from bigdl.training.tables.keras_model import by_number, sharded_layers
 
 if TYPE_CHECKING:
     import torch
@@ -62,17 +63,6 @@ def kept_values(variables: list) -> Iterator[None]:
     before = values_of(variables)
     yield
     set_values(variables, before)
-
-
-def sharded_layers(model: Any) -> list:
-    """Return the layers of a model, at any depth, that may have their rows in a table of torch."""
-    return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
-
-
-def by_number(model: Any, layers: Sequence) -> dict[int, Any]:
-    """Return such layers by the numbers of their weights among those of the model."""
-    numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
-    return {numbers[id(layer.embeddings)]: layer for layer in layers}
 
 
 def growing_layers(model: Any) -> dict[int, Any]:

@@ -28,7 +28,6 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
-from bigdl.orca.learn.parameter_layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, sample_of
 from bigdl.orca.learn.prediction.typed import by_input
@@ -49,6 +48,7 @@ from bigdl.orca.learn.pytorch.parts import (
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.orca.parameter_layer.fit.figures import draw_phases, phase_summaries
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of

@@ -12,17 +12,6 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.parameter_layer_fit.figures import GROUP_PHASES
-from bigdl.orca.learn.parameter_layer_fit.loop import (
-    DriverModel,
-    ParameterLayerTraining,
-    check_hooks,
-)
-from bigdl.orca.learn.parameter_layer_fit.replica import (
-    FlatModel,
-    ParameterLayerReplica,
-    TouchedRows,
-)
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_sentence
@@ -30,6 +19,17 @@ from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
+from bigdl.orca.parameter_layer.fit.figures import GROUP_PHASES
+from bigdl.orca.parameter_layer.fit.loop import (
+    DriverModel,
+    ParameterLayerTraining,
+    check_hooks,
+)
+from bigdl.orca.parameter_layer.fit.replica import (
+    FlatModel,
+    ParameterLayerReplica,
+    TouchedRows,
+)
 from bigdl.orca.parameter_layer.optimizers import (
     check_optimizer,
     groups_of,

@@ -24,11 +24,11 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
-from bigdl.orca.learn.parameter_layer_fit.figures import PHASES
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
+from bigdl.orca.parameter_layer.fit.figures import PHASES
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
@@ -39,9 +39,9 @@ from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
 from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
-from bigdl.training.keras.tables import whole_tables
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
 from bigdl.training.progress import progress_form
+from bigdl.training.tables.keras_model import whole_tables
 
 if TYPE_CHECKING:
     import keras

@@ -38,9 +38,9 @@ from bigdl.training.keras.state import (
     put_weights,
     zeros_of,
 )
-from bigdl.training.keras.tables import whole_tables
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
+from bigdl.training.tables.keras_model import whole_tables
 
 if TYPE_CHECKING:
     import keras

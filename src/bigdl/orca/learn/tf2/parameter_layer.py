@@ -15,17 +15,17 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.parameter_layer_fit.loop import (
+from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
+from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,
     ParameterLayerTraining,
     check_hooks,
 )
-from bigdl.orca.learn.parameter_layer_fit.replica import (
+from bigdl.orca.parameter_layer.fit.replica import (
     FlatModel,
     ParameterLayerReplica,
     TouchedRows,
 )
-from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import FitContext
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of

@@ -187,7 +187,7 @@ class KerasParameterLayerOptimizer:
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
     clamp, norm, slack, needs_norms, is_by_row
-        See :class:`~bigdl.orca.learn.parameter_layer_fit.loop.DriverModel`.
+        See :class:`~bigdl.orca.parameter_layer.fit.loop.DriverModel`.
     """
 
     slack = 0.0

@@ -20,9 +20,9 @@ from bigdl.runtime.keras_objects import KerasArchive
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import BatchArguments
 from bigdl.training.keras.state import put_weights
-from bigdl.training.keras.tables import ModelTables, optimizers_cut
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import isolated_rng
+from bigdl.training.tables.keras_model import ModelTables, optimizers_cut
 from bigdl.training.tables.place import NOWHERE, placed, placed_now
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,8 +21,6 @@ import numpy as np
 from bigdl.common.errors import LazyModule
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.checkpoint import Checkpoint
-from bigdl.training.keras.backends import StepErrors
-from bigdl.training.keras.state import by_number, sharded_layers
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
@@ -35,6 +33,54 @@ else:
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
+
+
+class StepErrors:
+    """The errors of callbacks from inside a step, where the backend makes other exceptions of them.
+
+    Attributes
+    ----------
+    first : BaseException or None
+    """
+
+    def __init__(self) -> None:
+        self.first: BaseException | None = None
+
+    def raising(self, function: Callable, *arguments: Any) -> Any:
+        """Call a function, and keep what it raises."""
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            self.first = self.first or error
+            raise
+
+    def instead(self, value: Callable[[], Any], function: Callable, *arguments: Any) -> Any:
+        """Call a function; after an error return a value, as JAX needs it.
+
+        An exception would meet the next training of the process, too.
+        """
+        if self.first is None:
+            try:
+                return function(*arguments)
+            except BaseException as error:
+                self.first = error
+        return value()
+
+    def check(self) -> None:
+        """Raise the first error, where the step could not."""
+        if self.first is not None:
+            raise self.first
+
+
+def sharded_layers(model: Any) -> list:
+    """Return the layers of a model, at any depth, that may have their rows in a table of torch."""
+    return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
+
+
+def by_number(model: Any, layers: Sequence) -> dict[int, Any]:
+    """Return such layers by the numbers of their weights among those of the model."""
+    numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
+    return {numbers[id(layer.embeddings)]: layer for layer in layers}
 
 
 class LayerRows:

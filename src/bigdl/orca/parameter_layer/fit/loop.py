@@ -22,9 +22,9 @@ from bigdl.orca.cluster.connect import refuse
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.connect import ConnectEngine
-from bigdl.orca.learn.parameter_layer_fit.figures import ParameterLayerFigures
-from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
+from bigdl.orca.parameter_layer.fit.figures import ParameterLayerFigures
+from bigdl.orca.parameter_layer.fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
