@@ -488,17 +488,14 @@ class Triggers:
         """
         settings, state = self.context.settings, self.context.state
         seen = TriggerState(state.position.epoch, state.position.global_step, **figures)
-        if self._fires(settings.end_trigger, seen):
-            state.stop = True
-        return self._fires(settings.checkpoint_trigger, seen)
-
-    def _fires(self, trigger: Trigger | None, seen: TriggerState) -> bool:
-        if trigger is None:
-            return False
-        answer, sync = bool(trigger(seen)), self.context.sync
-        if sync is not None and not trigger.is_reproducible:
-            answer = bool(sync.all_gather([float(answer)])[0][0])
-        return answer
+        answers = []
+        for trigger in (settings.end_trigger, settings.checkpoint_trigger):
+            answer, sync = trigger is not None and bool(trigger(seen)), self.context.sync
+            if sync is not None and trigger is not None and not trigger.is_reproducible:
+                answer = bool(sync.all_gather([float(answer)])[0][0])
+            answers.append(answer)
+        state.stop |= answers[0]
+        return answers[1]
 
 
 class Hooks(ABC):

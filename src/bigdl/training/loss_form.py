@@ -594,10 +594,9 @@ class LossWeights:
     def is_due(self) -> bool:
         """Count a batch; return True if the loss should be looked at with it, on all ranks alike.
 
-        That is so for the first batches, and ever more rarely after that.
+        That is so for the first batches of a loss that is not known, and ever more rarely after
+        that.
         """
-        if self.is_known:
-            return False
         self._asked += 1
         return not self.kind or self._asked & (self._asked - 1) == 0
 

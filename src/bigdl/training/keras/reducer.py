@@ -157,7 +157,7 @@ class WorkerSteps:
         if self._sync.world_size == 1:
             return 1.0
         loss = self._loss
-        if loss.weights.is_due():
+        if not loss.weights.is_known and loss.weights.is_due():
             finding = Finding(ROWS if self.tables else "")
             if rows and not self.tables:
                 finding = loss.find(batch)

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -32,6 +33,11 @@ def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
     }
 
 
+def has_tables(model: torch.nn.Module) -> bool:
+    """Return True if rows of a sharded embedding of a model lie on several workers."""
+    return any(isinstance(each, ShardedTable) and each.is_placed for each in model.modules())
+
+
 def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
     """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
     for table in model.modules():
@@ -45,8 +51,6 @@ def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
 
 class ShardedTables:
     """The sharded embeddings of a worker's model, and what the optimizer keeps of their rows.
-
-    Without any, all methods do nothing.
 
     Parameters
     ----------
@@ -62,9 +66,6 @@ class ShardedTables:
             self.follow(optimizer)
         exchanges = [table.exchange for table in self._tables.values()]
         self._exchange = exchanges[0] if exchanges else None
-
-    def __bool__(self) -> bool:
-        return bool(self._tables)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Take an optimizer that was made after the tables."""
@@ -131,13 +132,11 @@ class ShardedTables:
                 del of_table[key]
         return state
 
-    def load_optimizer(self, load: Callable[[], None]) -> None:
-        """Call what loads a state dict into the optimizer, and have its rows cut or kept.
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Keep or cut rows while a block loads a state dict into the optimizer.
 
-        Parameters
-        ----------
-        load : callable
-            Of a state that has none of the rows, which stay, or those of the whole tables.
+        The state has none of the rows, which stay, or those of the whole tables.
         """
         kept = {
             id(table.weight): of_rows(
@@ -145,7 +144,7 @@ class ShardedTables:
             )
             for table in self._tables.values()
         }
-        load()
+        yield
         for table in self._tables.values():
             if id(table.weight) not in {id(p) for p in _parameters(self._optimizer)}:
                 continue

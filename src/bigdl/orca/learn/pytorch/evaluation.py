@@ -50,7 +50,7 @@ from bigdl.training.state import (
     to_device,
 )
 from bigdl.training.tables.place import Place
-from bigdl.training.tables.torch_model import ShardedTables
+from bigdl.training.tables.torch_model import ShardedTables, has_tables
 
 
 class TorchRunner:
@@ -209,7 +209,7 @@ class TorchRunner:
         """
         self._forward_by = forward
         if self.main is None:
-            self.forward()
+            self.output, self.target, self.loss = forward()
         else:
             getattr(self.main, hook)(self)
 
@@ -280,56 +280,12 @@ class TorchRunner:
         write_bytes(path, dumps(state))
 
     def _need_whole(self) -> None:
-        if ShardedTables(self.model):
+        if has_tables(self.model):
             raise UsageError(
                 "The rows of a ShardedEmbedding lie on all workers, so one of them cannot write "
                 "the state; use the checkpoints in model_dir",
                 code="unsupported",
             )
-
-
-def forward_for(
-    model: Any,
-    criterion: Any,
-    columns: BatchColumns,
-    weighted: bool,
-    loss_weight: Any = None,
-) -> ForwardPass:
-    """Return the forward pass for a model, with or without weights of the rows.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    criterion : callable, optional
-    weighted : bool
-        True if the last target of a batch holds weights.
-    columns : BatchColumns, optional
-        For batches that are dicts.
-    loss_weight : callable or str, optional
-        Of the Estimator.
-    """
-    loss_weights = None if loss_weight is None else LossWeights(given=loss_weight)
-    if is_lightning(model) and criterion is None:
-        if weighted:
-            raise UsageError(
-                "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
-                "in the training_step of the LightningModule",
-                code="argument-missing",
-                argument="loss",
-            )
-        return LightningForward(model, columns, loss_weights)
-    if criterion is None and has_own_loss(model):
-        if weighted:
-            raise UsageError(
-                "weight_col needs a loss; pass loss= to Estimator.from_torch, since that of the "
-                "model itself cannot be taken row by row",
-                code="argument-missing",
-                argument="loss",
-            )
-        return OwnLossForward(model, columns, loss_weights)
-    if weighted:
-        return WeightedForward(model, criterion, columns)
-    return PlainForward(model, criterion, columns, loss_weights)
 
 
 class WorkerBatches:
@@ -372,8 +328,29 @@ class EvaluationSettings(BatchSettings):
     def forward_pass(self, built: BuiltParts) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
-        given = built.loss_weight
-        return forward_for(built.model, built.criterion, columns, self.weighted, given)
+        model, criterion, weight = built.model, built.criterion, built.loss_weight
+        loss_weights = None if weight is None else LossWeights(given=weight)
+        if criterion is None and is_lightning(model):
+            if self.weighted:
+                raise UsageError(
+                    "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the "
+                    "weights in the training_step of the LightningModule",
+                    code="argument-missing",
+                    argument="loss",
+                )
+            return LightningForward(model, columns, loss_weights)
+        if criterion is None and has_own_loss(model):
+            if self.weighted:
+                raise UsageError(
+                    "weight_col needs a loss; pass loss= to Estimator.from_torch, since that of "
+                    "the model itself cannot be taken row by row",
+                    code="argument-missing",
+                    argument="loss",
+                )
+            return OwnLossForward(model, columns, loss_weights)
+        if self.weighted:
+            return WeightedForward(model, criterion, columns)
+        return PlainForward(model, criterion, columns, loss_weights)
 
 
 def evaluate_collectively(
@@ -397,8 +374,9 @@ def evaluate_collectively(
     started = time.perf_counter()
     with torch.no_grad(), forward_pass.validation():
         sums, losses = _sums(runner, forward_pass, data, settings, measures)
-        ShardedTables(forward_pass.model).finish()
-        logged = forward_pass.end_validation(sync)
+        if has_tables(forward_pass.model):
+            ShardedTables(forward_pass.model).finish()
+        logged = {} if forward_pass.module is None else forward_pass.module.end_validation(sync)
     sums.epoch_s = time.perf_counter() - started
 
     states = {name: measure.state() for name, measure in measures.items()}
@@ -499,7 +477,8 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
         runner.batch_idx, runner.batch = index, to_device(batch, runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
-        runner.batch = forward_pass.begin_batch(runner.batch, index, rows)
+        if forward_pass.module is not None:
+            runner.batch = forward_pass.module.begin_batch(runner.batch, index, rows)
         weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
@@ -531,7 +510,8 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
                 weighted = () if of_rows is None else (of_rows,)
                 prediction = forward_pass.prediction(given, getattr(measure, "takes", ""))
                 measure(prediction, truth, *weighted)
-        forward_pass.end_batch(runner.batch)
+        if forward_pass.module is not None:
+            forward_pass.module.end_batch(runner.batch)
         runner.call("after_val_iter")
     return sums, losses
 
@@ -582,11 +562,11 @@ class EvaluateProgram:
         built = self.parts.build(training=False, place=Place.of(worker))
         sync = self.sync(worker)
         sync.start()
-        built.tables.connect(sync)
+        if built.tables is not None:
+            built.tables.connect(sync)
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
-        if worker.options.get("slices"):
-            slices = SavedSlices(**worker.options["slices"])
-            built.tables.load(slices)
+        if worker.options.get("slices") and built.tables is not None:
+            built.tables.load(SavedSlices(**worker.options["slices"]))
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)

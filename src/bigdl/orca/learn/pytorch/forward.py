@@ -1,5 +1,7 @@
 """Forward passes: from a batch to output, target and loss, for plain and Lightning modules."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import functools
@@ -9,15 +11,14 @@ import math
 import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.loss_form import (
     DIVISOR,
     ROWS,
@@ -35,7 +36,10 @@ from bigdl.training.loss_form import (
     tensors_in,
 )
 from bigdl.training.state import isolated_rng
-from bigdl.training.tables.torch_model import ShardedTables
+from bigdl.training.tables.torch_model import has_tables
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.lightning import LightningForward
 
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
@@ -112,15 +116,22 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         ) from None
 
 
-def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
+def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str] = ()) -> Any:
     """Call a model; refuse inputs that are more or fewer than its forward takes.
+
+    A model of Hugging Face's kind gets inputs by `names`, those of the columns, if they are known.
 
     A model that does not compute with the dtypes of its inputs, such as a linear layer of floats
     with whole numbers, gets those numbers in a dtype that it computes with, see
     :func:`in_dtypes_of`. The error of an input that the model cannot compute tells the shapes that
     it was given.
     """
-    inputs = _as_remembered(model, inputs)
+    if isinstance(getattr(model, "main_input_name", None), str):
+        named = named_inputs(model, inputs, names)
+        if named is not None:
+            return model(**named)
+    if model in _accepted:
+        inputs = accepted_inputs(model, inputs)
     try:
         return model(*inputs)
     except (RuntimeError, ValueError) as error:
@@ -232,7 +243,8 @@ def _remember(model, inputs, others):
     _accepted.setdefault(model, {})[_kinds(_flat(inputs)[0])] = _kinds(_flat(others)[0])
 
 
-def _as_remembered(model, inputs):
+def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return inputs in the dtypes in which :func:`call_model` has given such ones to a model."""
     known = _accepted.get(model)
     if known is None:
         return inputs
@@ -276,11 +288,6 @@ _NAMES = {
 }
 
 
-def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return inputs in the dtypes in which :func:`call_model` has given such ones to a model."""
-    return _as_remembered(model, inputs)
-
-
 def takes_names(model: Any) -> bool:
     """Return True for a model of Hugging Face's kind, whose inputs are told by their names."""
     return isinstance(getattr(model, "main_input_name", None), str)
@@ -289,20 +296,6 @@ def takes_names(model: Any) -> bool:
 def has_own_loss(model: Any) -> bool:
     """Return True if the forward of a model takes labels, and so computes a loss itself."""
     return takes_names(model) or "labels" in inspect.signature(model.forward).parameters
-
-
-def call_with_columns(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str]) -> Any:
-    """Call a model with the columns of a batch.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inputs : sequence
-    names : sequence of str
-        Of the columns, if they are known. A model of Hugging Face's kind gets them by name.
-    """
-    named = named_inputs(model, inputs, names)
-    return call_model(model, inputs) if named is None else model(**named)
 
 
 def named_inputs(model: Any, inputs: Sequence[Any], names: Sequence[str]) -> dict | None:
@@ -382,9 +375,12 @@ class ForwardPass(ABC):
     criterion : callable or None
     loss_weights : LossWeights
         What parts of a batch weigh in its loss.
+    module : LightningForward or None
+        Whose hooks are called around batches, updates and epochs; None for other modules.
     """
 
     criterion: Any = None
+    module: LightningForward | None = None
 
     def __init__(
         self,
@@ -394,11 +390,6 @@ class ForwardPass(ABC):
     ):
         self.model, self.columns = model, columns or BatchColumns()
         self.loss_weights = loss_weights or LossWeights()
-
-    @property
-    def loss_is_sum(self) -> bool:
-        """True if the loss adds up over samples instead of averaging."""
-        return self.loss_weights.is_sum
 
     @property
     def loss_name(self) -> str:
@@ -499,48 +490,6 @@ class ForwardPass(ABC):
             weights = weights.reshape(shape).expand(target.shape)[kept]
         return output[kept], target[kept], weights
 
-    # -- hooks of a LightningModule; other modules have none ---------------------------------------
-
-    rows = 0  # of this worker in the batch
-
-    def on(self, hook: str, *arguments: Any) -> Any:
-        """Call a hook of the module, if it has one of its own."""
-        return None
-
-    def begin_training(self) -> None:  # noqa: B027 - few have to do it
-        """Before the batches of an epoch."""
-
-    def transferred(self, batch: Any) -> Any:
-        """Return a batch as the module's hooks of its way to the device leave it."""
-        return batch
-
-    def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
-        """Before a batch, of which this worker may have no rows; returns it as it is computed."""
-        return batch
-
-    def end_batch(self, batch: Any) -> None:  # noqa: B027 - few have to do it
-        """After a batch and what the optimizer made of it."""
-
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget gradients."""
-        optimizer.zero_grad()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients."""
-        loss.backward()
-
-    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[..., None]) -> None:
-        """Limit gradients, which are those of all workers, and update the weights.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-        clip : callable
-            Limits gradients as ``fit`` was told, or by the arguments of Clipping.
-        """
-        clip()
-        optimizer.step()
-
     @contextlib.contextmanager
     def validation(self) -> Iterator[None]:
         """Have the module in evaluation mode for the time of a block."""
@@ -548,36 +497,6 @@ class ForwardPass(ABC):
         self.model.eval()
         yield
         self.model.train(training)
-
-    def end_validation(self, sync: GradientSync) -> dict:
-        """Return what the module logged in an evaluation on this worker; maybe a collective."""
-        return {}
-
-    def end_epoch(self, sync: GradientSync, entry: dict) -> dict | None:
-        """Return what the module logged in an epoch of training; maybe a collective.
-
-        Parameters
-        ----------
-        sync : GradientSync
-        entry : dict
-            Other figures of the epoch.
-
-        Returns
-        -------
-        dict or None
-            ``figures``, and ``stop``: whether the module ends the training here.
-        """
-        return None
-
-    def close_epoch(self) -> None:  # noqa: B027 - few have to do it
-        """Forget what was logged in an epoch that is whole."""
-
-    def log_state(self) -> dict | None:
-        """Return what was logged in an epoch so far, for a checkpoint; None if that is nothing."""
-        return None
-
-    def load_log(self, states: Sequence[dict]) -> None:  # noqa: B027 - few have to do it
-        """Take over what :meth:`log_state` of this worker, or of several, returned."""
 
 
 class PlainForward(ForwardPass):
@@ -620,7 +539,7 @@ class PlainForward(ForwardPass):
         if named:
             check_keywords(self.model, named)
             return self.model(**named)
-        return call_with_columns(self.model, inputs, self.columns.features or ())
+        return call_model(self.model, inputs, self.columns.features or ())
 
     def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
         criterion = self.criterion
@@ -734,7 +653,7 @@ class OwnLossForward(PlainForward):
         return output, target, loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        if self.loss_weights.is_known or ShardedTables(self.model):
+        if self.loss_weights.is_known or has_tables(self.model):
             return self.forward(batch, index)
         with readable_graph():
             output, target = self._with_labels(batch)
@@ -742,7 +661,7 @@ class OwnLossForward(PlainForward):
         return map_tensors(torch.Tensor.detach, output), target, loss
 
     def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
-        if loss is not self._made or ShardedTables(self.model) or self._looks > 1:
+        if loss is not self._made or has_tables(self.model) or self._looks > 1:
             return ForwardPass.find(self, batch, output, target, rows, loss)
         self._looks += 1
 
@@ -922,7 +841,7 @@ class WeightedForward(PlainForward):
         total = (weights * losses).sum()
         counted = (weights * counts).sum()
         self._counted = float(counted)
-        if self.loss_is_sum:
+        if self.loss_weights.is_sum:
             return total
         return total / counted if self._counted else total * 0.0
 

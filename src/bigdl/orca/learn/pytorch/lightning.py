@@ -627,6 +627,8 @@ class LightningForward(ForwardPass):
                 code="unsupported",
             )
         super().__init__(model, columns, loss_weights)
+        self.module = self
+        self.rows = 0  # of this worker in the batch
         self.trainer = getattr(model, "_trainer", None) or WorkerTrainer()
         self._metrics = ModuleMetrics(model)
         self._training, self._validation = LoggedValues(), LoggedValues()
@@ -643,6 +645,7 @@ class LightningForward(ForwardPass):
     # -- hooks -----------------------------------------------------------------------------------
 
     def on(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of the module, if it has one of its own."""
         if not overrides(self.model, hook):
             return None
         before, self._fx = self._fx, hook
@@ -652,14 +655,16 @@ class LightningForward(ForwardPass):
             self._fx = before
 
     def begin_training(self) -> None:
+        """Before the batches of an epoch."""
         self.trainer.training, self.trainer.validating = True, False
 
     def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
+        """Before a batch, of which this worker may have no rows; returns it as it is computed."""
         self.rows, self._index, self._outputs = rows, index, None
         self._rows[self.trainer.training] += rows
         if not rows:
             return batch
-        batch = self.transferred(batch)
+        batch = self._transferred(batch)
         if self.trainer.training:
             if self.on("on_train_batch_start", _as_given(batch), index) == -1:
                 raise UsageError(
@@ -673,11 +678,13 @@ class LightningForward(ForwardPass):
         return batch
 
     def end_batch(self, batch: Any) -> None:
+        """After a batch and what the optimizer made of it."""
         if self.rows:
             stage = "train" if self.trainer.training else "validation"
             self.on(f"on_{stage}_batch_end", self._outputs, _as_given(batch), self._index)
 
     def zero_grad(self, optimizer: Any) -> None:
+        """Forget gradients."""
         self.on("on_before_zero_grad", optimizer)
         if overrides(self.model, "optimizer_zero_grad"):
             self.on("optimizer_zero_grad", self.trainer.current_epoch, self._index, optimizer)
@@ -685,6 +692,7 @@ class LightningForward(ForwardPass):
             optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients."""
         self.on("on_before_backward", loss)
         if overrides(self.model, "backward"):
             self.on("backward", loss)
@@ -692,6 +700,14 @@ class LightningForward(ForwardPass):
             loss.backward()
 
     def step(self, optimizer: Any, clip: Callable[..., None]) -> None:
+        """Limit gradients, which are those of all workers, and update the weights.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+        clip : callable
+            Limits gradients as ``fit`` was told, or by the arguments of Clipping.
+        """
         self.on("on_after_backward")
         self.on("on_before_optimizer_step", optimizer)
         if overrides(self.model, "configure_gradient_clipping"):
@@ -775,7 +791,14 @@ class LightningForward(ForwardPass):
         takes_index = "batch_idx" in parameters or len(parameters) > 1
         return self.on(step, _as_given(batch), *([index] if takes_index else []))
 
-    def transferred(self, batch: Any) -> Any:
+    def begin_gradient(self, batch: Any, rows: int) -> Any:
+        """Before a batch whose gradient alone is computed; returns it as it is computed."""
+        self.begin_training()
+        self.rows = rows
+        return self._transferred(batch)
+
+    def _transferred(self, batch: Any) -> Any:
+        """Return a batch as the module's hooks around its copy to the device leave it."""
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
             if overrides(self.model, hook):
                 device = [self.trainer.strategy.root_device] if hook.startswith("tr") else []
@@ -816,11 +839,26 @@ class LightningForward(ForwardPass):
             trainer.training, trainer.validating, self.rows = was_training, False, rows
 
     def end_validation(self, sync: GradientSync) -> dict:
+        """Return what the module logged in an evaluation on this worker; maybe a collective."""
         log = self._end(sync, is_training=False)
         self.on("on_validation_end")
         return log
 
-    def end_epoch(self, sync: GradientSync, entry: dict) -> dict:
+    def end_epoch(self, sync: GradientSync, entry: dict) -> tuple[dict, bool]:
+        """Return what the module logged in an epoch of training; a collective.
+
+        Parameters
+        ----------
+        sync : GradientSync
+        entry : dict
+            Other figures of the epoch.
+
+        Returns
+        -------
+        figures : dict
+        stop : bool
+            Whether the module ends the training here.
+        """
         self.trainer.take(entry)
         log = self._end(sync, is_training=True)
         everyone = all_gather_json(sync, {"log": log, "stop": bool(self.trainer.should_stop)})
@@ -838,7 +876,7 @@ class LightningForward(ForwardPass):
                     f"of fit: {own} (fit) is kept and {figures[name]} (logged) is dropped; log it "
                     "under another name"
                 )
-        return {"figures": out, "stop": any(each["stop"] for each in everyone)}
+        return out, any(each["stop"] for each in everyone)
 
     def _end(self, sync: GradientSync, *, is_training: bool) -> dict:
         """Call the hook of an epoch's end among merged metrics; returns what was logged."""
@@ -881,10 +919,12 @@ class LightningForward(ForwardPass):
         logged.clear()
 
     def close_epoch(self) -> None:
+        """Forget what was logged in an epoch that is whole."""
         self._reset_metrics(self._logged_metrics[True])
         self._training, self._rows[True] = LoggedValues(), 0.0
 
     def log_state(self) -> dict:
+        """Return what was logged in an epoch so far, for a checkpoint."""
         return {
             "values": self._training.values,
             "rows": self._rows[True],
@@ -892,6 +932,7 @@ class LightningForward(ForwardPass):
         }
 
     def load_log(self, states: Sequence[dict]) -> None:
+        """Take over what :meth:`log_state` of this worker, or of several, returned."""
         if len(states) == 1:
             self._training.values = states[0]["values"]
             self._metrics.put(states[0]["metrics"])

@@ -10,6 +10,7 @@ them.  A fit by the parameter layer has the same :class:`TorchHooks`, and other 
 import contextlib
 import functools
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from bigdl.orca.learn.pytorch.forward import (
     loss_sentence,
     taken_types,
 )
-from bigdl.orca.learn.pytorch.lightning import dropped_hooks
+from bigdl.orca.learn.pytorch.lightning import LightningForward, dropped_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
@@ -256,7 +257,9 @@ class OptimizerStep:
         settings: FitSettings,
     ):
         self._sync, self._optimizer = sync, built.optimizer
-        self._forward_pass = forward_pass
+        self._loss_weights, self._module = forward_pass.loss_weights, forward_pass.module
+        module, run_backward = self._module, operator.methodcaller("backward")
+        self._run_backward: Callable[[Any], None] = module.backward if module else run_backward
         self._sparse = may_be_sparse(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
@@ -266,8 +269,8 @@ class OptimizerStep:
 
     def check(self) -> None:
         """Refuse local steps of a loss or a model that they do not go with."""
-        is_sum = self._forward_pass.loss_is_sum
-        if self._alone.steps > 1 and (is_sum or self._tables):
+        is_sum = self._loss_weights.is_sum
+        if self._alone.steps > 1 and (is_sum or self._tables is not None):
             what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
                 f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
@@ -281,9 +284,12 @@ class OptimizerStep:
 
     def begin(self) -> None:
         """Before the forward pass of a batch."""
-        if not self._batches:
-            self._forward_pass.zero_grad(self._optimizer)
-        self._tables.begin()
+        if not self._batches and self._module is not None:
+            self._module.zero_grad(self._optimizer)
+        elif not self._batches:
+            self._optimizer.zero_grad()
+        if self._tables is not None:
+            self._tables.begin()
 
     def backward(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
         """Compute the gradients of a batch.
@@ -302,24 +308,16 @@ class OptimizerStep:
         if self._alone.steps > 1:
             if counted:
                 self._alone.rows += counted
-                self._forward_pass.backward(loss)
-        elif self._forward_pass.loss_is_sum:
-            self._weight = 1.0
-            self._last_backward(loss)
+                self._run_backward(loss)
         elif self._accumulate == 1:
-            self._weight = counted / total if total else 0.0
-            self._last_backward(loss)
-        elif counted:  # the loss of a batch of ignored labels is nan
+            share = counted / total if total else 0.0
+            self._weight = 1.0 if self._loss_weights.is_sum else share
+            with self._sync.overlap(self.parameters, self._weight, self._sparse):
+                self._run_backward(loss)
+        elif self._loss_weights.is_sum or counted:
+            # the loss of a batch of ignored labels is nan
             self._weight = 1.0
-            self._forward_pass.backward(loss * counted)
-
-    def _last_backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients, and send them meanwhile unless further batches add to them."""
-        if self._accumulate > 1:
-            self._forward_pass.backward(loss)
-            return
-        with self._sync.overlap(self.parameters, self._weight, self._sparse):
-            self._forward_pass.backward(loss)
+            self._run_backward(loss if self._loss_weights.is_sum else loss * counted)
 
     @property
     def is_due(self) -> bool:
@@ -340,13 +338,15 @@ class OptimizerStep:
             True if all ranks have the same weights now.
         """
         parameters = self.parameters
+        slices: list[torch.nn.Parameter] = []
         if self._alone.steps > 1:
-            self._update(parameters, ())
+            self._update(parameters, slices)
             return self._alone.count(parameters, is_last=is_last)
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
-        self._tables.send_gradients(self._weight)
-        slices = self._tables.weights
-        if self._accumulate > 1 and not self._forward_pass.loss_is_sum and self._total:
+        if self._tables is not None:
+            self._tables.send_gradients(self._weight)
+            slices = self._tables.weights
+        if self._accumulate > 1 and not self._loss_weights.is_sum and self._total:
             for parameter in [*parameters, *slices]:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._total)
@@ -356,18 +356,22 @@ class OptimizerStep:
     def _update(self, parameters: Sequence, slices: Sequence) -> None:
         """Limit gradients and update the weights."""
 
-        def clip(**limits: float):
+        def clip(**limits: float) -> None:
             clipping = Clipping(**limits) if limits else self._clipping
             clipping(parameters, slices, self._sync)
 
-        self._forward_pass.step(self._optimizer, clip)
+        if self._module is not None:
+            self._module.step(self._optimizer, clip)
+        else:
+            self._clipping(parameters, slices, self._sync)
+            self._optimizer.step()
         self._reset()
 
     @property
-    def parameters(self) -> list:
+    def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters of the optimizer that all ranks have; it may be given more later."""
-        groups = self._optimizer.param_groups
-        return self._tables.without([p for group in groups for p in group["params"]])
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return parameters if self._tables is None else self._tables.without(parameters)
 
     @contextlib.contextmanager
     def by_hand(self, counted: float, total: float) -> Iterator[None]:
@@ -383,11 +387,7 @@ class OptimizerStep:
             earlier pass has summed already stay what they are.
         """
         weight = (
-            float(counted > 0)
-            if self._forward_pass.loss_is_sum
-            else counted / total
-            if total
-            else 0.0
+            float(counted > 0) if self._loss_weights.is_sum else counted / total if total else 0.0
         )
         parameters, queued = self.parameters, False
 
@@ -456,46 +456,44 @@ class TorchHooks(Hooks):
     built : BuiltParts
     records : dict of str to Records
         By the name of their file in a checkpoint, if steps are recorded.
-    forward_pass : ForwardPass, optional
-        Of this process, if it makes steps.
+    module : LightningForward, optional
+        Calls the hooks of a LightningModule, in a process that makes steps.
     """
 
     context: FitContext
     runner: TorchRunner
     built: BuiltParts
     records: Mapping[str, Records]
-    forward_pass: ForwardPass | None = None
+    module: LightningForward | None = None
 
     @property
     def are_called(self):
         return bool(self.runner.callbacks)
-
-    def _on(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of a LightningModule."""
-        if self.forward_pass is not None:
-            self.forward_pass.on(hook, *arguments)
 
     def begin_fit(self):
         state, accumulate = self.context.state, self.context.settings.accumulate
         steps = cast("int", state.epoch_steps)
         self.runner.num_epochs = state.goal.last_epoch(state.position, steps, accumulate)
         self.runner.call("before_run")
-        self._on("on_fit_start")
-        self._on("on_train_start")
+        if self.module is not None:
+            self.module.on("on_fit_start")
+            self.module.on("on_train_start")
 
     def end_fit(self):
-        self._on("on_train_end")
-        self._on("on_fit_end")
-        self._on("teardown", "fit")
+        if self.module is not None:
+            self.module.on("on_train_end")
+            self.module.on("on_fit_end")
+            self.module.on("teardown", "fit")
         self.runner.call("after_run")
         return False
 
     def begin_epoch(self):
         self.runner.model.train()
-        if self.forward_pass is not None:
-            self.forward_pass.begin_training()
+        if self.module is not None:
+            self.module.begin_training()
         self.runner.call("before_train_epoch")
-        self._on("on_train_epoch_start")
+        if self.module is not None:
+            self.module.on("on_train_epoch_start")
 
     def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
         """Add the figures of an evaluation to those of an epoch, among the hooks of both."""
@@ -519,12 +517,12 @@ class TorchHooks(Hooks):
 
     def close_epoch(self, entry):
         self.built.step_scheduler(self.runner, entry)
-        if self.forward_pass is not None:
-            self.forward_pass.close_epoch()
+        if self.module is not None:
+            self.module.close_epoch()
 
     def is_stopped(self, *, in_epoch=False):
         state, sync = self.context.state, self.context.sync
-        if self.are_called and sync is not None and sync.world_size > 1:
+        if self.runner.callbacks and sync is not None and sync.world_size > 1:
             state.stop = any(vote[0] for vote in sync.all_gather([float(state.stop)]))
         return state.stop
 
@@ -671,10 +669,10 @@ class TorchStep(WorkerStep):
         entry = {**state.entry(), **figures}
         if self.rows.validation is not None:
             self.hooks.validate(entry, functools.partial(self._evaluate, self.rows.validation))
-        logged = self.forward_pass.end_epoch(sync, entry)
-        if logged is not None:
-            entry.update(logged["figures"])
-            state.stop |= logged["stop"]
+        if self.forward_pass.module is not None:
+            logged, stop = self.forward_pass.module.end_epoch(sync, entry)
+            entry.update(logged)
+            state.stop |= stop
         return entry
 
     def _evaluate(self, data: BatchSource) -> dict:
@@ -697,24 +695,25 @@ class TorchStep(WorkerStep):
         return self.rows.left()
 
     def rank_state(self):
-        log = self.forward_pass.log_state() if self.context.state.position.batch else None
-        return capture_rng() if log is None else {**capture_rng(), "log": log}
+        module = self.forward_pass.module
+        has_log = module is not None and self.context.state.position.batch
+        return {**capture_rng(), "log": module.log_state()} if has_log else capture_rng()
 
     def put_rank_state(self, state):
         restore_rng(state)
-        if "log" in state:
-            self.forward_pass.load_log([state["log"]])
+        self.put_sums([state])
 
     def put_sums(self, states):
         logs = [state["log"] for state in states if "log" in state]
-        if logs:
-            self.forward_pass.load_log(logs)
+        if logs and self.forward_pass.module is not None:
+            self.forward_pass.module.load_log(logs)
 
     def slices(self):
-        return self.built.tables.arrays()
+        return {} if self.built.tables is None else self.built.tables.arrays()
 
     def load_slices(self, slices):
-        self.built.tables.load(slices)
+        if self.built.tables is not None:
+            self.built.tables.load(slices)
 
     # -- a batch -------------------------------------------------------------------------------
 
@@ -722,6 +721,7 @@ class TorchStep(WorkerStep):
         """Train on a batch; return True if it ended in weights that are those of all ranks."""
         runner, forward_pass, state = self.runner, self.forward_pass, self.context.state
         position, plan, settings = state.position, self.rows.plan, self.context.settings
+        module = forward_pass.module
         started = time.perf_counter()
         start, stop, batch_rows = plan.batch(position.batch, self.runner.rank)
         rows = stop - start
@@ -730,15 +730,16 @@ class TorchStep(WorkerStep):
         if rows:
             runner.batch = self._batches.get(position.batch, start, stop, plan, self.rows.order)
         runner.call("before_train_iter")
-        runner.batch = forward_pass.begin_batch(runner.batch, runner.batch_idx, rows)
-        forward_pass.rows = rows
+        if module is not None:
+            runner.batch = module.begin_batch(runner.batch, runner.batch_idx, rows)
         self._update.begin()
         fetched = forwarded = time.perf_counter()
         if rows:
             with self._precision():
-                self._forward()
+                self._forward(rows)
             forwarded = time.perf_counter()
-        self.built.tables.finish()
+        if self.built.tables is not None:
+            self.built.tables.finish()
         counted, total = self._counted(rows, batch_rows)
         position.batch += 1
         of_rows = not total and settings.accumulate == 1
@@ -750,7 +751,7 @@ class TorchStep(WorkerStep):
         loss = runner.loss.item() if counted and runner.loss is not None else 0.0
         if math.isnan(loss):
             self.context.warn(self._nan_sentence(), "nan")
-        rule = LossRule(settings.weighted, forward_pass.loss_is_sum)
+        rule = LossRule(settings.weighted, forward_pass.loss_weights.is_sum)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
         if runner.updated:
             position.global_step += 1
@@ -765,21 +766,22 @@ class TorchStep(WorkerStep):
         )
         if self.summary is not None:
             self.summary.add_batch(runner, parts, batch_rows, time.perf_counter() - started)
-        forward_pass.end_batch(runner.batch)
+        if module is not None:
+            module.end_batch(runner.batch)
         runner.call("after_train_iter")
         loss_so_far = state.sums.mean()
         self.context.worker.progress(**state.progress(runner.num_epochs, plan.steps, loss_so_far))
         return is_shared
 
-    def _forward(self):
+    def _forward(self, rows: int) -> None:
         runner = self.runner
         try:
             runner.run_forward(
-                lambda: self.forward_pass.forward(runner.batch, runner.batch_idx),
+                lambda: self.forward_pass.forward(runner.batch, runner.batch_idx or 0),
                 "on_train_forward",
             )
         except ValueError as error:
-            if "more than 1 value per channel" in str(error) and self.forward_pass.rows == 1:
+            if "more than 1 value per channel" in str(error) and rows == 1:
                 error.add_note(
                     "This worker has one row of the batch, which batch normalisation cannot take: "
                     'use a batch_size of two rows for each worker or more, or config={"drop_last": '
@@ -840,7 +842,7 @@ class TorchStep(WorkerStep):
     def _counted(self, rows, batch_rows) -> tuple[float, float]:
         """Return the divisors of the loss on this rank and over all of them; maybe a collective."""
         weights, runner = self.forward_pass.loss_weights, self.runner
-        if weights.is_due():
+        if not weights.is_known and weights.is_due():
             self._find_form(rows)
         if not (self.rows.is_uneven or weights.is_uneven):
             return float(rows), float(batch_rows)
@@ -900,20 +902,22 @@ class TorchFit:
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
         self.built = built = parts.build(training=True, place=Place.of(worker), is_early=True)
-        _check_tables(built, runner, settings)
+        if built.tables is not None:
+            _check_tables(runner, settings)
         runner.bind(built)
         forward_pass = settings.forward_pass(built)
         seed_everything(settings.seed, worker.rank + 1)
 
         writer = start(worker, sync)
-        built.tables.connect(sync)
+        if built.tables is not None:
+            built.tables.connect(sync)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         rows = TorchRows(context, parts.config, built.criterion)
         self._configure(context, parts, forward_pass, rows)
         summary = StepSummary() if settings.summary else None
         records = {} if summary is None else {"summary.pt": summary}
-        hooks = TorchHooks(context, runner, built, records, forward_pass)
+        hooks = TorchHooks(context, runner, built, records, forward_pass.module)
         self.step = TorchStep(context, runner, built, forward_pass, rows, hooks, summary)
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
@@ -942,10 +946,8 @@ class TorchFit:
                 context.warn(dropped)
 
 
-def _check_tables(built: BuiltParts, runner: TorchRunner, settings: FitSettings) -> None:
+def _check_tables(runner: TorchRunner, settings: FitSettings) -> None:
     """Refuse what sharded embeddings do not go with."""
-    if not built.tables:
-        return
     if settings.run_url is None:
         raise UsageError(
             "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "

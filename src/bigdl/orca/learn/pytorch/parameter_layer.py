@@ -169,9 +169,8 @@ class TorchReplica(ParameterLayerReplica):
 
     def _gradient(self, batch, rows, step, began):
         before = self._versions()
-        self._forward_pass.begin_training()
-        self._forward_pass.rows = rows
-        batch = self._forward_pass.transferred(batch)
+        if self._forward_pass.module is not None:
+            batch = self._forward_pass.module.begin_gradient(batch, rows)
         self._built.model.train()
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():
@@ -203,7 +202,7 @@ class TorchReplica(ParameterLayerReplica):
     def _counted(self, batch, output, target, rows, loss) -> tuple[float, dict]:
         """Return what the loss was divided by, and what the driver should say of that."""
         weights, forward_pass = self._weights, self._forward_pass
-        if weights.is_due():
+        if not weights.is_known and weights.is_due():
             finding = forward_pass.find(batch, output, target, rows, loss)
             weights.settle(finding.kind, finding.reason)
         counted, notes = float(rows), {}
@@ -314,7 +313,7 @@ class TorchDriverModel(DriverModel):
         if start is not None:
             self.load(start.files)
         self.flat = _flat(built, _widths(built))
-        self.loss_is_sum = settings.forward_pass(built).loss_is_sum
+        self.loss_is_sum = settings.forward_pass(built).loss_weights.is_sum
         self.weighted = settings.weighted
         runner.device = next(built.model.parameters()).device
 

@@ -6,6 +6,7 @@ optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoi
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -37,7 +38,7 @@ from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 from bigdl.training.tables.place import Place, placed
-from bigdl.training.tables.torch_model import ShardedTables, cut_tables
+from bigdl.training.tables.torch_model import ShardedTables, cut_tables, has_tables
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
@@ -110,16 +111,15 @@ class BuiltParts:
     loss_weight: Any = None
 
     @functools.cached_property
-    def tables(self) -> ShardedTables:
+    def tables(self) -> ShardedTables | None:
         """The embeddings of the model whose rows lie in slices on the workers."""
-        return ShardedTables(self.model, self.optimizer)
+        return ShardedTables(self.model, self.optimizer) if has_tables(self.model) else None
 
     def files(self) -> dict[str, bytes]:
         """The states of model, optimizer and scheduler, as a checkpoint holds them."""
-        states = {
-            "model.pt": dumps(self.model.state_dict()),
-            "optimizer.pt": dumps(self.tables.optimizer_state()),
-        }
+        tables = self.tables
+        of_optimizer = self.optimizer.state_dict() if tables is None else tables.optimizer_state()
+        states = {"model.pt": dumps(self.model.state_dict()), "optimizer.pt": dumps(of_optimizer)}
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
         states[CLASSES] = json.dumps(self._classes()).encode()
@@ -170,10 +170,9 @@ class BuiltParts:
             put_extras(self.model, files.get(EXTRAS))
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
-            data = files["optimizer.pt"]
-            self.tables.load_optimizer(
-                lambda: load_into(self.optimizer, data, "optimizer's state", "optimizer")
-            )
+            keeping = contextlib.nullcontext() if self.tables is None else self.tables.loading()
+            with keeping:
+                load_into(self.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
             missing = set(self.optimizer.defaults) - _OF_EVERY_OPTIMIZER
             missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
             if missing:
@@ -195,13 +194,14 @@ class BuiltParts:
         figures : dict, optional
             Of the epoch that ended; None after an update.
         """
+        main = runner.main if runner.main is not None and runner.main.owns_lr else None
+        if main is None and (self.scheduler is None or self.interval == "manual"):
+            return
         done = runner.global_step if figures is None else runner.epochs
         if (self.interval == "step") != (figures is None) or done % self.frequency:
             return
-        if runner.main is not None and runner.main.owns_lr:
-            runner.main.on_lr_adjust(runner)
-        elif self.scheduler is None or self.interval == "manual":
-            return
+        if main is not None:
+            main.on_lr_adjust(runner)
         elif figures is not None and _is_plateau(self.scheduler):
             monitor = self.monitor or getattr(self.scheduler, "monitor", None)
             self._step_scheduler(figure_of(figures, monitor, "scheduler"))
@@ -393,7 +393,8 @@ class ModelParts:
         """Make optimizer and scheduler."""
         self._build_optimizer(built)
         _check_trainable(built.model, built.optimizer, built.criterion)
-        built.tables.follow(built.optimizer)
+        if built.tables is not None:
+            built.tables.follow(built.optimizer)
         if is_lightning(built.model):
             built.model.trainer.take_parts(built)
 

@@ -16,11 +16,7 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-from bigdl.orca.learn.pytorch.forward import (
-    accepted_inputs,
-    call_with_columns,
-    logits_of,
-)
+from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model, logits_of
 from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.slices import SavedSlices
@@ -65,7 +61,7 @@ class TorchReady:
         columns = in_dtypes([_tensor(column) for column in batch], self.takes)
         columns = to_device(columns, self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
-            outputs = logits_of(call_with_columns(self.model, columns, self.names))
+            outputs = logits_of(call_model(self.model, columns, self.names))
         return in_dtypes(outputs, self.returns)
 
     @property

@@ -179,7 +179,8 @@ class KerasReplica(ParameterLayerReplica):
 
     def _gradient(self, batch, rows, step, began):
         model, loss = self._model, self._loss
-        if loss.weights.is_due():  # by itself, as the tasks of other ranks do
+        if not loss.weights.is_known and loss.weights.is_due():
+            # by itself, as the tasks of other ranks do
             finding = loss.find(batch)
             loss.weights.settle(finding.kind, finding.reason)
         model.reset_metrics()
