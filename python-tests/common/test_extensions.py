@@ -73,7 +73,7 @@ def test_a_feed(monkeypatch):
     assert torch.equal(fitted(text), fitted((X, Y)))
 
 
-def test_a_gradient_sync(monkeypatch):
+def test_a_gradient_sync():
     from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
     class Doubled(TorchDistributedSync):
@@ -84,8 +84,9 @@ def test_a_gradient_sync(monkeypatch):
         def sync(self):
             return Doubled
 
-    monkeypatch.setitem(backends.BACKENDS, "doubled", DoubledBackend())
+    backends.register_backend("doubled", DoubledBackend)
     doubled = fitted((X, Y), "doubled", rate=0.05)
+    backends.BACKENDS.discard("doubled")
     assert torch.allclose(doubled, fitted((X, Y), rate=0.1), atol=1e-6)
 
 
@@ -101,7 +102,7 @@ def test_a_trigger():
 
 
 @pytest.mark.slow
-def test_an_engine(monkeypatch):
+def test_an_engine():
     from bigdl.runtime.local import LocalEngine
 
     opened = []
@@ -118,27 +119,30 @@ def test_an_engine(monkeypatch):
         def engine(self, min_workers=None, **options):
             return Here(**options)
 
-    monkeypatch.setitem(backends.BACKENDS, "here", HereBackend())
+    backends.register_backend("here", HereBackend)
     here = fitted((X, Y), "here", workers=1)
+    backends.BACKENDS.discard("here")
     assert opened
     assert torch.equal(here, fitted((X, Y), workers=1))
 
 
 def test_a_method_of_acceleration():
-    from bigdl.nano.acceleration.method import register_methods
+    from bigdl.nano.acceleration import find_method, register_method
+    from bigdl.nano.acceleration.method import REGISTRY
     from bigdl.nano.pytorch import InferenceOptimizer
-    from bigdl.nano.pytorch.methods import METHODS
 
-    method = replace(METHODS["bf16"], name="bf16_of_mine", option="mine")
-    register_methods("torch", [*METHODS.values(), method])
+    method = register_method(replace(find_method("bf16"), name="bf16_of_mine", option="mine"))
     try:
         model = torch.nn.Linear(2, 1)
         made = InferenceOptimizer.build(model, "bf16_of_mine")
         assert torch.allclose(
             made(torch.from_numpy(X)).float(), model(torch.from_numpy(X)), atol=0.1
         )
+        assert method in InferenceOptimizer.DEFAULT_INFERENCE_ACCELERATION_METHOD.values()
     finally:
-        register_methods("torch", METHODS.values())
+        REGISTRY.discard("torch.bf16_of_mine")
+    with refused("name-unknown", "'bf16_of_mine'"):
+        InferenceOptimizer.build(model, "bf16_of_mine")
 
 
 OPERATOR = """
@@ -168,20 +172,126 @@ class Square(Operator):
 """
 
 
+def install(monkeypatch, folder, name, code, *offers):
+    """Install a package of one module that offers objects by entry points."""
+    (folder / f"{name}.py").write_text(code)
+    package = folder / f"{name}-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("\n".join(offers))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 @pytest.fixture
 def square(tmp_path, monkeypatch):
     """The class of an operator that an installed package offers."""
-    from bigdl.friesian.ops.operator import OPERATORS, registered_operator
+    from bigdl.friesian.ops.operator import OPERATORS
 
-    (tmp_path / "squares.py").write_text(OPERATOR)
-    package = tmp_path / "squares-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: squares\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[bigdl.operators]\nsquare = squares:Square\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield registered_operator("square")
-    OPERATORS.pop("square", None)
+    install(
+        monkeypatch, tmp_path, "squares", OPERATOR, "[bigdl.operators]", "square = squares:Square"
+    )
+    yield OPERATORS["square"]
+    OPERATORS.discard("square")
     sys.modules.pop("squares", None)
+
+
+MINE = """
+from dataclasses import dataclass
+
+from bigdl.nano.acceleration import Method
+from bigdl.orca.learn.backends import LocalBackend
+
+
+def largest_error(preds, targets):
+    return (preds - targets).abs().max()
+
+
+class Backend(LocalBackend):
+    pass
+
+
+@dataclass(frozen=True)
+class Same(Method):
+    def build(self, source, options):
+        return source.model
+
+
+same = Same("same")
+"""
+
+
+def test_a_package_offers_metrics_backends_and_methods(tmp_path, monkeypatch):
+    from bigdl.nano.acceleration.method import REGISTRY
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.orca.learn.metrics.metric import METRICS
+
+    offers = ["[bigdl.metrics]", "largest-error = mine:largest_error", "broken = missing:name"]
+    offers += ["[bigdl.backends]", "of_mine = mine:Backend", "bad = mine:largest_error"]
+    offers += ["[bigdl.methods]", "torch.same = mine:same"]
+    install(monkeypatch, tmp_path, "mine", MINE, *offers)
+    est = Estimator.from_torch(
+        model=lambda config: torch.nn.Linear(2, 1),
+        loss=torch.nn.MSELoss(),
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+        backend="of_mine",
+        metrics=["largest_error"],
+    )
+    found = est.evaluate((X, Y), batch_size=24)
+    worst = np.abs(est.predict(X, batch_size=24).reshape(Y.shape) - Y).max()
+    assert found["largest_error"] == pytest.approx(worst, rel=1e-5)
+    model = torch.nn.Linear(2, 1)
+    assert "same" in InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD
+    x = torch.from_numpy(X)
+    assert torch.equal(InferenceOptimizer.build(model, "same")(x), model(x))
+    with refused("argument-type", "'bad'"):
+        Estimator.from_torch(model=lambda config: model, loss=torch.nn.MSELoss(), backend="bad")
+    with refused("plugin-unusable", "mine", "'broken'"):
+        Estimator.from_torch(
+            model=lambda config: model, loss=torch.nn.MSELoss(), metrics=["broken"]
+        ).evaluate((X, Y))
+    monkeypatch.undo()
+    METRICS.discard("largest_error")
+    backends.BACKENDS.discard("of_mine")
+    REGISTRY.discard("torch.same")
+
+
+class NoBackend:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("register", "name", "value", "words"),
+    [
+        ("backend", "local", backends.SparkBackend, ("argument-conflict", "'local'")),
+        ("backend", "mine", NoBackend, ("argument-type", "NoBackend", "'mine'")),
+        ("backend", "mine", backends.Backend, ("argument-type", "abstract", "'mine'")),
+        ("backend", 3, backends.LocalBackend, ("argument-type", "3")),
+        ("metric", "F1_score", np.mean, ("argument-conflict", "'F1Score'")),
+        ("metric", "mine", NoBackend, ("argument-type", "NoBackend", "'mine'")),
+        ("metric", " ", np.mean, ("argument-type", "' '")),
+    ],
+)
+def test_a_name_that_is_taken_or_a_wrong_class_is_refused(register, name, value, words):
+    from bigdl.orca.learn.metrics import register_metric
+
+    functions = {"backend": backends.register_backend, "metric": register_metric}
+    with refused(*words):
+        functions[register](name, value)
+
+
+def test_a_method_with_a_taken_name_or_without_a_framework_is_refused():
+    from bigdl.nano.acceleration import find_method, register_method
+    from bigdl.nano.pytorch import InferenceOptimizer  # noqa: F401
+
+    bf16 = find_method("bf16")
+    assert register_method(bf16) is bf16
+    with refused("argument-conflict", "'torch.bf16'"):
+        register_method(replace(bf16, option="another"))
+    with refused("argument-type", "'torch'", "'keras'"):
+        register_method(bf16, "paddle")
+    with refused("argument-type", "NoBackend"):
+        register_method(NoBackend())
 
 
 @pytest.mark.slow
@@ -200,7 +310,7 @@ def test_an_operator_of_another_package(orca_spark, square, tmp_path):
         test = getattr(suite, name)
         test(*[tmp_path / name] * len(inspect.signature(test).parameters))
     FeaturePipeline().with_operator(square(["x"])).save(str(tmp_path / "saved"))
-    del OPERATORS["square"]  # as in a program that has not imported the package
+    OPERATORS.discard("square")  # as in a program that has not imported the package
     loaded = FeaturePipeline.load(str(tmp_path / "saved"))
     assert "square" in loaded.explain()
 
@@ -212,7 +322,7 @@ def test_two_operators_have_no_common_method(square):
     class Other(Operator):
         method = "square"
 
-    with refused("argument-conflict", "squares.Square already has the method 'square'"):
+    with refused("argument-conflict", "squares.Square already has the name 'square'"):
         register_operator(Other)
     with refused("argument-type", "a dataclass over Operator"):
         register_operator(int)

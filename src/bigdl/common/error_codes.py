@@ -58,6 +58,7 @@ CODES: dict[str, str] = {
     "context-missing": "There is no active context. Call init_orca_context first.",
     "context-stopped": "The object's context or session has ended. Create it again.",
     "package-missing": "A package is not installed. Run the pip install line of the message.",
+    "plugin-unusable": "An installed package offers something that cannot be imported. Update it.",
     "version-unsupported": "The version of a package, program or file format is not supported.",
     "processor-unsupported": "The processor or device lacks what is needed.",
     "resource-limit": "A limit of the machine is too low: memory, files, ports or cores.",

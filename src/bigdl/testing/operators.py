@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeaturePipeline, FeatureTable
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.operator import Operator, registered_operator
+from bigdl.friesian.ops.operator import OPERATORS, Operator
 from bigdl.orca import OrcaContext, init_orca_context
 from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
@@ -205,7 +205,7 @@ class OperatorContract:
     def test_arguments_are_values_of_json(self) -> None:
         """An operator is registered, and made again of its arguments as JSON has them."""
         for each in self.operators:
-            known = registered_operator(each.method)
+            known = OPERATORS.get(each.method)
             assert known is type(each), f"{each.method!r} is not registered as {type(each)}"
             arguments = json.loads(json.dumps(vars(each)))
             assert_same_values(vars(known(**arguments)), vars(each), what=each.method)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema
-from bigdl.friesian.ops.operator import FittedOperator, Operator, registered_operator
+from bigdl.friesian.ops.operator import OPERATORS, FittedOperator, Operator
 from bigdl.orca.data.file import open_file_system
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
@@ -102,7 +102,7 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
 
 
 def _operator(path: str, method: str, arguments: Mapping[str, Any]) -> Operator:
-    operator = registered_operator(method)
+    operator = OPERATORS.get(method)
     if operator is None:
         raise UsageError(
             f"The pipeline at {path} has a step {method!r}, unknown here; import or install the "

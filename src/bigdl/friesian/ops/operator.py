@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
-from bigdl.common.plugins import plugin
+from bigdl.common.plugins import Registry
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Outcome, Request
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
@@ -253,11 +253,24 @@ class Operator:
         return self.catalyst(df, before, state)
 
 
-OPERATORS: dict[str, type[Operator]] = {}
-"""The registered operators by their methods."""
+def _checked(method: str, operator: object) -> type[Operator]:
+    if (
+        not (isinstance(operator, type) and issubclass(operator, Operator))
+        or not isinstance(method, str)
+        or "__dataclass_fields__" not in vars(operator)
+        or getattr(operator, "method", None) != method
+    ):
+        raise UsageError(
+            "An operator should be a dataclass over Operator with a method, under whose name it is "
+            f"registered, but got {operator!r}",
+            code="argument-type",
+            argument="operator",
+        )
+    return operator
 
-ENTRY_POINTS = "bigdl.operators"
-"""The entry points by whose names operators of other packages are found."""
+
+OPERATORS = Registry[type[Operator]]("bigdl.operators", "an operator", _checked)
+"""The operators by their methods, also those that other packages offer."""
 
 _OperatorType = TypeVar("_OperatorType", bound=type[Operator])
 
@@ -312,39 +325,8 @@ def register_operator(operator: _OperatorType) -> _OperatorType:
     >>> pipeline.fit_files("prices.parquet", host="here").transform_row({"price": -3.0})
     {'price': 9.0}
     """
-    method = getattr(operator, "method", None)
-    is_operator = isinstance(operator, type) and issubclass(operator, Operator)
-    if (
-        not is_operator
-        or not isinstance(method, str)
-        or "__dataclass_fields__" not in vars(operator)
-    ):
-        raise UsageError(
-            f"An operator should be a dataclass over Operator with a method, but got {operator!r}",
-            code="argument-type",
-            argument="operator",
-        )
-    known = OPERATORS.setdefault(method, operator)
-    if _full_name(known) != _full_name(operator):
-        raise UsageError(
-            f"{_full_name(known)} already has the method {method!r}; give {operator.__qualname__} "
-            "another one",
-            code="argument-conflict",
-            method=method,
-        )
-    OPERATORS[method] = operator  # the class of a module or cell that was run again
+    OPERATORS.register(getattr(operator, "method", ""), operator)
     return operator
-
-
-def _full_name(operator: type) -> str:
-    return f"{operator.__module__}.{operator.__qualname__}"
-
-
-def registered_operator(method: str) -> type[Operator] | None:
-    """Return the class of a method, which may be one of another package; None if there is none."""
-    if method not in OPERATORS and (offered := plugin(ENTRY_POINTS, method)) is not None:
-        register_operator(offered)
-    return OPERATORS.get(method)
 
 
 @dataclass(frozen=True)

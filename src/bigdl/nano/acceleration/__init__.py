@@ -7,6 +7,12 @@ accelerated model knows how it is saved and loaded. ``optimize`` walks the regis
 """
 
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
-from bigdl.nano.acceleration.method import BuildOptions, Method, find_method, methods
+from bigdl.nano.acceleration.method import (
+    BuildOptions,
+    Method,
+    find_method,
+    methods,
+    register_method,
+)
 
-__all__ = ["AccuracyGoal", "BuildOptions", "Method", "find_method", "methods"]
+__all__ = ["AccuracyGoal", "BuildOptions", "Method", "find_method", "methods", "register_method"]

@@ -1,6 +1,7 @@
 """A Method: one way to make a model faster.
 
-A framework registers its methods with :func:`register_methods` when it is imported.
+A framework registers its methods with :func:`register_methods` when it is imported, another
+package by :func:`register_method` or an entry point.
 :meth:`Method.missing` is called before every use and says in one sentence why the method is not
 possible on this machine. :meth:`Method.build` is called with a :class:`Source`, the user's model
 together with a sample of its input, and returns a new model that is called as the user's is.
@@ -9,15 +10,15 @@ Neither changes the user's model.
 
 import abc
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.common.plugins import Registry
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.agreement import Probe
 from bigdl.nano.acceleration.structure import Structure
@@ -147,6 +148,7 @@ class Source(Protocol):
 
 
 SourceT = TypeVar("SourceT", bound=Source, contravariant=True)
+MethodT = TypeVar("MethodT", bound="Method")
 
 
 @dataclass(frozen=True)
@@ -269,22 +271,97 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-_registered: dict[str, Mapping[str, Method]] = {}
+def _checked(name: str, method: object) -> Method:
+    framework, _, own = name.partition(".")
+    if framework not in FRAMEWORKS or not isinstance(method, Method) or method.name != own:
+        raise UsageError(
+            f"An acceleration method should be an object of a class over Method, registered for "
+            f"{' or '.join(map(repr, FRAMEWORKS))} under its own name, but got {method!r} for "
+            f"{name!r}",
+            code="argument-type",
+            argument="method",
+        )
+    return method
 
 
-def register_methods(framework: str, listed: Iterable[Method]) -> Mapping[str, Method]:
-    """Register the methods of a framework, in the order in which ``optimize`` tries them.
+FRAMEWORKS = ("torch", "keras")
+REGISTRY = Registry[Method]("bigdl.methods", "an acceleration method", _checked)
+"""All methods, also those that other packages offer, as ``<framework>.<name>``."""
 
-    Those that only an extended search tries come last.
+
+class MethodTable(Mapping[str, Method]):
+    """The methods of a framework by name, in the order in which ``optimize`` tries them.
+
+    Those that only an extended search tries come last. What is registered later is in it.
+
+    Parameters
+    ----------
+    framework : str
+    keep : callable, optional
+        Tells which methods are in the table; default all.
+    """
+
+    def __init__(self, framework: str, keep: Callable[[Method], bool] = lambda method: True):
+        self._prefix, self._keep = f"{framework}.", keep
+
+    def __getitem__(self, name: str) -> Method:
+        method = REGISTRY.get(f"{self._prefix}{name}")
+        if method is None or not self._keep(method):
+            raise KeyError(name)
+        return method
+
+    def __iter__(self) -> Iterator[str]:
+        every = sorted(REGISTRY.loaded(self._prefix).values(), key=attrgetter("extended"))
+        return (method.name for method in every if self._keep(method))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def register_methods(framework: str, listed: Iterable[Method]) -> MethodTable:
+    """Register several methods of a framework, and return the table of all."""
+    for method in listed:
+        register_method(method, framework)
+    return MethodTable(framework)
+
+
+def register_method(method: MethodT, framework: str = "torch") -> MethodT:
+    """Register an acceleration method, so that ``build``, ``optimize`` and ``trace`` find it.
+
+    A package that a program need not import offers its Method by an entry point of the group
+    ``bigdl.methods``, under ``<framework>.<name>``, such as ``torch.half_precision``.
+
+    Parameters
+    ----------
+    method : Method
+    framework : {"torch", "keras"}
 
     Returns
     -------
-    mapping of str to Method
-        Read-only.
+    Method
+        The same.
+
+    Raises
+    ------
+    UsageError
+        If another method has the name, or it is no Method.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from bigdl.nano.acceleration import Method, register_method
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> @dataclass(frozen=True)
+    ... class Frozen(Method):
+    ...     def build(self, source, options):
+    ...         return torch.jit.freeze(torch.jit.script(source.model.eval()))
+    >>> method = register_method(Frozen("frozen"))
+    >>> InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD["frozen"].precision
+    'fp32'
     """
-    in_order = sorted(listed, key=attrgetter("extended"))
-    _registered[framework] = MappingProxyType({method.name: method for method in in_order})
-    return _registered[framework]
+    REGISTRY.register(f"{framework}.{getattr(method, 'name', '')}", method)
+    return method
 
 
 def methods(framework: str = "torch") -> Mapping[str, Method]:
@@ -312,13 +389,14 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
     >>> [name for name, method in methods("torch").items() if method.precision == "fp32"]
     ['original', ...'openvino_fp32', ...'onnxruntime_fp32', ...]
     """
-    if framework not in _registered:
+    table = MethodTable(framework)
+    if "original" not in table:
         raise UsageError(
             f"No methods are registered for {framework!r}; import InferenceOptimizer from "
             "bigdl.nano.pytorch or bigdl.nano.tf.keras first",
             code="name-unknown",
         )
-    return _registered[framework]
+    return table
 
 
 def find_method(name: str, framework: str = "torch") -> Method:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +26,7 @@ import torch
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
-from bigdl.nano.acceleration.method import BuildOptions, Method, register_methods
+from bigdl.nano.acceleration.method import BuildOptions, Method, MethodTable, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import openvino_methods
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -489,11 +488,9 @@ METHODS: Mapping[str, Method] = register_methods(
         ),
     ],
 )
-ALL_METHODS: Mapping[str, Method] = MappingProxyType(
-    {name: method for name, method in METHODS.items() if not method.extended}
-)
-"""The methods of BigDL 2.x."""
-DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
-    {name: method for name, method in ALL_METHODS.items() if method.default}
+ALL_METHODS: Mapping[str, Method] = MethodTable("torch", lambda method: not method.extended)
+"""The methods of BigDL 2.x, and registered ones."""
+DEFAULT_METHODS: Mapping[str, Method] = MethodTable(
+    "torch", lambda method: method.default and not method.extended
 )
 """Those of :data:`ALL_METHODS` that ``optimize`` tries unasked."""

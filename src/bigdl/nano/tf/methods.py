@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from bigdl.nano.acceleration import choices
-from bigdl.nano.acceleration.method import BuildOptions, Method, Source, register_methods
+from bigdl.nano.acceleration.method import (
+    BuildOptions,
+    Method,
+    MethodTable,
+    Source,
+    register_methods,
+)
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
 from bigdl.nano.openvino.network import supports_bf16
@@ -88,7 +93,5 @@ _IN_ORDER: tuple[Method, ...] = (
 METHODS: Mapping[str, Method] = register_methods(
     "keras", [replace(method, default=not method.extended) for method in _IN_ORDER]
 )
-DEFAULT_METHODS: Mapping[str, Method] = MappingProxyType(
-    {name: method for name, method in METHODS.items() if method.default}
-)
+DEFAULT_METHODS: Mapping[str, Method] = MethodTable("keras", lambda method: method.default)
 """The methods of BigDL 2.x, which ``optimize`` tries unasked."""

@@ -1,10 +1,15 @@
-"""The backends of an Estimator: an engine, its cluster, and how gradients meet."""
+"""The backends of an Estimator: an engine, its cluster, and how gradients meet.
+
+``backend="spark"`` of an Estimator names a :class:`Backend`. :func:`register_backend` adds one, so
+that ``Estimator.from_torch(backend="mine")`` and ``Estimator.from_keras(backend="mine")`` take it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.plugins import Registry
 from bigdl.orca.cluster import ray
 from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.data.feeds import kind_of
@@ -17,6 +22,15 @@ from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.local import LocalEngine
+
+__all__ = [
+    "Backend",
+    "HorovodBackend",
+    "LocalBackend",
+    "RayBackend",
+    "SparkBackend",
+    "register_backend",
+]
 
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
@@ -107,13 +121,81 @@ class LocalBackend(Backend):
         LocalEngine().shutdown()
 
 
-BACKENDS: dict[str, Backend] = {
-    "spark": SparkBackend(),
-    "bigdl": SparkBackend(),
-    "ray": RayBackend(),
-    "horovod": HorovodBackend(),
-    "local": LocalBackend(),
-}
+def _checked(name: str, backend: object) -> Backend:
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        try:
+            backend = backend()
+        except TypeError as error:  # abstract, or made of arguments
+            raise UsageError(
+                f"The backend {name!r} cannot be made by {backend.__qualname__}(): {error}; give "
+                "it the methods of Backend, and no arguments",
+                code="argument-type",
+                argument="backend",
+            ) from error
+    if not isinstance(backend, Backend):
+        raise UsageError(
+            f"A backend should be a class over bigdl.orca.learn.backends.Backend, but got "
+            f"{backend!r} for {name!r}",
+            code="argument-type",
+            argument="backend",
+        )
+    return backend
+
+
+BACKENDS = Registry[Backend]("bigdl.backends", "a backend", _checked)
+"""The backends by name, also those that other packages offer."""
+for _name, _backend in {
+    "spark": SparkBackend,
+    "ray": RayBackend,
+    "horovod": HorovodBackend,
+    "bigdl": SparkBackend,
+    "local": LocalBackend,
+}.items():
+    BACKENDS.register(_name, _backend)
+
+_BackendT = TypeVar("_BackendT", bound=type[Backend])
+
+
+def register_backend(name: str, backend: _BackendT) -> _BackendT:
+    """Register a backend, so that ``backend="name"`` of an Estimator means it.
+
+    A package that a program need not import offers its class by an entry point of the group
+    ``bigdl.backends``, under the name.
+
+    Parameters
+    ----------
+    name : str
+    backend : type
+        A class over :class:`Backend` that is made without arguments.
+
+    Returns
+    -------
+    type
+        The same class.
+
+    Raises
+    ------
+    UsageError
+        If another backend has the name, or it is no such class.
+
+    Examples
+    --------
+    Workers of this machine, whose number is never more than two:
+
+    >>> from bigdl.orca.learn.backends import LocalBackend, register_backend
+    >>> class SmallBackend(LocalBackend):
+    ...     def engine(self, min_workers=None, *, workers_per_node=1, **options):
+    ...         return super().engine(workers_per_node=min(workers_per_node, 2), **options)
+    >>> cls = register_backend("small", SmallBackend)
+    >>> import torch
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> est = Estimator.from_torch(
+    ...     model=lambda config: torch.nn.Linear(2, 1), loss=torch.nn.MSELoss(),
+    ...     optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     backend="small", workers_per_node=8)
+    """
+    BACKENDS.register(name, backend)
+    return backend
 
 
 def backend_of(name: str, old_names: Mapping[str, str]) -> str:
@@ -132,12 +214,13 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
     """
     backend = old_names.get(name, name)
     if backend not in BACKENDS:
+        own = [repr(each) for each in BACKENDS if each not in ("bigdl", "local")]
         raise UsageError(
-            f"The backends are 'spark', 'ray', 'horovod', 'bigdl' (the parameter layer on Spark) "
+            f"The backends are {', '.join(own)}, 'bigdl' (the parameter layer on Spark) "
             f"and 'local' (processes of this machine), got backend={name!r}; use one of them",
             code="name-unknown",
             argument="backend",
-            allowed=["spark", "ray", "horovod", "bigdl", "local"],
+            allowed=list(BACKENDS),
         )
     BACKENDS[backend].require()
     return backend

@@ -15,7 +15,20 @@ Importing this package does not import torch.
 """
 
 from bigdl.orca.learn.metrics import named
-from bigdl.orca.learn.metrics.metric import CustomizedMetric, Metric, TorchMetric, merge_states
+from bigdl.orca.learn.metrics.metric import (
+    CustomizedMetric,
+    Metric,
+    TorchMetric,
+    merge_states,
+    register_metric,
+)
 from bigdl.orca.learn.metrics.named import *  # noqa: F403
 
-__all__ = [*named.__all__, "CustomizedMetric", "Metric", "TorchMetric", "merge_states"]
+__all__ = [
+    *named.__all__,
+    "CustomizedMetric",
+    "Metric",
+    "TorchMetric",
+    "merge_states",
+    "register_metric",
+]

@@ -10,9 +10,10 @@ import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.plugins import Registry
 from bigdl.training.state import to_cpu
 
 if TYPE_CHECKING:
@@ -500,10 +501,13 @@ class CustomizedMetric(MergedMetric):
         return {"total": total, "count": torch.tensor(rows)}
 
 
-def is_torchmetrics(value: Any) -> bool:
-    """Tell whether `value` is a ``torchmetrics.Metric``, without importing torchmetrics."""
+def is_torchmetrics(value: object) -> bool:
+    """Tell whether `value` is a ``torchmetrics.Metric`` or its class, without importing it."""
     torchmetrics = sys.modules.get("torchmetrics")
-    return torchmetrics is not None and isinstance(value, torchmetrics.Metric)
+    if torchmetrics is None:
+        return False
+    cls = value if isinstance(value, type) else type(value)
+    return issubclass(cls, torchmetrics.Metric)
 
 
 class TorchmetricsState(TorchMetric):
@@ -641,8 +645,70 @@ _ALIASES = {
     "meanabsoluteerror": "mae",
     "meansquarederror": "mse",
 }
-NAMED: dict[str, type[Metric]] = {}
-"""The metrics of this package by their names in lower case, which :mod:`.named` enters."""
+
+
+def _key(name: str) -> str:
+    key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
+    return _ALIASES.get(key, key)
+
+
+def _checked(name: str, metric: object) -> object:
+    is_metric = callable(metric) or isinstance(metric, Metric)
+    if isinstance(metric, type):
+        follows = all(hasattr(metric, attribute) for attribute in _CONTRACT)
+        is_metric = follows or issubclass(metric, Metric) or is_torchmetrics(metric)
+    if not is_metric:
+        raise UsageError(
+            "A metric is an Orca Metric, an object of torchmetrics, a function fn(preds, targets), "
+            "or a class whose objects follow bigdl.orca.learn.metrics.TorchMetric, but got "
+            f"{metric!r} for {name!r}",
+            code="argument-type",
+            argument="metric",
+        )
+    return metric
+
+
+METRICS = Registry[object]("bigdl.metrics", "a metric", _checked, _key)
+"""The metrics, or their classes, by name; :mod:`.named` enters those of this package."""
+
+_MetricT = TypeVar("_MetricT")
+
+
+def register_metric(name: str, metric: _MetricT) -> _MetricT:
+    """Give a metric a name, under which ``metrics=["name"]`` finds it.
+
+    A package that a program need not import offers its metric by an entry point of the group
+    ``bigdl.metrics``, under the name.
+
+    Parameters
+    ----------
+    name : str
+        Case, underscores, hyphens and spaces do not matter.
+    metric : object or type
+        What ``metrics=[metric]`` takes, or the class of it, which is made without arguments.
+
+    Returns
+    -------
+    object or type
+        The same.
+
+    Raises
+    ------
+    UsageError
+        If another metric has the name, or `metric` is none.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.metrics import Metric, register_metric
+    >>> def largest_error(preds, targets):
+    ...     return (preds - targets).abs().max()
+    >>> function = register_metric("largest_error", largest_error)
+    >>> Metric.convert_metrics_list(["accuracy", "largest_error"])[1].name
+    'largest_error'
+    """
+    METRICS.register(name, metric)
+    return metric
+
 
 _CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
 
@@ -672,7 +738,7 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     if isinstance(metric, Metric):
         return metric.get_metric(backend)
     if isinstance(metric, str):
-        return _by_name(metric).get_metric(backend)
+        return _to_state(_by_name(metric), backend)
     if isinstance(metric, type):
         raise UsageError(
             f"{metric.__name__} is a class; as a metric pass an instance of it",
@@ -703,13 +769,11 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     return CustomizedMetric(metric).get_metric(backend)
 
 
-def _by_name(name: str) -> Metric:
-    key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
-    cls = NAMED.get(_ALIASES.get(key, key))
-    if cls is None:
-        known = [each.__name__ for each in NAMED.values()]
+def _by_name(name: str) -> object:
+    if name not in METRICS:
+        known = list(METRICS)
         names = {each.lower(): each for each in known} | {short: short for short in _ALIASES}
-        close = difflib.get_close_matches(key, names, 1)
+        close = difflib.get_close_matches(_key(name), names, 1)
         advice = f"did you mean {names[close[0]]!r}? Known" if close else "known"
         raise UsageError(
             f"there is no metric of the name {name!r}; {advice} names are: {', '.join(known)}",
@@ -717,4 +781,5 @@ def _by_name(name: str) -> Metric:
             metric=name,
             allowed=known,
         )
-    return cls()
+    metric = METRICS[name]
+    return metric() if isinstance(metric, type) else metric

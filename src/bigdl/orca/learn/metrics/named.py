@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.orca.learn.metrics.metric import NAMED, MergedMetric
+from bigdl.orca.learn.metrics.metric import MergedMetric, register_metric
 
 if TYPE_CHECKING:
     import torch
@@ -795,4 +795,5 @@ def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") 
     return integers
 
 
-NAMED.update({name.lower(): globals()[name] for name in __all__})
+for _name in __all__:
+    register_metric(_name, globals()[_name])
