@@ -23,20 +23,26 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.local import LocalEngine
 
-__all__ = [
-    "Backend",
-    "HorovodBackend",
-    "LocalBackend",
-    "RayBackend",
-    "SparkBackend",
-    "register_backend",
-]
+__all__ = ["Backend", "LocalBackend", "register_backend"]
 
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
 class Backend(ABC):
-    """The meaning of a ``backend=`` of an Estimator: its engine and its GradientSync."""
+    """The meaning of a ``backend=`` of an Estimator: its engine and its GradientSync.
+
+    Examples
+    --------
+    Workers that are threads of the program, one at a time:
+
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> from bigdl.orca.learn.backends import Backend
+    >>> class HereBackend(Backend):
+    ...     def engine(self, min_workers=None, **options):
+    ...         return LocalEngine(in_process=True)
+    >>> HereBackend().engine().run(lambda worker: worker.rank)
+    [0]
+    """
 
     def require(self) -> None:  # noqa: B027  most need none
         """Raise a MissingExtraError if a package is missing."""
@@ -112,7 +118,14 @@ class HorovodBackend(Backend):
 
 
 class LocalBackend(Backend):
-    """Workers are processes of this machine."""
+    """Workers are processes of this machine.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.backends import LocalBackend
+    >>> LocalBackend().engine(workers_per_node=2).run(lambda worker: worker.rank)
+    [0, 1]
+    """
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
         return LocalEngine(**options)
