@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint style types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint style types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo test-recommenders examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,18 @@ $(ZOO)/.installed: $(VENV)/.installed
 test-zoo: $(ZOO)/.installed ## accelerate models of timm, transformers, ... and compare them; replaces the table in the docs
 	$(ZOO)/bin/python scripts/model_zoo.py --write docs/nano/zoo.md
 
+# Environments of their own: RecTools wants an older NumPy, RePlay an older pandas.
+PEERS := .venv-recommenders
+$(PEERS)/.installed:
+	$(PYTHON) -m venv $(PEERS)/rectools
+	$(PEERS)/rectools/bin/python -m pip install rectools==0.19.0 pytrec-eval-terrier==0.5.11
+	$(PYTHON) -m venv $(PEERS)/replay
+	$(PEERS)/replay/bin/python -m pip install replay-rec==0.22.0
+	touch $@
+
+test-recommenders: install $(PEERS)/.installed ## compare ranking metrics with RecTools, RePlay and trec_eval
+	BIGDL_RECOMMENDERS=$(PEERS) $(BIN)/python -m pytest python-tests/friesian/test_ranking_metrics_peers.py
+
 examples: install ## run all examples and notebooks, and say how long each takes
 	$(BIN)/python scripts/run_examples.py $(if $(BIGDL_DATA),--data-dir $(BIGDL_DATA))
 
@@ -149,4 +161,4 @@ clean: ## remove what builds and tests leave
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(ZOO) $(SBOM) .venv-spark-*
+	rm -rf $(VENV) $(ZOO) $(SBOM) $(PEERS) .venv-spark-*

@@ -58,6 +58,7 @@ ROOMS = [
     ["bigdl.mlflow"],
     ["bigdl.friesian.ops"],
     ["bigdl.friesian.executors"],
+    ["bigdl.friesian.metrics"],
     ["bigdl.friesian.feature"],
     ["bigdl.friesian.models"],
     ["bigdl.friesian.serving"],

@@ -1,0 +1,180 @@
+"""What training rows, a catalogue and features say of the items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.metrics.tables import (
+    Table,
+    as_arrow,
+    as_table,
+    check_same_type,
+    column_names,
+    ids,
+)
+from bigdl.orca.data.xshards.frames import quoted
+
+__all__ = ["NEEDED_TABLES", "ItemFacts", "item_facts"]
+
+NEEDED_TABLES: dict[str, tuple[str, ...]] = {
+    "novelty": ("train",),
+    "popularity": ("train",),
+    "serendipity": ("train",),
+    "coverage": ("catalogue", "train"),
+    "gini": ("catalogue", "train"),
+    "intra_list_diversity": ("item_features",),
+}
+"""Metrics that need another table, and the arguments of which one must be given."""
+
+
+@dataclass(frozen=True)
+class ItemFacts:
+    """What training rows and features say of the items.
+
+    Attributes
+    ----------
+    items : pyarrow.Array
+        Different ids.
+    users, rows : numpy.ndarray of int64, shape (items,)
+        Users and rows of the training table with the item.
+    all_users : int
+        Of the training table.
+    in_catalogue : numpy.ndarray of bool, shape (items,)
+        Which items could be recommended.
+    features : numpy.ndarray of int64, shape (items, columns)
+        Codes of the items' features; -1 throughout for an item without features.
+    """
+
+    items: pa.Array
+    users: np.ndarray
+    rows: np.ndarray
+    all_users: int
+    in_catalogue: np.ndarray
+    features: np.ndarray
+
+    @property
+    def catalogue_size(self) -> int:
+        return int(self.in_catalogue.sum())
+
+    def self_information(self) -> np.ndarray:
+        """Return ``-log2`` of the share of users who have each item, and of an unknown one."""
+        users = np.append(np.maximum(self.users, 1), 1)
+        return -np.log2(users / max(self.all_users, 1))
+
+    def counts(self) -> np.ndarray:
+        """Return the training rows of each item, and of an unknown one."""
+        return np.append(self.rows, 0).astype(np.float64)
+
+    def popularity(self) -> np.ndarray:
+        """Return the share of items that each item is more popular than; 0 for an unknown one."""
+        size = self.catalogue_size
+        _, dense = np.unique(-self.rows, return_inverse=True)
+        share = np.maximum(size - dense, 0) / size
+        return np.append(np.where(self.rows > 0, share, 0.0), 0.0)
+
+
+def item_facts(
+    train: Table | None,
+    catalogue: Table | Iterable[Any] | None,
+    features: Table | None,
+    user_col: str,
+    item_col: str,
+) -> ItemFacts:
+    """Count the items of the training rows, and join them with catalogue and features.
+
+    Raises
+    ------
+    UsageError
+        For tables whose columns, ids or rows cannot be used.
+    """
+    counted, all_users = _train_counts(train, user_col, item_col)
+    listed = counted["item"] if catalogue is None else _catalogue(catalogue, item_col)
+    described, codes = _features(features, item_col)
+    parts = {"train": counted["item"], "catalogue": listed, "item_features": described}
+    kept = {name: each for name, each in parts.items() if len(each)}
+    expected = next(iter(kept.values())).type if kept else pa.int64()
+    for name, each in kept.items():
+        check_same_type(expected, each.type, name, item_col)
+    chunks = [chunk for each in kept.values() for chunk in each.chunks]
+    items = pc.unique(pa.chunked_array(chunks, expected))
+    users, rows = np.zeros((2, len(items)), dtype=np.int64)
+    at = np.asarray(pc.index_in(counted["item"].cast(expected), value_set=items))
+    users[at], rows[at] = np.asarray(counted["users"]), np.asarray(counted["rows"])
+    of_item = pc.fill_null(pc.index_in(items, value_set=described.cast(expected)), len(described))
+    return ItemFacts(
+        items=items,
+        users=users,
+        rows=rows,
+        all_users=all_users,
+        in_catalogue=np.asarray(pc.is_in(items, value_set=listed.cast(expected))),
+        features=codes[np.asarray(of_item).astype(np.int64)],
+    )
+
+
+def _train_counts(train: Table | None, user_col: str, item_col: str) -> tuple[pa.Table, int]:
+    """Return the users and rows of each item, and the number of all users."""
+    names = ["item", "users", "rows"]
+    if train is None:
+        nothing = pa.chunked_array([], pa.int64())
+        return pa.table([nothing] * 3, names=names), 0
+    table = as_table(train, "train", [user_col, item_col])
+    if isinstance(table, pa.Table):
+        users = ids(table, user_col, "train")
+        pairs = pa.table({"user": users, "item": ids(table, item_col, "train")})
+        counted = pairs.group_by("item").aggregate([("user", "count_distinct"), ("user", "count")])
+        counted = counted.select(["item", "user_count_distinct", "user_count"])
+        return counted.rename_columns(names), len(pc.unique(users))
+    from pyspark.sql import functions as F
+
+    from bigdl.orca.cluster.versions import to_arrow
+
+    user, item = F.col(quoted(user_col)), F.col(quoted(item_col))
+    per_item = to_arrow(table.groupBy(item).agg(F.countDistinct(user), F.count(user)))
+    per_item = per_item.rename_columns([item_col, *names[1:]])
+    items = ids(per_item, item_col, "train")
+    all_users = table.agg(F.countDistinct(user)).collect()[0][0]
+    return pa.table([items, per_item["users"], per_item["rows"]], names=names), all_users
+
+
+def _catalogue(catalogue: Table | Iterable[Any], item_col: str) -> pa.ChunkedArray:
+    """Return the different items of a table or of an iterable of ids."""
+    table = catalogue
+    if not column_names(catalogue):
+        table = pa.table({item_col: pa.array(list(catalogue))})
+    listed = as_table(table, "catalogue", [item_col])
+    if not isinstance(listed, pa.Table):
+        listed = as_arrow(listed.distinct(), "catalogue", [item_col])
+    return pa.chunked_array([pc.unique(ids(listed, item_col, "catalogue"))])
+
+
+def _features(features: Table | None, item_col: str) -> tuple[pa.ChunkedArray, np.ndarray]:
+    """Return items and codes of their features, with a last row of -1 for other items."""
+    if features is None:
+        return pa.chunked_array([], pa.int64()), np.full((1, 1), -1)
+    names = [each for each in column_names(features) if each != item_col]
+    table = as_arrow(features, "item_features", [item_col, *names])
+    items = ids(table, item_col, "item_features")
+    if not names:
+        raise UsageError(
+            f"item_features has no column except {item_col!r}; add the features to compare",
+            code="column-missing",
+            argument="item_features",
+        )
+    if len(pc.unique(items)) < len(items):
+        raise UsageError(
+            "item_features has several rows of one item; give one row for each item",
+            code="data-order",
+            argument="item_features",
+        )
+    codes = np.full((len(items) + 1, len(names)), -1, dtype=np.int64)
+    for index, name in enumerate(names):
+        encoded = pc.dictionary_encode(table[name], null_encoding="encode").unify_dictionaries()
+        codes[:-1, index] = np.concatenate([np.asarray(each.indices) for each in encoded.chunks])
+    return items, codes

@@ -1,0 +1,521 @@
+"""Metrics of recommendation lists, user by user, in NumPy.
+
+Rows become one matrix of users by ranks for some thousand users at a time.  Every value of a user
+is computed from that user's row alone, in the order of ranks, so it does not depend on which other
+users are in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.metrics.items import ItemFacts
+
+__all__ = ["METRICS", "ListOptions", "UserValues", "values_of_users"]
+
+_USERS_AT_ONCE = 1 << 14
+_PAIRS_AT_ONCE = 1 << 22
+
+Matrix: TypeAlias = np.ndarray
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """What to compute of each list; :func:`~bigdl.friesian.metrics.ranking_metrics` explains it."""
+
+    metrics: tuple[str, ...]
+    ks: tuple[int, ...]
+    map_divisor: str = "relevant"
+    ndcg_ideal: str = "achievable"
+    gain: str = "binary"
+    ties: str = "item_descending"
+    on_duplicates: str = "raise"
+    is_ranked: bool = False
+
+    @property
+    def width(self) -> int:
+        """Ranks that the matrices hold."""
+        return max(self.ks)
+
+    def keys_of_users(self) -> list[str]:
+        """Return the names of the metrics that users have values of, such as ``"ndcg@10"``."""
+        keys = [f"{name}@{k}" for name in self.metrics if name in _OF_USERS for k in self.ks]
+        return [*keys, "gauc"] if "gauc" in self.metrics else keys
+
+    def needs(self, *names: str) -> bool:
+        """Return True if any of the metrics is asked for."""
+        return not set(names).isdisjoint(self.metrics)
+
+
+@dataclass
+class UserValues:
+    """Metrics of some users.
+
+    Attributes
+    ----------
+    users : pyarrow.Array
+    values : dict of str to numpy.ndarray of float64
+        By key such as ``"ndcg@10"``; NaN where a user does not count for the metric.
+    weights : numpy.ndarray of float64
+        Relevant items in each user's list, by which ``"gauc"`` is averaged.
+    has_truth, has_list : numpy.ndarray of bool
+    items : dict of int to (pyarrow.Array, numpy.ndarray of int64)
+        By k: recommended items and how often each one is in the first k ranks.
+    """
+
+    users: pa.Array
+    values: dict[str, np.ndarray]
+    weights: np.ndarray
+    has_truth: np.ndarray
+    has_list: np.ndarray
+    items: dict[int, tuple[pa.Array, np.ndarray]]
+
+
+@dataclass
+class _Lists:
+    """Some users' lists as matrices of users by ranks, with running sums over the ranks."""
+
+    options: ListOptions
+    hits: Matrix  # float64, 1 where the item at the rank is relevant
+    present: Matrix  # bool, where the list has an item
+    gains: Matrix  # float64, relevance of the item at the rank, after the gain function
+    item_codes: Matrix  # int64, index among the facts; their number where unknown or absent
+    relevant: np.ndarray  # int64, relevant items of each user
+    ideal_gains: Matrix  # float64, the user's gains in falling order
+    facts: ItemFacts | None
+    repeated: Matrix  # bool, where an item stands that stood at an earlier rank
+    pairs: Callable[[int, int | None], np.ndarray]
+
+    def __post_init__(self) -> None:
+        ranks = np.arange(1, self.options.width + 1)
+        self.ranks = ranks
+        self.discounts = 1.0 / np.log2(ranks + 1)
+        self.hit_counts = np.cumsum(self.hits, axis=1)
+        self.lengths = np.cumsum(self.present, axis=1)
+
+    def mean_of(self, values: np.ndarray, k: int) -> np.ndarray:
+        """Return the mean over the first `k` ranks of a value of each item."""
+        sums = np.cumsum(np.where(self.present, values[self.item_codes], 0.0), axis=1)[:, k - 1]
+        return sums / np.maximum(self.lengths[:, k - 1], 1)
+
+    def known(self) -> ItemFacts:
+        assert self.facts is not None  # checked with the arguments
+        return self.facts
+
+
+def _precision(lists: _Lists, k: int) -> np.ndarray:
+    return lists.hit_counts[:, k - 1] / k
+
+
+def _r_precision(lists: _Lists, k: int) -> np.ndarray:
+    return lists.hit_counts[:, k - 1] / np.minimum(lists.relevant, k)
+
+
+def _recall(lists: _Lists, k: int) -> np.ndarray:
+    return lists.hit_counts[:, k - 1] / lists.relevant
+
+
+def _f1(lists: _Lists, k: int) -> np.ndarray:
+    precision, recall = _precision(lists, k), _recall(lists, k)
+    return 2 * precision * recall / np.where(precision + recall > 0, precision + recall, 1.0)
+
+
+def _hit_rate(lists: _Lists, k: int) -> np.ndarray:
+    return (lists.hit_counts[:, k - 1] > 0).astype(np.float64)
+
+
+def _map(lists: _Lists, k: int) -> np.ndarray:
+    sums = np.cumsum(lists.hits * (lists.hit_counts / lists.ranks), axis=1)[:, k - 1]
+    divisors = {"relevant": lists.relevant, "min": np.minimum(lists.relevant, k)}
+    return sums / divisors.get(lists.options.map_divisor, np.full(len(sums), k))
+
+
+def _mrr(lists: _Lists, k: int) -> np.ndarray:
+    first = np.argmax(lists.hits[:, :k], axis=1)
+    return np.where(lists.hit_counts[:, k - 1] > 0, 1.0 / (first + 1), 0.0)
+
+
+def _ndcg(lists: _Lists, k: int) -> np.ndarray:
+    gained = np.cumsum(lists.gains * lists.discounts, axis=1)[:, k - 1]
+    if lists.options.ndcg_ideal == "k":
+        return gained / np.cumsum(lists.discounts)[k - 1]
+    return gained / np.cumsum(lists.ideal_gains * lists.discounts, axis=1)[:, k - 1]
+
+
+def _auc(lists: _Lists, k: int) -> np.ndarray:
+    hits = lists.hit_counts[:, k - 1]
+    misses = lists.lengths[:, k - 1] - hits
+    above = np.cumsum(lists.present, axis=1) - lists.hit_counts  # misses at or above each rank
+    ordered = (lists.hits * (misses[:, None] - above))[:, :k].sum(axis=1)  # whole numbers
+    shares = ordered / np.maximum(hits * misses, 1)
+    return np.where(hits == 0, 0.0, np.where(misses == 0, 1.0, shares))
+
+
+def _partial_auc(lists: _Lists, k: int) -> np.ndarray:
+    return lists.pairs(k, None) / (k * lists.relevant)
+
+
+def _pap(lists: _Lists, k: int) -> np.ndarray:
+    return lists.pairs(k, k) / (k * np.minimum(lists.relevant, k))
+
+
+def _covered(lists: _Lists, k: int) -> np.ndarray:
+    return (lists.lengths[:, k - 1] > 0).astype(np.float64)
+
+
+def _sufficient(lists: _Lists, k: int) -> np.ndarray:
+    return (lists.lengths[:, k - 1] >= k).astype(np.float64)
+
+
+def _unrepeated(lists: _Lists, k: int) -> np.ndarray:
+    return 1.0 - lists.repeated[:, :k].max(axis=1)
+
+
+def _novelty(lists: _Lists, k: int) -> np.ndarray:
+    return lists.mean_of(lists.known().self_information(), k)
+
+
+def _popularity(lists: _Lists, k: int) -> np.ndarray:
+    return lists.mean_of(lists.known().counts(), k)
+
+
+def _serendipity(lists: _Lists, k: int) -> np.ndarray:
+    facts = lists.known()
+    expected = (facts.catalogue_size + 1 - lists.ranks) / facts.catalogue_size
+    surprise = np.maximum(expected - facts.popularity()[lists.item_codes], 0.0) * lists.hits
+    return np.cumsum(surprise, axis=1)[:, k - 1] / np.maximum(lists.lengths[:, k - 1], 1)
+
+
+def _diversity(lists: _Lists, k: int) -> np.ndarray:
+    features = lists.known().features
+    features = np.vstack([features, np.full(features.shape[1], -1)])
+    users, result = len(lists.hits), np.zeros(len(lists.hits))
+    step = max(_PAIRS_AT_ONCE // max(k * k * features.shape[1], 1), 1)
+    upper = np.triu(np.ones((k, k), dtype=bool), 1)
+    for start in range(0, users, step):
+        part = slice(start, start + step)
+        codes = features[lists.item_codes[part, :k]]
+        known = lists.present[part, :k] & (codes[:, :, 0] >= 0)
+        pairs = known[:, :, None] & known[:, None, :] & upper
+        distances = (codes[:, :, None, :] != codes[:, None, :, :]).sum(axis=3)
+        counts = pairs.sum(axis=(1, 2))
+        result[part] = (distances * pairs).sum(axis=(1, 2)) / np.maximum(counts, 1)
+    return result
+
+
+# The metrics that are means over users with relevant items, and over users with a list.
+_OF_TRUTH: dict[str, Callable[[_Lists, int], np.ndarray]] = {
+    "precision": _precision,
+    "r_precision": _r_precision,
+    "recall": _recall,
+    "f1": _f1,
+    "hit_rate": _hit_rate,
+    "map": _map,
+    "mrr": _mrr,
+    "ndcg": _ndcg,
+    "auc": _auc,
+    "partial_auc": _partial_auc,
+    "pap": _pap,
+    "covered_users": _covered,
+}
+_OF_LISTS: dict[str, Callable[[_Lists, int], np.ndarray]] = {
+    "novelty": _novelty,
+    "popularity": _popularity,
+    "serendipity": _serendipity,
+    "intra_list_diversity": _diversity,
+    "sufficient_recommendations": _sufficient,
+    "unrepeated_recommendations": _unrepeated,
+}
+_OF_USERS = {**_OF_TRUTH, **_OF_LISTS}
+METRICS = (*_OF_USERS, "gauc", "coverage", "gini")
+
+
+# -- from rows to matrices -------------------------------------------------------------------------
+
+
+@dataclass
+class _Rows:
+    """Rows of recommendations in the order of (user, rank), and relevant pairs, as codes."""
+
+    users: pa.Array
+    items: pa.Array
+    user: np.ndarray  # int64, of each recommended row
+    item: np.ndarray
+    rank: np.ndarray  # 1 is the best
+    value: np.ndarray  # the score, or minus the rank: a higher one is better
+    hit: np.ndarray  # bool
+    gain: np.ndarray
+    repeated: np.ndarray  # bool
+    relevant: np.ndarray  # int64, relevant items of each user
+    truth_user: np.ndarray  # in the order of (user, falling gain)
+    truth_gain: np.ndarray
+
+
+def _codes(*columns: pa.ChunkedArray) -> tuple[pa.Array, list[np.ndarray]]:
+    """Return the sorted different values of columns, and each column as indices of them."""
+    values = pc.unique(pa.chunked_array([chunk for each in columns for chunk in each.chunks]))
+    values = values.take(pc.sort_indices(values))
+    return values, [_index_in(each, values) for each in columns]
+
+
+def _index_in(column: pa.ChunkedArray | pa.Array, values: pa.Array) -> np.ndarray:
+    found_at = pc.fill_null(pc.index_in(column, value_set=values), len(values))
+    return np.asarray(found_at).astype(np.int64)
+
+
+def _starts(sorted_codes: np.ndarray) -> np.ndarray:
+    """Return for each element the position at which its run of equal values begins."""
+    is_first = np.append(True, sorted_codes[1:] != sorted_codes[:-1])[: len(sorted_codes)]
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(sorted_codes)), 0))
+
+
+def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _Rows:
+    users, (user, truth_user) = _codes(reco["user"], truth["user"])
+    items, (item, truth_item) = _codes(reco["item"], truth["item"])
+    value = np.asarray(reco["value"], dtype=np.float64)
+    relevance = np.asarray(truth["relevance"], dtype=np.float64)
+    gain = np.exp2(relevance) - 1 if options.gain == "exponential" else relevance
+
+    # Of a pair that is given several times the highest relevance counts.
+    pairs = truth_user * len(items) + truth_item
+    order = np.lexsort((-gain, pairs))
+    order = order[_starts(pairs[order]) == np.arange(len(order))]
+    pairs, gain = pairs[order], gain[order]
+    asked = user * len(items) + item
+    at = np.searchsorted(pairs, asked)
+    hit = np.append(pairs, -1)[at] == asked
+    row_gain = np.where(hit, np.append(gain, 0.0)[at], 0.0)
+
+    by_item = {
+        "item_descending": -item,
+        "item_ascending": item,
+        "pessimistic": hit * len(items) + item,  # relevant items stand last among equal scores
+    }
+    if options.is_ranked:
+        value = -value
+    order = np.lexsort((by_item[options.ties], -value, user))  # NaN is sorted to the end
+    user, item, value, asked = user[order], item[order], value[order], asked[order]
+    hit, row_gain = hit[order], row_gain[order]
+    rank = np.arange(len(user)) - _starts(user) + 1
+    if options.is_ranked:
+        rank = _given_ranks(users, user, -value)
+    repeated = _repeated(asked)
+    if repeated.any() and options.on_duplicates == "raise":
+        place = int(np.flatnonzero(repeated)[0])
+        raise UsageError(
+            f"The recommendations have item {items[item[place]].as_py()!r} twice for user "
+            f"{users[user[place]].as_py()!r}; drop duplicates, or pass on_duplicates='first'",
+            code="data-order",
+        )
+    ranked_truth = np.lexsort((-gain, pairs // len(items)))
+    truth_user = (pairs // len(items))[ranked_truth]
+    return _Rows(
+        users=users,
+        items=items,
+        user=user,
+        item=item,
+        rank=rank,
+        value=value,
+        hit=hit,
+        gain=row_gain,
+        repeated=repeated,
+        relevant=np.bincount(truth_user, minlength=len(users)),
+        truth_user=truth_user,
+        truth_gain=gain[ranked_truth],
+    )
+
+
+def _repeated(pairs: np.ndarray) -> np.ndarray:
+    """Return which rows have a pair of user and item that an earlier row has."""
+    order = np.argsort(pairs, kind="stable")
+    later = _starts(pairs[order]) != np.arange(len(pairs))
+    result = np.zeros(len(pairs), dtype=bool)
+    result[order[later]] = True
+    return result
+
+
+def _given_ranks(users: pa.Array, user: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Return the ranks as integers after checking that they can be ranks."""
+    whole = np.isfinite(rank) & (rank >= 1) & (rank == np.floor(rank))
+    if not whole.all():
+        place = int(np.flatnonzero(~whole)[0])
+        raise UsageError(
+            f"Ranks must be whole numbers from 1 on, but user {users[user[place]].as_py()!r} has "
+            f"{rank[place]:g}; pass score_col= if the column has scores",
+            code="data-value",
+        )
+    twice = (user[1:] == user[:-1]) & (rank[1:] == rank[:-1])
+    if twice.any():
+        place = int(np.flatnonzero(twice)[0])
+        raise UsageError(
+            f"User {users[user[place]].as_py()!r} has rank {rank[place]:g} twice; give each "
+            "recommended item of a user a rank of its own",
+            code="data-order",
+        )
+    return rank.astype(np.int64)
+
+
+def _without_repeated(rows: _Rows) -> _Rows:
+    """Return the rows without repeated items, later ones moved up."""
+    if not rows.repeated.any():
+        return rows
+    dropped = np.cumsum(rows.repeated)
+    starts = _starts(rows.user)
+    earlier = dropped - np.append(0, dropped)[starts]
+    keep = ~rows.repeated
+    return _Rows(
+        users=rows.users,
+        items=rows.items,
+        user=rows.user[keep],
+        item=rows.item[keep],
+        rank=(rows.rank - earlier)[keep],
+        value=rows.value[keep],
+        hit=rows.hit[keep],
+        gain=rows.gain[keep],
+        repeated=rows.repeated[keep],
+        relevant=rows.relevant,
+        truth_user=rows.truth_user,
+        truth_gain=rows.truth_gain,
+    )
+
+
+def _pair_counts(rows: _Rows) -> Callable[[int, int | None], np.ndarray]:
+    """Return a function of k that counts, for each user, misses kept below hits.
+
+    The sum over hits with fewer than k misses above them of k minus those misses, for at most the
+    first ``limit`` hits.
+    """
+    starts = _starts(rows.user)
+    hits = np.cumsum(rows.hit)
+    hits_before = hits - rows.hit - np.append(0, hits)[starts]
+    misses_above = np.arange(len(rows.user)) - starts - hits_before
+
+    def count(k: int, limit: int | None) -> np.ndarray:
+        counts = rows.hit & (misses_above < k)
+        if limit is not None:
+            counts &= hits_before < limit
+        weights = np.where(counts, k - misses_above, 0)
+        return np.bincount(rows.user, weights=weights, minlength=len(rows.users))
+
+    return count
+
+
+def _user_auc(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the area under the ROC curve of each user's list, ties as half, and its hits."""
+    count = len(rows.users)
+    value = np.where(np.isnan(rows.value), -np.inf, rows.value)
+    order = np.lexsort((value, rows.user))
+    user, value, hit = rows.user[order], value[order], rows.hit[order]
+    position = np.arange(len(user)) - _starts(user)
+    is_first = np.append(True, (user[1:] != user[:-1]) | (value[1:] != value[:-1]))[: len(user)]
+    group = np.cumsum(is_first) - 1
+    sizes = np.bincount(group) if len(group) else group
+    doubled_rank = 2 * position[is_first][group] + sizes[group] + 1 if len(group) else position
+    hits = np.bincount(user, weights=hit, minlength=count)
+    misses = np.bincount(user, minlength=count) - hits
+    ranks = np.bincount(user, weights=np.where(hit, doubled_rank, 0), minlength=count) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        area = (ranks - hits * (hits + 1) / 2) / (hits * misses)
+    return np.where((hits > 0) & (misses > 0), area, np.nan), hits
+
+
+def values_of_users(
+    reco: pa.Table, truth: pa.Table, options: ListOptions, facts: ItemFacts | None
+) -> UserValues:
+    """Compute the metrics of all users in two tables.
+
+    Parameters
+    ----------
+    reco : pyarrow.Table
+        Columns ``user``, ``item`` and ``value`` (scores, or ranks if the options say so); all rows
+        of its users.
+    truth : pyarrow.Table
+        Columns ``user``, ``item`` and ``relevance`` > 0; all rows of its users.
+    options : ListOptions
+    facts : ItemFacts or None
+        Needed by the metrics of novelty, popularity, serendipity and diversity.
+
+    Returns
+    -------
+    UserValues
+
+    Raises
+    ------
+    UsageError
+        For ranks that are none, and for repeated items unless the options allow them.
+    """
+    rows = _rows_of(reco, truth, options)
+    with_repeated, rows = rows, _without_repeated(rows)
+    has_truth = rows.relevant > 0
+    has_list = np.zeros(len(rows.users), dtype=bool)
+    has_list[rows.user] = True
+    columns: dict[str, list[np.ndarray]] = {}
+    for lists in _batches(rows, with_repeated, options, facts):
+        with np.errstate(invalid="ignore", divide="ignore"):  # users without truth, made NaN below
+            for name in options.metrics:
+                if name in _OF_USERS:
+                    for k in options.ks:
+                        columns.setdefault(f"{name}@{k}", []).append(_OF_USERS[name](lists, k))
+    values = {}
+    for key, parts in columns.items():
+        counts = has_truth if key.partition("@")[0] in _OF_TRUTH else has_list
+        values[key] = np.where(counts, np.concatenate(parts), np.nan)
+    weights = np.zeros(len(rows.users))
+    if "gauc" in options.metrics:
+        values["gauc"], weights = _user_auc(rows)
+    items: dict[int, tuple[pa.Array, np.ndarray]] = {}
+    if options.needs("coverage", "gini"):
+        for k in options.ks:
+            counts = np.bincount(rows.item[rows.rank <= k], minlength=len(rows.items))
+            used = np.flatnonzero(counts)
+            items[k] = rows.items.take(pa.array(used)), counts[used]
+    return UserValues(rows.users, values, weights, has_truth, has_list, items)
+
+
+def _batches(
+    rows: _Rows, with_repeated: _Rows, options: ListOptions, facts: ItemFacts | None
+) -> Iterator[_Lists]:
+    width, pairs = options.width, _pair_counts(rows)
+    unknown = len(facts.items) if facts is not None else 0
+    codes = _index_in(rows.items, facts.items) if facts is not None else np.zeros(0, np.int64)
+    truth_rank = np.arange(len(rows.truth_user)) - _starts(rows.truth_user)
+    counted: dict[tuple[int, int | None], np.ndarray] = {}
+    for first in range(0, len(rows.users), _USERS_AT_ONCE):
+        last = min(first + _USERS_AT_ONCE, len(rows.users))
+
+        def filled(
+            owners: np.ndarray, columns: np.ndarray, values: np.ndarray, default: float = 0.0
+        ) -> Matrix:
+            part = slice(*np.searchsorted(owners, (first, last)))  # noqa: B023
+            inside = columns[part] < width
+            matrix = np.full((last - first, width), default, dtype=values.dtype)  # noqa: B023
+            places = owners[part][inside] - first, columns[part][inside]  # noqa: B023
+            matrix[places] = values[part][inside]
+            return matrix
+
+        def counts(k: int, limit: int | None, part: slice = slice(first, last)) -> np.ndarray:
+            if (k, limit) not in counted:
+                counted[k, limit] = pairs(k, limit)
+            return counted[k, limit][part]
+
+        column = rows.rank - 1
+        item_codes = codes[rows.item] if facts is not None else rows.item
+        yield _Lists(
+            options,
+            hits=filled(rows.user, column, rows.hit.astype(np.float64)),
+            present=filled(rows.user, column, np.ones(len(rows.user), dtype=bool)),
+            gains=filled(rows.user, column, rows.gain),
+            item_codes=filled(rows.user, column, item_codes, unknown),
+            relevant=rows.relevant[first:last],
+            ideal_gains=filled(rows.truth_user, truth_rank, rows.truth_gain),
+            facts=facts,
+            repeated=filled(with_repeated.user, with_repeated.rank - 1, with_repeated.repeated),
+            pairs=counts,
+        )

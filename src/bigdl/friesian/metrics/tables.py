@@ -1,0 +1,169 @@
+"""Tables of pandas, Arrow, Polars and Spark, by the columns that metrics need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.xshards.frames import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "Table",
+    "as_arrow",
+    "as_table",
+    "check_same_type",
+    "column_names",
+    "id_type",
+    "ids",
+    "numbers",
+]
+
+# Any: a table of pandas, Arrow, Polars or Spark, or a FeatureTable; as_table tells them apart.
+Table = Any
+
+
+def as_table(data: Table, what: str, columns: Sequence[str]) -> pa.Table | DataFrame:
+    """Return some columns of a table as a table of Arrow, or as a DataFrame of Spark.
+
+    Parameters
+    ----------
+    data : table of pandas, Arrow, Polars or Spark, or FeatureTable
+    what : str
+        Name of the argument, for errors.
+    columns : sequence of str
+
+    Raises
+    ------
+    UsageError
+        If it is no table, or a column is missing.
+    """
+    data, names = _unwrapped(data), column_names(data)
+    module = type(data).__module__.partition(".")[0]
+    if not names:
+        raise UsageError(
+            f"{what} should be a table of pandas, Arrow, Polars or Spark with the columns "
+            f"{list(columns)}, got {type(data)}",
+            code="argument-type",
+            argument=what,
+        )
+    for column in columns:
+        if column not in names:
+            raise UsageError(
+                f"{what} has no column {column!r}, but {names}",
+                code="column-missing",
+                column=column,
+            )
+    if module == "pyspark":
+        return data.select(*(quoted(column) for column in columns))
+    if module == "pandas":
+        try:
+            return pa.Table.from_pandas(data[list(columns)], preserve_index=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UsageError(
+                f"{what} has a column whose values have different types: {error}", code="data-dtype"
+            ) from None
+    if module == "polars":
+        data = data.collect() if hasattr(data, "collect") else data
+        return data.select(columns).to_arrow()
+    return (data if isinstance(data, pa.Table) else pa.table(data)).select(columns)
+
+
+def as_arrow(data: Table, what: str, columns: Sequence[str]) -> pa.Table:
+    """Return some columns of a table as a table of Arrow, collected if they are on Spark."""
+    table = as_table(data, what, columns)
+    if isinstance(table, pa.Table):
+        return table
+    from bigdl.orca.cluster.versions import to_arrow
+
+    return to_arrow(table)
+
+
+def column_names(data: Table) -> list[str]:
+    """Return the names of a table's columns; none if it is no table."""
+    data = _unwrapped(data)
+    return list(data.column_names if isinstance(data, pa.Table) else getattr(data, "columns", ()))
+
+
+def _unwrapped(data: Table) -> Table:
+    """Return the DataFrame of a FeatureTable, and other objects as they are."""
+    return data.df if type(data).__module__.startswith("bigdl.") and hasattr(data, "df") else data
+
+
+def id_type(dtype: pa.DataType, what: str, column: str) -> pa.DataType:
+    """Return the type in which ids of a column are compared.
+
+    Raises
+    ------
+    UsageError
+        For ids that are neither integers nor strings.
+    """
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    if pa.types.is_integer(dtype):
+        return pa.int64()
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or dtype == pa.string_view():
+        return pa.string()
+    raise UsageError(
+        f"Ids in column {column!r} of {what} should be integers or strings, got {dtype}",
+        code="data-dtype",
+        column=column,
+    )
+
+
+def ids(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
+    """Return a column of ids, as int64 or string.
+
+    Raises
+    ------
+    UsageError
+        For nulls and other types.
+    """
+    values = table[column]
+    if values.null_count:
+        raise UsageError(
+            f"Column {column!r} of {what} has {values.null_count} nulls; drop those rows",
+            code="data-null",
+            column=column,
+        )
+    return values.cast(id_type(values.type, what, column))
+
+
+def check_same_type(expected: pa.DataType, given: pa.DataType, what: str, column: str) -> None:
+    """Refuse ids that cannot equal those of another table."""
+    if expected != given:
+        raise UsageError(
+            f"Column {column!r} of {what} has ids of type {given}, the other tables have "
+            f"{expected}; cast one of them",
+            code="data-schema",
+            column=column,
+        )
+
+
+def numbers(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
+    """Return a column as float64, with NaN for nulls.
+
+    Raises
+    ------
+    UsageError
+        If the column has no numbers.
+    """
+    values = table[column]
+    if not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_decimal(values.type)
+    ):
+        raise UsageError(
+            f"Column {column!r} of {what} should be numbers, got {values.type}",
+            code="data-dtype",
+            column=column,
+        )
+    return pc.fill_null(values.cast(pa.float64(), safe=False), math.nan)
