@@ -1,4 +1,4 @@
-"""What training rows, a catalogue and features say of the items."""
+"""Facts about items from training rows, a catalogue and features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEEDED_TABLES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """What training rows and features say of the items.
+    """Counts, catalogue and features of the items.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ Matrix: TypeAlias = np.ndarray
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What to compute of each list; :func:`~bigdl.friesian.metrics.ranking_metrics` explains it."""
+    """Options of the metrics of each list; :func:`~bigdl.friesian.metrics.ranking_metrics` explains it."""
 
     metrics: tuple[str, ...]
     ks: tuple[int, ...]

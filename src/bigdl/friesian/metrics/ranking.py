@@ -412,7 +412,7 @@ def _check_needed(options: ListOptions, given: set[str]) -> None:
 
 @dataclass
 class _State:
-    """What is known of all users so far; merged without rounding.
+    """Sums over all users so far, merged without rounding.
 
     Attributes
     ----------
