@@ -28,7 +28,7 @@ Matrix: TypeAlias = np.ndarray
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Options of the metrics of each list; :func:`~bigdl.friesian.metrics.ranking_metrics` explains it."""
+    """Options of metrics, as :func:`~bigdl.friesian.metrics.ranking_metrics` explains them."""
 
     metrics: tuple[str, ...]
     ks: tuple[int, ...]
