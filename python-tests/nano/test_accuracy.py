@@ -11,7 +11,7 @@ from torch import nn
 from bigdl.common.cpu import thread_scope
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.pytorch import InferenceOptimizer
-from bigdl.nano.pytorch import methods as torch_methods
+from bigdl.nano.pytorch.inference import methods as torch_methods
 from bigdl.nano.pytorch.inference.graphs import CompiledGraph
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

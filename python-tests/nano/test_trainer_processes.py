@@ -20,8 +20,8 @@ from training_models import OneWeight, Regression, steps_and_zeros, table, train
 
 from bigdl.common.errors import WorkerLost
 from bigdl.nano.pytorch import Trainer
+from bigdl.nano.pytorch.strategies import AutoLr
 from bigdl.nano.pytorch.training.optimizers import scale_rates
-from bigdl.nano.pytorch.training.strategies import AutoLr
 
 ROWS = table(32)
 VALIDATION = table(7, seed=2)

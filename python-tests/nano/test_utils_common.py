@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+from bigdl.common import cpu
 from bigdl.common.cpu import Topology, isa_flags, topology, usable_cores
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.nano.utils import common
@@ -163,7 +164,7 @@ MACHINE = Topology(
 @pytest.fixture
 def four_cores(monkeypatch):
     """Two sockets of two physical cores with hyperthreads."""
-    monkeypatch.setattr(common, "topology", lambda: MACHINE)
+    monkeypatch.setattr(cpu, "topology", lambda: MACHINE)
 
 
 def test_affinity_core_num_is_the_size_of_the_mask():

@@ -14,22 +14,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_positive, invalidInputError
 from bigdl.common.environment import EnvContext
 
 __all__ = [
     "THREAD_VARIABLES",
     "Topology",
+    "check_cores",
     "core_count",
     "cpu_quota",
     "isa_flags",
     "passive_waiting",
     "saturates_int8",
+    "schedule_workers",
     "split_cores",
     "thread_scope",
     "topology",
@@ -81,6 +83,16 @@ def core_count(root: str | Path = "/") -> int:
     count = len(usable_cores())
     quota = cpu_quota(root)
     return count if quota is None else max(1, min(count, math.floor(quota)))
+
+
+def check_cores(value: object) -> int:
+    """Return a number of cores that a user gave, or that of this process for None and ``"*"``."""
+    if value is None or value == "*":
+        return core_count()
+    text = isinstance(value, str) and value.strip()
+    return check_positive(
+        'cores, if it is not "*",', int(text) if text and text.isdigit() else value
+    )
 
 
 def cpu_quota(root: str | Path = "/") -> float | None:
@@ -256,6 +268,59 @@ def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
     return [
         [core for unit in units[start:stop] for core in unit] for start, stop in pairwise(bounds)
     ]
+
+
+def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
+    """Return the cores of each worker: one logical core of each physical one; workers share none.
+
+    Only the affinity mask limits what is handed out, ``OMP_NUM_THREADS`` does not.
+
+    Parameters
+    ----------
+    num_workers : int
+    cores_per_worker : int, optional
+        Physical cores of each worker. By default all of them are split evenly, and neighbours
+        by socket and NUMA node stay together.
+
+    Returns
+    -------
+    list of list of int
+        Ids of logical cores.
+
+    Raises
+    ------
+    UsageError
+        If a number is less than 1 or the process may not use that many physical cores.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import schedule_workers
+    >>> cores = schedule_workers(num_workers=1, cores_per_worker=1)  # one list for each worker
+    >>> len(cores), len(cores[0])
+    (1, 1)
+    """
+    machine = topology()
+    first_siblings = tuple(siblings[:1] for siblings in machine.cores)
+    have = f"{len(first_siblings)} of them may be used"
+    invalidInputError(num_workers > 0, f"`num_workers` must be greater than 0, not {num_workers}")
+    invalidInputError(
+        num_workers <= len(first_siblings),
+        "The number of processes must be less or equal to the number of physical cores, "
+        f"but {num_workers} processes were asked for and {have}",
+    )
+    if cores_per_worker is None:
+        return split_cores(num_workers, replace(machine, cores=first_siblings))
+    invalidInputError(
+        cores_per_worker > 0, f"`cores_per_worker` must be greater than 0, not {cores_per_worker}"
+    )
+    wanted = num_workers * cores_per_worker
+    invalidInputError(
+        wanted <= len(first_siblings),
+        "The total number of cores requested must be smaller or equal than the physical cores "
+        f"available, but {num_workers} × {cores_per_worker} were asked for and {have}",
+    )
+    order = [core for siblings in first_siblings for core in siblings]
+    return [order[start : start + cores_per_worker] for start in range(0, wanted, cores_per_worker)]
 
 
 def isa_flags(root: str | Path = "/") -> frozenset[str]:

@@ -113,3 +113,17 @@ def _without_lines(dropped: re.Pattern[str]) -> Iterator[None]:
             rest = dropped.sub("", file.read().decode(errors="replace"))
             if rest:
                 os.write(2, rest.encode())
+
+
+def ipex_fits() -> bool:
+    """Return True if IPEX is installed for the torch that is; beside another it fails."""
+    import importlib.metadata
+
+    from packaging.version import Version
+
+    try:
+        packages = ("intel_extension_for_pytorch", "torch")
+        ipex, torch = (Version(importlib.metadata.version(name)) for name in packages)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return ipex.release[:2] == torch.release[:2]

@@ -116,17 +116,6 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def check_cores(value: Any) -> int:
-    from bigdl.common.cpu import core_count
-
-    if value is None or value == "*":
-        return core_count()
-    text = isinstance(value, str) and value.strip()
-    return check_positive(
-        'cores, if it is not "*",', int(text) if text and text.isdigit() else value
-    )
-
-
 def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
     """Check a size and write it the way that both Spark and ``java -Xmx`` understand."""
     match = isinstance(value, str) and re.fullmatch(r"\s*(\d+)\s*([kmgt])b?\s*", value.lower())

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
+from bigdl.common.cpu import check_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca import arguments
 from bigdl.orca.cluster import connect, launch, spark, submit
@@ -173,7 +174,7 @@ def init_orca_context(
         cores = arguments.CORES_OF_A_NODE
     request = ContextRequest(
         mode,
-        arguments.check_cores(cores),
+        check_cores(cores),
         arguments.check_memory(memory),
         check_positive("num_nodes", num_nodes),
         conf,
@@ -239,7 +240,7 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
         raise UsageError(connect.NO_RAY, code="unsupported")
     # a single node is what nobody gave, unless its cores were given
     nodes = check_positive("num_nodes", num_nodes)
-    of_node = None if cores is None else arguments.check_cores(cores)
+    of_node = None if cores is None else check_cores(cores)
     require_pyspark()
     with _State.lock:
         if spark.active_context() is not None:
@@ -272,7 +273,7 @@ def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     given = {name for name, is_given in values.items() if is_given}
     arguments.warn_ignored(given, "Ray has memory and nodes of its own")
     if options.get("address") in (None, "local"):
-        cores = arguments.check_cores(cores)
+        cores = check_cores(cores)
     elif cores is not None:
         arguments.warn_ignored({"cores"}, "the Ray at address has cores of its own")
     with _State.lock:

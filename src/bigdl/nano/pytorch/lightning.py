@@ -9,8 +9,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.inference.source import forward_signature
-from bigdl.nano.utils.pytorch import get_forward_args
+from bigdl.nano.pytorch.inference.source import forward_signature, named_parameters
 
 __all__ = ["LightningModule"]
 
@@ -74,7 +73,7 @@ class LightningModule(pl.LightningModule):
             )
         self.model = model
         #: Names of the inputs, taken from the module's forward; may be set.
-        self.forward_args = get_forward_args(model)
+        self.forward_args = [each.name for each in named_parameters(model)]
         self.compile(loss, optimizer, scheduler, metrics)
 
     def compile(
@@ -112,7 +111,7 @@ class LightningModule(pl.LightningModule):
     def forward_signature(self) -> inspect.Signature:
         """Signature of the module's forward, with the parameters of `forward_args`."""
         signature = forward_signature(self.model)
-        if list(self.forward_args) == get_forward_args(self.model):
+        if list(self.forward_args) == [each.name for each in named_parameters(self.model)]:
             return signature
         kept = [signature.parameters.get(name) for name in self.forward_args]
         return signature.replace(parameters=[each for each in kept if each is not None])

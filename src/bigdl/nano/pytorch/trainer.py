@@ -20,6 +20,11 @@ from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.lightning import LightningModule
+from bigdl.nano.pytorch.strategies import (
+    AutoLr,
+    ProcessesStrategy,
+    SingleProcessStrategy,
+)
 from bigdl.nano.pytorch.training.options import (
     TrainingOptions,
     check_lightning_arguments,
@@ -27,17 +32,12 @@ from bigdl.nano.pytorch.training.options import (
     translated,
 )
 from bigdl.nano.pytorch.training.rates import StepRates
-from bigdl.nano.pytorch.training.strategies import (
-    AutoLr,
-    ProcessesStrategy,
-    SingleProcessStrategy,
-)
 from bigdl.tuning.spaces import Lazy, holds_lazy
 
 if TYPE_CHECKING:
     import optuna
 
-    from bigdl.nano.automl.pytorch import HPOSearcher
+    from bigdl.nano.pytorch.search import HPOSearcher
 
 __all__ = ["Trainer"]
 
@@ -166,7 +166,7 @@ class Trainer(pl.Trainer):
         self.hpo_arguments: dict[str, Any] = named | kwargs
         self.hposearcher: HPOSearcher | None = None
         if use_hpo:
-            from bigdl.nano.automl.pytorch import HPOSearcher
+            from bigdl.nano.pytorch.search import HPOSearcher
 
             self.hposearcher = HPOSearcher(self)
         if algorithms:
@@ -418,7 +418,7 @@ class Trainer(pl.Trainer):
         ['val/loss', 'val/MeanAbsoluteError_0']
         """
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
-            from bigdl.nano.automl.pytorch import lazily_compiled
+            from bigdl.nano.pytorch.search import lazily_compiled
 
             compiled: Any = lazily_compiled(
                 Trainer.compile, model, loss, optimizer, scheduler, metrics

@@ -14,14 +14,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from packaging.version import Version
 
 from bigdl.common.checks import invalidInputError, invalidOperationError
-from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, split_cores, topology, usable_cores
-from bigdl.common.environment import EnvContext
+from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, schedule_workers, usable_cores
+from bigdl.common.environment import EnvContext, ipex_fits
 from bigdl.common.errors import WorkerError
 from bigdl.nano.lazy_names import public_names
 from bigdl.runtime.launch import launch
@@ -142,16 +141,7 @@ def _is_installed(module: str) -> bool:
 _inc_checker = functools.partial(_is_installed, "neural_compressor")
 _onnxruntime_checker = functools.partial(_is_installed, "onnxruntime")
 _openvino_checker = functools.partial(_is_installed, "openvino")
-
-
-def _ipex_checker() -> bool:
-    """Return True if IPEX is installed for the torch that is; beside another it fails."""
-    try:
-        packages = ("intel_extension_for_pytorch", "torch")
-        ipex, torch = (Version(importlib.metadata.version(name)) for name in packages)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return ipex.release[:2] == torch.release[:2]
+_ipex_checker = ipex_fits
 
 
 def get_affinity_core_num() -> int:
@@ -164,59 +154,6 @@ def get_affinity_core_num() -> int:
     True
     """
     return len(usable_cores())
-
-
-def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
-    """Return the cores of each worker: one logical core of each physical one; workers share none.
-
-    Only the affinity mask limits what is handed out, ``OMP_NUM_THREADS`` does not.
-
-    Parameters
-    ----------
-    num_workers : int
-    cores_per_worker : int, optional
-        Physical cores of each worker. By default all of them are split evenly, and neighbours
-        by socket and NUMA node stay together.
-
-    Returns
-    -------
-    list of list of int
-        Ids of logical cores.
-
-    Raises
-    ------
-    UsageError
-        If a number is less than 1 or the process may not use that many physical cores.
-
-    Examples
-    --------
-    >>> from bigdl.nano.utils.common import schedule_workers
-    >>> cores = schedule_workers(num_workers=1, cores_per_worker=1)  # one list for each worker
-    >>> len(cores), len(cores[0])
-    (1, 1)
-    """
-    machine = topology()
-    first_siblings = tuple(siblings[:1] for siblings in machine.cores)
-    have = f"{len(first_siblings)} of them may be used"
-    invalidInputError(num_workers > 0, f"`num_workers` must be greater than 0, not {num_workers}")
-    invalidInputError(
-        num_workers <= len(first_siblings),
-        "The number of processes must be less or equal to the number of physical cores, "
-        f"but {num_workers} processes were asked for and {have}",
-    )
-    if cores_per_worker is None:
-        return split_cores(num_workers, replace(machine, cores=first_siblings))
-    invalidInputError(
-        cores_per_worker > 0, f"`cores_per_worker` must be greater than 0, not {cores_per_worker}"
-    )
-    wanted = num_workers * cores_per_worker
-    invalidInputError(
-        wanted <= len(first_siblings),
-        "The total number of cores requested must be smaller or equal than the physical cores "
-        f"available, but {num_workers} × {cores_per_worker} were asked for and {have}",
-    )
-    order = [core for siblings in first_siblings for core in siblings]
-    return [order[start : start + cores_per_worker] for start in range(0, wanted, cores_per_worker)]
 
 
 def schedule_processors(
@@ -467,4 +404,10 @@ def output_suggestions() -> None:
     _suggestions.clear()
 
 
-__all__ = ["EnvContext", "invalidInputError", "invalidOperationError", *public_names(__name__)]
+__all__ = [
+    "EnvContext",
+    "invalidInputError",
+    "invalidOperationError",
+    "schedule_workers",
+    *public_names(__name__),
+]

@@ -23,7 +23,7 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     batches_of,
     evaluating,
-    forward_parameters,
+    named_parameters,
     own_loader,
     sample_arguments,
     trainer_loader,
@@ -47,7 +47,7 @@ def get_forward_args(model: torch.nn.Module) -> list[str]:
     >>> get_forward_args(torch.nn.Bilinear(2, 2, 1))
     ['input1', 'input2']
     """
-    return [p.name for p in _named(model)]
+    return [p.name for p in named_parameters(model)]
 
 
 def get_forward_defaults(model: torch.nn.Module) -> tuple:
@@ -63,7 +63,7 @@ def get_forward_defaults(model: torch.nn.Module) -> tuple:
     >>> get_forward_defaults(Scaled())
     (2.0,)
     """
-    return tuple(p.default for p in _named(model) if p.default is not p.empty)
+    return tuple(p.default for p in named_parameters(model) if p.default is not p.empty)
 
 
 def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
     >>> get_forward_annotations(Scaled())
     {'factor': <class 'float'>}
     """
-    return {p.name: p.annotation for p in _named(model) if p.annotation is not p.empty}
+    return {p.name: p.annotation for p in named_parameters(model) if p.annotation is not p.empty}
 
 
 def get_conditional_args(
@@ -118,14 +118,9 @@ def get_conditional_args(
 
     return [
         p.name
-        for p in _named(model)
+        for p in named_parameters(model)
         if issubclass(type_of(p), wanted) and not issubclass(type_of(p), unwanted)
     ]
-
-
-def _named(model: torch.nn.Module) -> list[inspect.Parameter]:
-    parameters = forward_parameters(model).values()
-    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def _types(value: Any) -> tuple[type, ...]:
@@ -216,7 +211,7 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
     """
     args, kwargs = sample_arguments(model, input_sample)
     values = list(args)
-    for parameter in _named(model)[len(args) :]:
+    for parameter in named_parameters(model)[len(args) :]:
         value = kwargs.get(parameter.name, parameter.default)
         if value is parameter.empty:
             raise UsageError(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
 from bigdl.common.checks import check_choice
+from bigdl.common.cpu import check_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import connect
 from bigdl.orca.cluster.connect import active_spark
@@ -364,8 +365,6 @@ class OrcaRayContext:
         options = dict(self._options)
         memory = resource_to_bytes(options.pop("object_store_memory", None))
         if self.runtime == "ray":
-            from bigdl.orca.arguments import check_cores
-
             address = options.pop("address", None)
             if address not in (None, "local"):
                 return connect_ray(cleanup, address=address, **options)

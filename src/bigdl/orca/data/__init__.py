@@ -2,8 +2,8 @@
 
 from bigdl.orca.data import elastic_search
 from bigdl.orca.data.image import read_images
-from bigdl.orca.data.ray_exchange import spark_df_to_ray_dataset
 from bigdl.orca.data.xshards import SharedValue, SparkXShards, XShards
+from bigdl.orca.data.xshards.ray_exchange import spark_df_to_ray_dataset
 
 __all__ = [
     "SharedValue",

@@ -119,7 +119,7 @@ class InferenceModel:
         module = module.to_pytorch() if hasattr(module, "to_pytorch") else module
         if accelerate is None:
             return self._fill(module_copies, module)
-        from bigdl.nano.pytorch.methods import METHODS
+        from bigdl.nano.pytorch.inference.methods import METHODS
 
         if accelerate not in METHODS:
             raise UsageError(

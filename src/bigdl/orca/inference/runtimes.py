@@ -170,7 +170,7 @@ def accelerated_model(
     threads : int, optional
     """
     from bigdl.nano.pytorch import InferenceOptimizer
-    from bigdl.nano.pytorch.methods import METHODS
+    from bigdl.nano.pytorch.inference.methods import METHODS
 
     options: dict[str, Any] = {}
     if METHODS[method].precision == "int8":

@@ -5,7 +5,7 @@ from typing import Any
 
 from bigdl.common.errors import require
 from bigdl.nano.automl.hpo import space
-from bigdl.nano.automl.hpo.objects import args, class_decorator, func, obj, plmodel
+from bigdl.nano.searchable import args, class_decorator, func, obj, plmodel
 
 __all__ = ["args", "func", "obj", "plmodel", "space", "tfmodel"]
 

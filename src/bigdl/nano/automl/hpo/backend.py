@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bigdl.nano.automl.hpo.objects import suggested
+from bigdl.nano.searchable import suggested
 from bigdl.tuning import (
     PrunerType,
     SamplerType,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
 from bigdl.nano.lazy_names import public_names
+from bigdl.nano.searchable import SPLITTER, AutoObject, Searchable
 from bigdl.tuning.spaces import (
     Assignment,
     Domain,

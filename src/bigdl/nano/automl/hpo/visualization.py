@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.objects import SPLITTER
 from bigdl.nano.lazy_names import public_names
+from bigdl.nano.searchable import SPLITTER
 from bigdl.tuning.study import without_experimental_warnings
 
 _OLD_ENDING = f"{SPLITTER}choice"

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import StandIn
-from bigdl.nano.automl.hpo.objects import AutoObject, spaces_in, with_config
-from bigdl.nano.automl.searching import Searcher, split_arguments
 from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
+from bigdl.nano.searchable import AutoObject, spaces_in, with_config
+from bigdl.nano.searching import Searcher, split_arguments
 from bigdl.nano.tf.keras import models
 from bigdl.tuning.spaces import Lazy, holds_lazy
 

@@ -18,7 +18,7 @@ import keras
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.automl.hpo.objects import suggested
+from bigdl.nano.searchable import suggested
 from bigdl.nano.tf.serialization import copied
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.objects import AutoObject, called, func
+from bigdl.nano.searchable import AutoObject, called, func
 
 __all__ = ["substitutes", "with_real_layers"]
 

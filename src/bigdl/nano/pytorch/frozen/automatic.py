@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
+import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, find_method

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
+import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration import choices

@@ -27,9 +27,9 @@ from bigdl.common.program_state import kept
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
-from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.attribute_patch import AttributePatch
+from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_properties
 from bigdl.nano.openvino.network import core
 from bigdl.nano.pytorch.inference.accelerated import (
@@ -240,7 +240,7 @@ def to_openvino(source: TorchSource, options: BuildOptions):
     options : BuildOptions
         ``dynamic_axes`` says which sizes of the inputs may change, ``conversion`` what is
         built in before the network (see
-        :func:`bigdl.nano.acceleration.openvino.preprocessed`).
+        :func:`bigdl.nano.openvino.methods.preprocessed`).
 
     Returns
     -------

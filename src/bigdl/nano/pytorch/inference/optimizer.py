@@ -33,6 +33,7 @@ from bigdl.nano.pytorch.inference.accelerated import (
     settings_of,
 )
 from bigdl.nano.pytorch.inference.decoders import accelerated
+from bigdl.nano.pytorch.inference.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
 from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
 from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
 from bigdl.nano.pytorch.inference.probes import unchanged
@@ -45,7 +46,6 @@ from bigdl.nano.pytorch.inference.source import (
     ordinary_attention,
     split_batch,
 )
-from bigdl.nano.pytorch.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
 
 __all__ = ["InferenceOptimizer", "SwitchableModel", "TorchBench", "score_of"]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bigdl.common.checks import check_positive
-from bigdl.common.cpu import topology
+from bigdl.common.cpu import schedule_workers, topology
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.pytorch.inference.accelerated import (
@@ -29,7 +29,6 @@ from bigdl.nano.pytorch.inference.accelerated import (
     settings_of,
 )
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
-from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import Stage, TaskError, WorkerPool
 from bigdl.runtime.process import CpuSlot, cpu_slots

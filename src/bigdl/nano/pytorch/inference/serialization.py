@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import bigdl.nano.pytorch.methods  # noqa: F401 - defines the classes of saved models
+import bigdl.nano.pytorch.inference.methods  # noqa: F401 - defines the classes of saved models
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.saved import class_of, opened, write_directory

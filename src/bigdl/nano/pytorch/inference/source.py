@@ -63,6 +63,12 @@ def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter
     return forward_signature(model).parameters
 
 
+def named_parameters(model: torch.nn.Module) -> list[inspect.Parameter]:
+    """Return the parameters of a model's forward that have a name of their own, in order."""
+    parameters = forward_parameters(model).values()
+    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 def forward_signature(model: torch.nn.Module) -> inspect.Signature:
     """Return the signature of a model's forward.
 

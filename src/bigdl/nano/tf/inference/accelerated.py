@@ -28,10 +28,10 @@ from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
-from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
 from bigdl.nano.acceleration.structure import Structure, is_tensor
+from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.source import (
     CallInputs,

@@ -19,23 +19,23 @@ from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
-from bigdl.nano.acceleration.openvino import OpenVINOMethod
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
 from bigdl.nano.acceleration.slower import warn_if_slower
 from bigdl.nano.acceleration.structure import Batch
+from bigdl.nano.openvino.methods import OpenVINOMethod
 from bigdl.nano.tf.inference.accelerated import (
     AcceleratedKerasModel,
     KerasOpenVINOModel,
     load_model,
     save_model,
 )
+from bigdl.nano.tf.inference.methods import DEFAULT_METHODS, METHODS
 from bigdl.nano.tf.inference.source import (
     KerasSource,
     batches_of,
     first_rows,
 )
-from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
 from bigdl.nano.tf.serialization import dumps, packed, unpacked
 
 _ROWS = 32

@@ -249,7 +249,7 @@ def prepare_packed(
         if cluster.moves_rows_by != "ray":
             exchanged = by_partition(cells, num_workers, "target")
             return InputPlan(exchanged, reader, opened.pop_all().close)
-        from bigdl.orca.data.ray_exchange import cells_to_ray
+        from bigdl.orca.data.xshards.ray_exchange import cells_to_ray
 
         return blocks_input(reader, cells_to_ray(cells, cast("Any", cluster), num_workers))
 

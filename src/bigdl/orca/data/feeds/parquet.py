@@ -14,7 +14,7 @@ import logging
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
+from bigdl.orca.data.arrow_types import in_type_of, spark_type
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table

@@ -19,8 +19,8 @@ from bigdl.orca.data.feeds.packing import (
     packed_reader,
     rows_packer,
 )
-from bigdl.orca.data.ray_exchange import ordered_blocks
 from bigdl.orca.data.xshards.connect import frame_of
+from bigdl.orca.data.xshards.ray_exchange import ordered_blocks
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.values import columns_of, grouped, is_frame

@@ -17,7 +17,7 @@ from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_erro
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_schema
-from bigdl.orca.data.feeds.arrow_types import spark_readable
+from bigdl.orca.data.arrow_types import spark_readable
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.connect import frame_of, rows_of
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name, collected

@@ -12,7 +12,7 @@ from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.ray_launch import ray_get
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.ray_exchange import RayAddress, partitions_to_ray
+from bigdl.orca.data.xshards.ray_exchange import RayAddress, partitions_to_ray
 from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrapped
 
 __all__ = ["RayXShards"]

@@ -28,8 +28,8 @@ from bigdl.common.errors import (
 )
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
+from bigdl.orca.data.arrow_types import is_carried
 from bigdl.orca.data.feeds import ON_RAY, kind_of
-from bigdl.orca.data.feeds.arrow_types import is_carried
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
@@ -451,7 +451,7 @@ def opened(data: Any, cluster) -> Any:
         return frames.spark_frame(table, cluster.spark)
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
     if cluster.moves_rows_by == "ray":
-        from bigdl.orca.data.ray_exchange import parquet_dataset
+        from bigdl.orca.data.xshards.ray_exchange import parquet_dataset
 
         return parquet_dataset(paths)
     return cluster.spark.read.parquet(*paths)

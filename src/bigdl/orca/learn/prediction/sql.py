@@ -16,7 +16,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
-from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
+from bigdl.orca.data.arrow_types import in_type_of, spark_type
 from bigdl.orca.inference.shipping import ShippedModel, accepted_by
 from bigdl.orca.learn.prediction.inputs import (
     NOT_FITTED,

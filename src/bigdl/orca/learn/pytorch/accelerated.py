@@ -161,7 +161,7 @@ class Acceleration:
 
 def _directory_of(accelerate: Any) -> Path | None:
     """The directory, or None for the name of a method."""
-    from bigdl.nano.pytorch.methods import METHODS
+    from bigdl.nano.pytorch.inference.methods import METHODS
 
     names = ["auto", *METHODS]
     if isinstance(accelerate, str) and accelerate in names:

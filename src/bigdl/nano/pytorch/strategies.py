@@ -33,9 +33,9 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.compiling import CompilerChoice
 from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, with_prefix
 from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
-from bigdl.nano.pytorch.training.compiling import CompilerChoice
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from bigdl.common.cpu import isa_flags
+from bigdl.common.environment import ipex_fits
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, MethodTable, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
-from bigdl.nano.acceleration.openvino import openvino_methods
 from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.openvino.methods import openvino_methods
 from bigdl.nano.pytorch.inference import graphs
 from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
 from bigdl.nano.pytorch.inference.network_models import (
@@ -39,7 +40,6 @@ from bigdl.nano.pytorch.inference.network_models import (
     to_openvino,
 )
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
-from bigdl.nano.utils.common import _ipex_checker
 
 _log = logging.getLogger("bigdl.nano")
 _BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
@@ -97,7 +97,7 @@ class _GraphMethod(Method[TorchSource]):
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         source.outputs  # noqa: B018 - says by itself what cannot be converted
-        if self.ipex and _ipex_checker():
+        if self.ipex and ipex_fits():
             graph = self._with_ipex(source, options)
         else:
             graph = self.graph(source, options)

@@ -14,7 +14,7 @@ from bigdl.nano.acceleration.method import (
     register_methods,
 )
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
-from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
+from bigdl.nano.openvino.methods import QuantizedMethod, openvino_methods
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.tf.inference.accelerated import (
     BF16Graph,

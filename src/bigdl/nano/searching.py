@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.objects import spaces_in
+from bigdl.nano.searchable import spaces_in
 from bigdl.tuning import SamplerType, create_pruner, create_sampler, open_study, run_trials
 
 if TYPE_CHECKING:

@@ -1,0 +1,526 @@
+"""The search of a Trainer: :class:`HPOSearcher`, its trials, and the latency of their models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import operator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.utilities.model_helpers import is_overridden
+
+from bigdl.common.checks import check_choice
+from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.search.trial import Block, Candidate, block, time_against, time_alone
+from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
+from bigdl.nano.pytorch.inference.source import Batch, batches_of, evaluating, sample_arguments
+from bigdl.nano.searchable import AutoObject, suggested, with_config
+from bigdl.nano.searching import Searcher, directions_of, split_arguments
+from bigdl.tuning.spaces import Lazy
+from bigdl.tuning.study import optuna, quieter
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+    from bigdl.nano.pytorch.trainer import Trainer
+
+__all__ = ["HPOSearcher", "lazily_compiled", "trial_arguments"]
+
+_OF_FIT = ("train_dataloaders", "val_dataloaders", "datamodule", "ckpt_path")
+_LATENCY = "latency"  # a metric that is not logged: milliseconds of the trained model for a batch
+_ORIGINAL = "original"
+# Methods of InferenceOptimizer that are tried: all compute in float32, so accuracy stays.
+_RUNTIMES = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32")
+_LATENCY_CALLS = 20
+_REPORTS = [f"{name}.utilities.rank_zero" for name in ("pytorch_lightning", "lightning_fabric")]
+_log = logging.getLogger(__name__)
+
+
+class HPOSearcher(Searcher):
+    """Searches the hyper-parameters of models that a Trainer trains.
+
+    Each trial trains a model of its own with a trainer of its own, which has the arguments of the
+    Trainer and copies of its callbacks. Progress bars, summaries, Lightning's default logger and
+    default checkpoints are left out of trials unless the Trainer asks for them.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Its ``search`` needs ``use_hpo=True``; this class does not.
+    num_processes : int
+        Processes that train one trial's model together; by default as the Trainer says.
+
+    Raises
+    ------
+    UsageError
+        If it is no Trainer of ``bigdl.nano.pytorch``, or its arguments cannot be copied.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.pytorch import HPOSearcher
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> trainer = Trainer(use_hpo=True, max_epochs=3)
+    >>> isinstance(trainer.hposearcher, HPOSearcher)  # what trainer.search uses
+    True
+    """
+
+    def __init__(self, trainer: Trainer, num_processes: int | None = None):
+        if not hasattr(trainer, "hpo_arguments"):
+            raise UsageError(
+                f"HPOSearcher needs a Trainer of bigdl.nano.pytorch, got {type(trainer).__name__} "
+                f"of {type(trainer).__module__}",
+                code="argument-type",
+                argument="trainer",
+            )
+        self._arguments = trial_arguments(trainer.hpo_arguments)
+        self._trainer_class = trainer.trial_class
+        if num_processes is not None:
+            self._arguments["num_processes"] = num_processes
+        self._subject: Any = None
+
+    def search(
+        self,
+        model: Any,
+        resume: bool = False,
+        target_metric: str | Sequence[str] | None = None,
+        mode: str = "best",
+        n_parallels: int = 1,
+        acceleration: bool = False,
+        input_sample: Any = None,
+        max_epochs: int | None = None,
+        **kwargs: Any,
+    ) -> pl.LightningModule | list[FrozenTrial]:
+        """Train models with different hyper-parameters; see :meth:`Trainer.search`."""
+        options, data = split_arguments(kwargs, _OF_FIT)
+        metrics = _metrics(target_metric)
+        self._check(options, metrics, mode, n_parallels)
+        directions = directions_of(options, metrics)
+        data = {name: value for name, value in data.items() if value is not None}
+        self._subject = {"model": model, "data": data}
+        objective = _Objective(
+            self._subject,
+            self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
+            self._trainer_class,
+            directions,
+            mode,
+            acceleration,
+            input_sample,
+        )
+        self._run(objective, directions, options, resume, n_parallels)
+        return self._searched().best_trials if len(metrics) > 1 else self.end_search()
+
+    def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
+        return with_config(self._subject, self._trial(use_trial_id).params)["model"]
+
+    def _check(
+        self, options: Mapping[str, Any], metrics: list[str], mode: str, n_parallels: int
+    ) -> None:
+        check_choice("mode", mode, ("best", "last"))
+        if n_parallels != 1 and options.get("storage") is None:
+            raise UsageError(
+                "parallel search is not supported when in-mem storage is used (n_parallels must be "
+                "1); give a storage such as 'sqlite:///search.db'",
+                code="argument-conflict",
+                argument="n_parallels",
+            )
+        if options.get("pruner") is None:
+            return
+        if len(metrics) > 1:
+            raise UsageError(
+                "Trials with several metrics cannot be pruned; leave out pruner",
+                code="argument-conflict",
+                argument="pruner",
+            )
+        if metrics == [_LATENCY]:
+            raise UsageError(
+                "Trials that are compared by latency have no epochs to prune by",
+                code="argument-conflict",
+                argument="pruner",
+            )
+        if (self._arguments.get("num_processes") or 1) > 1:
+            raise UsageError(
+                "Trials that are trained by several processes cannot be pruned; leave out pruner, "
+                "or search with n_parallels processes and num_processes=1",
+                code="argument-conflict",
+                argument="pruner",
+            )
+
+
+def _metrics(target_metric: Any) -> list[str]:
+    metrics = [target_metric] if isinstance(target_metric, str) else list(target_metric or ())
+    if not metrics or not all(isinstance(metric, str) for metric in metrics):
+        raise UsageError(
+            "target_metric must be the name of a figure that the model logs, or a list of names, "
+            f"not {target_metric!r}",
+            code="argument-type",
+            argument="target_metric",
+        )
+    if len(set(metrics)) < len(metrics):
+        raise UsageError(
+            f"target_metric names a metric twice: {metrics}",
+            code="argument-value",
+            argument="target_metric",
+        )
+    return metrics
+
+
+# Trials -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """Makes a model with what a trial proposes, trains it, and returns its figures.
+
+    It is shipped to the processes of a parallel search.
+
+    Attributes
+    ----------
+    subject : dict
+        ``model``, which may be lazy, and ``data``: arguments of ``Trainer.fit``, as loaders, which
+        may be lazy, too.
+    trainer : dict
+        Arguments of the Trainer.
+    trainer_class : type
+        The class of Trainer.
+    directions : dict of str to str
+        Of each metric.
+    mode : {"best", "last"}
+        Of which epoch the figures are: the best in the first metric, or the last.
+    acceleration : bool
+        True if latency is that of the fastest runtime.
+    input_sample : object
+        What latency is measured with.
+    """
+
+    subject: dict[str, Any]
+    trainer: dict[str, Any]
+    trainer_class: type[Trainer]
+    directions: dict[str, str]
+    mode: str
+    acceleration: bool
+    input_sample: Any
+
+    def __call__(self, trial: Trial) -> float | list[float]:
+        made = suggested(self.subject, trial)
+        model, data = made["model"], made["data"]
+        if not isinstance(self.subject["model"], Lazy):
+            model = copy.deepcopy(model)  # only the data are searched
+        logged = [metric for metric in self.directions if metric != _LATENCY]
+        alone = (self.trainer.get("num_processes") or 1) == 1
+        pruned = trial if alone and len(self.directions) == 1 else None
+        epochs = _EpochFigures(logged, pruned)
+        with quieter(logging.WARNING, *_REPORTS), _interruptible():
+            arguments = copy.deepcopy(self.trainer)
+            arguments["callbacks"] = [*_callbacks(arguments), epochs]
+            trainer = self.trainer_class(**arguments)
+            trainer.fit(model, **data)
+        figures = self._figures(trainer, epochs, logged) if logged else {}
+        if pruned is None and len(self.directions) == 1:
+            epochs.report(trial)
+        if _LATENCY in self.directions or self.acceleration:
+            runtime, figures[_LATENCY] = _fastest(
+                model, trainer, data, self.input_sample, self.acceleration
+            )
+            trial.set_user_attr("optimization", runtime)
+        values = [figures[metric] for metric in self.directions]
+        return values if len(values) > 1 else values[0]
+
+    def _figures(
+        self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
+    ) -> dict[str, float]:
+        """Return the figures of the last or the best epoch; a nan is never the best one."""
+        if epochs.figures and self.mode == "last":
+            return epochs.figures[-1]
+        if epochs.figures:
+            first = logged[0]
+            numbers = [each for each in epochs.figures if not math.isnan(each[first])]
+            best = max if self.directions[first].lower() == "maximize" else min
+            return best(numbers or epochs.figures[:1], key=operator.itemgetter(first))
+        missing = [metric for metric in logged if metric not in trainer.callback_metrics]
+        if missing:
+            known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
+            raise UsageError(
+                f"The model does not log {', '.join(map(repr, missing))}, which target_metric asks "
+                f"for; it logs {known}",
+                code="name-unknown",
+                metric=missing[0],
+                allowed=list(trainer.callback_metrics),
+            )
+        return {metric: float(trainer.callback_metrics[metric]) for metric in logged}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C, on which Lightning ends the program, raise KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, KeyboardInterrupt):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from ended
+
+
+class _EpochFigures(Callback):
+    """Keeps metrics of each epoch, and lets a pruner decide after it.
+
+    The pruner decides when the next one begins: only then is everything logged that its last hooks
+    log.
+
+    Parameters
+    ----------
+    metrics : list of str
+    trial : optuna.trial.Trial, optional
+        Gets reports of the first metric, and may end the training.
+
+    Attributes
+    ----------
+    figures : list of dict
+        Of each epoch in which all metrics were logged.
+    """
+
+    def __init__(self, metrics: list[str], trial: Trial | None = None):
+        self._metrics = metrics
+        self._trial = trial
+        self._begun = self._validated = False
+        self.figures: list[dict[str, float]] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._begun:
+            self._close_epoch(trainer)
+            self._prune()
+        self._begun, self._validated = True, False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._begun:
+            self._close_epoch(trainer)
+
+    def report(self, trial: Trial) -> None:
+        """Report all epochs to a trial."""
+        for epoch, figures in enumerate(self.figures):
+            trial.report(figures[self._metrics[0]], epoch)
+
+    def _close_epoch(self, trainer: pl.Trainer) -> None:
+        if trainer.check_val_every_n_epoch not in (None, 1) and not self._validated:
+            return  # figures of the last validation would count twice
+        logged = trainer.callback_metrics
+        if not self._metrics or any(metric not in logged for metric in self._metrics):
+            return
+        self.figures.append({metric: float(logged[metric]) for metric in self._metrics})
+        if self._trial is not None:
+            self._trial.report(self.figures[-1][self._metrics[0]], len(self.figures) - 1)
+
+    def _prune(self) -> None:
+        if self._trial is not None and self.figures and self._trial.should_prune():
+            raise optuna.TrialPruned(f"pruned after {len(self.figures)} epochs")
+
+
+def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the trainers of trials are made with.
+
+    Parameters
+    ----------
+    trainer : mapping
+        Arguments of the Trainer that searches.
+
+    Returns
+    -------
+    dict
+        Copies of them. Bars, summaries, Lightning's own logger and checkpoints are left out unless
+        they were asked for: a search would have them for each trial.
+
+    Raises
+    ------
+    UsageError
+        If they cannot be copied.
+    """
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
+        quiet["enable_checkpointing"] = False
+    sentence = "Each trial has copies of the Trainer's arguments, but one cannot be copied"
+    with refusing(sentence, text=str, code="model-copy"):
+        return quiet | copy.deepcopy(dict(trainer))
+
+
+def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
+    callbacks = arguments.get("callbacks") or []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+# Latency ------------------------------------------------------------------------------------------
+
+
+def _fastest(
+    model: torch.nn.Module,
+    trainer: Trainer,
+    data: Mapping[str, Any],
+    input_sample: Any,
+    acceleration: bool,
+) -> tuple[str, float]:
+    """Return the fastest runtime of a model, and the milliseconds that a call takes there.
+
+    Parameters
+    ----------
+    model : LightningModule
+        Trained; it is left in training mode if it was.
+    trainer : Trainer
+        Has trained it.
+    data : mapping
+        What it was trained with, arguments of ``Trainer.fit``; the first batch of the validation
+        is the sample if none is given.
+    input_sample : object
+        As of ``InferenceOptimizer.trace``, or None.
+    acceleration : bool
+        Whether to try other runtimes at all.
+
+    Returns
+    -------
+    runtime : str
+        ``"original"`` or a method of InferenceOptimizer.
+    latency : float
+        Milliseconds, the median of some calls. A runtime is chosen where it is faster than the
+        original by more than noise, measured in turn with it.
+
+    Raises
+    ------
+    UsageError
+        If there is no sample.
+    """
+    batch = _sample(model, trainer, data, input_sample)
+    with evaluating(model):
+        original = _timed(model, batch)
+        timings = {_ORIGINAL: time_alone(original, _LATENCY_CALLS)}
+        for method in _RUNTIMES if acceleration else ():
+            built = _built(model, method, batch)
+            if built is not None:
+                timing = time_against(original, _timed(built, batch), _LATENCY_CALLS)
+                if timing.speedup.exceeds(1.0):  # by more than noise
+                    timings[method] = timing
+    best = max(timings, key=lambda method: timings[method].speedup.middle)
+    return best, timings[best].latency.middle
+
+
+def _sample(
+    model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any], input_sample: Any
+) -> Batch:
+    if input_sample is not None:
+        return Batch(*sample_arguments(model, input_sample))
+    for loaders in _loaders(model, trainer, data):
+        loader = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
+        batch = None if loader is None else next(batches_of(model, loader), None)
+        if batch is not None:
+            return batch
+    raise UsageError(
+        "The latency of a model is measured with a sample of its input; pass input_sample",
+        code="argument-missing",
+        argument="input_sample",
+    )
+
+
+def _loaders(model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the loaders of a fit, those of the validation first; some may be None.
+
+    If the fit ran in several processes, the trainer of this one has none.
+    """
+    yield from (trainer.val_dataloaders, trainer.train_dataloader)
+    yield from (data.get("val_dataloaders"), data.get("train_dataloaders"))
+    source: Any = model
+    if (module := data.get("datamodule")) is not None:
+        source = module
+        module.setup("fit")
+    for name in ("val_dataloader", "train_dataloader"):
+        if is_overridden(name, source):
+            yield getattr(source, name)()
+
+
+def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module | None:
+    sample = batch.kwargs or (batch.args[0] if len(batch.args) == 1 else batch.args)
+    # TorchScript looks at all properties, and a copy of a LightningModule has no trainer.
+    marked: Any = model
+    marked._jit_is_scripting = True
+    try:
+        return InferenceOptimizer.build(model, method, input_sample=sample)
+    except Exception as error:  # a runtime that is missing, or does not know an operation
+        _log.warning("%s is left out: %s", method, one_line(error))
+        return None
+    finally:
+        del model._jit_is_scripting
+
+
+def _timed(model: torch.nn.Module, batch: Batch) -> Block:
+    @contextmanager
+    def context() -> Iterator[None]:
+        with InferenceOptimizer.get_context(model), torch.inference_mode():
+            yield
+
+    return block(Candidate(model, context), [batch])
+
+
+# Lazy modules -------------------------------------------------------------------------------------
+
+
+def lazily_compiled(
+    compile_module: Callable[..., Any],
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    scheduler: Any,
+    metrics: Any,
+) -> AutoObject:
+    """Return what ``Trainer.compile`` returns where something is lazy.
+
+    Parameters
+    ----------
+    compile_module : callable
+        ``Trainer.compile`` itself, for when everything is chosen.
+    model, loss, optimizer, scheduler, metrics
+        Its arguments.
+
+    Raises
+    ------
+    UsageError
+        If an optimizer or scheduler is bound to a model that is not made yet.
+    """
+    if not isinstance(model, Lazy):
+        model = AutoObject(copy.deepcopy, model)
+    optimizer = _made_later("optimizer", optimizer, AutoObject(torch.nn.Module.parameters, model))
+    scheduler = _made_later("scheduler", scheduler, optimizer)
+    metrics = AutoObject(copy.deepcopy, metrics)
+    return AutoObject(compile_module, model, loss, optimizer, scheduler, metrics)
+
+
+def _made_later(name: str, part: Any, first: Any) -> Any:
+    """Return the call of a part of ``Trainer.compile`` with its first argument, which is lazy."""
+    if part is None:
+        return None
+    if isinstance(part, AutoObject):
+        return AutoObject(part.target, first, *part.args, **part.kwargs)
+    if isinstance(part, Lazy) or callable(part):
+        return AutoObject(_call, first, **{name: part})
+    raise UsageError(
+        f"The model is made anew in each trial, so its {name} must be, too: give a "
+        "bigdl.nano.automl.hpo.space.AutoObject, such as AutoObject(torch.optim.Adam, lr=0.01), "
+        f"not a {type(part).__name__}",
+        code="argument-type",
+        argument=name,
+    )
+
+
+def _call(first: Any, **part: Callable[[Any], Any]) -> Any:
+    (function,) = part.values()
+    return function(first)
