@@ -48,6 +48,7 @@ def pages() -> list:
     "bigdl.dllib.utils",
     "bigdl.friesian.feature.pipeline",
     "bigdl.friesian.metrics",
+    "bigdl.friesian.splitters",
     "bigdl.friesian.models",
     "bigdl.friesian.serving",
     "bigdl.mlflow",
