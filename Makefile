@@ -10,8 +10,9 @@ INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 TORCH := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 # Three processes: a test waits for Spark more than it computes. One that dies ends the run: its tests
-# are lost, and the rest can wait for it without end.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# are lost, and the rest can wait for it without end. Compiled modules are kept whatever the environment
+# says: else each of some 400 processes compiles all of BigDL that it imports, and each collection all tests.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help

@@ -129,19 +129,14 @@ def _gradients_are_left_on():
         raise AssertionError("The test, or what it called, left PyTorch's gradients off")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _local_workers_end():
-    """Workers of ``backend="local"`` wait for the next fit, which may be in no later module."""
+@pytest.fixture(scope="session", autouse=True)
+def _stop_at_the_end():
+    """All modules share Spark and the waiting workers of ``backend="local"``."""
     yield
     if "bigdl.runtime.local" in sys.modules:
         from bigdl.runtime.local import LocalEngine
 
         LocalEngine().shutdown()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _stop_at_the_end():
-    yield
     if "bigdl.orca.context" in sys.modules:
         from bigdl.orca import stop_orca_context
 
