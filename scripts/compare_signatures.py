@@ -3,7 +3,6 @@
 
 python scripts/compare_signatures.py            # a table of the differences, in Markdown
 python scripts/compare_signatures.py --write    # puts it into docs/compat.md
-python scripts/compare_signatures.py --json     # differences of every line, for the test
 
 Signatures of 2.x stand in python-tests/common/signatures_2x.txt, which says how to read it.
 """
@@ -11,7 +10,6 @@ Signatures of 2.x stand in python-tests/common/signatures_2x.txt, which says how
 import argparse
 import importlib
 import inspect
-import json
 import logging
 import re
 import sys
@@ -319,14 +317,9 @@ def main() -> None:
     """Print, or write, what the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the table into docs/compat.md")
-    parser.add_argument("--json", action="store_true", help="print what is found for every line")
     options = parser.parse_args()
     compared = [(each, differences(each)) for each in read()]
-    wrong = {each.title: mistakes(each, found) for each, found in compared}
-    if options.json:
-        print(json.dumps({"mistakes": wrong, "table": table(compared)}))
-        return
-    if problems := [line for lines in wrong.values() for line in lines]:
+    if problems := [line for each in compared for line in mistakes(*each)]:
         raise SystemExit("\n".join(problems))
     if options.write:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(compared)), "utf-8")

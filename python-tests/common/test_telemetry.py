@@ -51,6 +51,7 @@ def test_conversions_send_nothing_and_leave_no_file_at_home(tmp_path):
     assert files_at_home(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_a_program_imported_before_sends_nothing_in_our_calls(tmp_path):
     pytest.importorskip("openvino_telemetry")
     before = (

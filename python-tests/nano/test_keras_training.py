@@ -381,6 +381,7 @@ def test_the_example_learns_digits_and_finds_a_faster_form(tmp_path):
     assert found["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_graph_of_tensorflow_below_the_decorators_is_sent_to_other_processes():
     @nano_multiprocessing
     @tf.function

@@ -1,5 +1,8 @@
 """Loaders with samplers of their own in several processes: each row once, equally many batches."""
 
+import warnings
+
+import pytest
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import (
@@ -67,10 +70,18 @@ def loaders():
     }
 
 
-class Reading(TorchNano):
-    """Reads loaders to their ends; returns the rows of all processes, and those of each batch."""
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(4.0).reshape(-1, 1))
 
-    def train(self, loaders, endless):
+
+class Reading(TorchNano):
+    """Reads loaders to their ends; returns the rows of all processes, and those of each batch.
+
+    The second result is what is said of a stream.
+    """
+
+    def train(self, loaders, endless, stream):
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.setup(model, optimizer)
@@ -81,9 +92,12 @@ class Reading(TorchNano):
             batches = [batch[0].reshape(-1).tolist() for batch in loader]
             assert len(batches) == len(loader)
             read[name] = self._gathered(batches)
-        stream = iter(self.setup_dataloaders(endless))
-        read["endless"] = self._gathered([next(stream)[0].reshape(-1).tolist() for _ in range(3)])
-        return read
+        rows = iter(self.setup_dataloaders(endless))
+        read["endless"] = self._gathered([next(rows)[0].reshape(-1).tolist() for _ in range(3)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.setup_dataloaders(stream)
+        return read, [str(each.message) for each in caught]
 
     def _gathered(self, value):
         values = [None] * self.num_processes
@@ -91,9 +105,20 @@ class Reading(TorchNano):
         return values
 
 
-def test_each_row_is_read_once_by_some_process():
+@pytest.fixture(scope="module")
+def reading():
     endless = DataLoader(table(), batch_size=2, sampler=Endless())
-    read = Reading(num_processes=2).train(loaders(), endless)
+    stream = DataLoader(Stream(), batch_size=2)
+    return Reading(num_processes=2).train(loaders(), endless, stream)
+
+
+def test_a_stream_that_every_process_reads_whole_is_named(reading):
+    _, said = reading
+    assert any("Each of the 2 processes reads the whole Stream" in each for each in said)
+
+
+def test_each_row_is_read_once_by_some_process(reading):
+    read, _ = reading
     for name, (first, second) in read.items():
         assert len(first) == len(second), name
         rows = sorted(row for batches in (first, second) for batch in batches for row in batch)
@@ -133,29 +158,10 @@ class Seen(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+@pytest.mark.slow
 def test_a_trainer_keeps_a_sampler_of_batches():
     module = Seen()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(max_epochs=2, num_processes=2, enable_model_summary=False, **quiet)
     trainer.fit(module, DataLoader(table(), batch_sampler=ByLength(5)))
     assert (module.seen == 1).all()
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.arange(4.0).reshape(-1, 1))
-
-
-class Streaming(TorchNano):
-    def train(self, loader):
-        import warnings
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            self.setup_dataloaders(loader)
-        return [str(each.message) for each in caught]
-
-
-def test_a_stream_that_every_process_reads_whole_is_named():
-    said = Streaming(num_processes=2).train(DataLoader(Stream(), batch_size=2))
-    assert any("Each of the 2 processes reads the whole Stream" in each for each in said)

@@ -120,6 +120,7 @@ def test_a_compiled_model_agrees_with_the_original_for_any_batch(model, compiled
         torch.testing.assert_close(compiled(images(rows)), eager(model, images(rows)))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_checks_what_compiled_code_does_not(compiled):
     with refused("model-input", "'x'", "'any'", "3"):
         compiled(torch.rand(2, 3, 17, 16))
@@ -158,6 +159,7 @@ __attribute__((constructor)) static void run(void) { fclose(fopen("VICTIM", "w")
 """
 
 
+@pytest.mark.slow
 def test_a_library_that_somebody_put_into_a_compiled_model_does_not_run(compiled, tmp_path):
     InferenceOptimizer.save(compiled, tmp_path / "m")
     package, victim = tmp_path / "m" / "compiled.pt2", tmp_path / "victim"

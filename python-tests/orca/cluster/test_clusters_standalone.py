@@ -149,6 +149,7 @@ def test_executors_have_this_python_and_the_modules_of_the_program(facts):
     assert facts["executor"] == [sys.executable, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_cluster_has_as_many_executors_as_nodes_were_asked_for(facts):
     assert facts["master"]
     assert facts["cluster"] == [2, 1]
@@ -161,12 +162,14 @@ def test_an_estimator_trains_and_predicts(facts):
     assert facts["predicted"] == [True, True]
 
 
+@pytest.mark.slow
 def test_the_cluster_is_private(facts):
     assert set(facts["listens at"]) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert not facts["secret is shown"]
     assert facts["others may read"] == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_the_end_or_an_error(facts):
     assert facts["refused"].startswith("Spark refused to start: ")
     assert facts["after an error"] == [0, []]
