@@ -20,7 +20,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 ROOMS = [
     ["bigdl.common"],
     ["bigdl.runtime"],
-    ["bigdl.training"],
+    ["bigdl.training", "bigdl.data"],
     ["bigdl.tuning"],
     ["bigdl.nano.lazy_names", "bigdl.nano.attribute_patch"],
     ["bigdl.nano.acceleration"],

@@ -26,7 +26,7 @@ from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.pandas import read_parquet
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.frames import arrow_table
-from bigdl.orca.data.tables.table import DataFile, RowRange, cut
+from bigdl.data.tables.table import DataFile, RowRange, cut
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback

@@ -103,6 +103,74 @@ def open_file_system(path: str) -> tuple[Any, str]:
     return fs, inside.rstrip("/") or inside
 
 
+def fresh_file_system(path: str) -> tuple[Any, str]:
+    """As :func:`open_file_system`, without listings that are remembered from before.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import fresh_file_system, write_text
+    >>> _ = write_text("memory://runs/1.txt", "done")
+    >>> fs, inside = fresh_file_system("memory://runs/1.txt")
+    >>> fs.size(inside)
+    4
+    """
+    fs, inside = open_file_system(path)
+    fs.invalidate_cache()
+    return fs, inside
+
+
+def find_directory(path: str) -> tuple[Any, str]:
+    """As :func:`fresh_file_system`, or a NotADirectoryError where there is no directory."""
+    fs, inside = fresh_file_system(path)
+    if not fs.isdir(inside):
+        raise NotADirectoryError(f"There is no directory at {path!r}")
+    return fs, inside
+
+
+def exists(path: str) -> bool:
+    """Return True if there is a file or directory at `path`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, write_text
+    >>> _ = write_text("notes.txt", "ab")
+    >>> exists("notes.txt"), exists("no.txt")
+    (True, False)
+    """
+    fs, inside = fresh_file_system(path)
+    return fs.exists(inside)
+
+
+def joined(folder: str, name: str) -> str:
+    """Return the path of a name in a folder.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import joined
+    >>> joined("hdfs://host/data/", "part-0.csv")
+    'hdfs://host/data/part-0.csv'
+    """
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def listdir(path: str) -> list[str]:
+    """The full paths of what is in a directory, sorted; local ones come without a scheme.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import listdir, makedirs, write_text
+    >>> makedirs("memory://logs/old")
+    >>> _ = write_text("memory://logs/run.txt", "done")
+    >>> listdir("memory://logs")
+    ['memory://logs/old', 'memory://logs/run.txt']
+    """
+    fs, inside = find_directory(path)
+    entries = [entry.rstrip("/") for entry in fs.ls(inside, detail=False)]
+    # an object store may list the directory itself, as a marker
+    names = {posixpath.basename(e) for e in entries if e.strip("/") != inside.strip("/")}
+    return [joined(plain_path(path), name) for name in sorted(names)]
+
+
 def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
     """HDFS by HTTP, where libhdfs cannot be used."""
     from bigdl.common.hdfs import by_web

@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import scratch_folder
-from bigdl.common.storage import is_local_path, is_local_storage, open_file_system, plain_path
+from bigdl.common.storage import (
+    exists,
+    find_directory,
+    fresh_file_system,
+    is_local_path,
+    is_local_storage,
+    joined,
+    listdir,
+    open_file_system,
+    plain_path,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,24 +168,6 @@ def load_numpy(path: str) -> np.ndarray:
         ) from error
 
 
-def listdir(path: str) -> list[str]:
-    """The full paths of what is in a directory, sorted; local ones come without a scheme.
-
-    Examples
-    --------
-    >>> from bigdl.orca.data.file import listdir, makedirs, write_text
-    >>> makedirs("memory://logs/old")
-    >>> _ = write_text("memory://logs/run.txt", "done")
-    >>> listdir("memory://logs")
-    ['memory://logs/old', 'memory://logs/run.txt']
-    """
-    fs, inside = _directory(path)
-    entries = [entry.rstrip("/") for entry in fs.ls(inside, detail=False)]
-    # an object store may list the directory itself, as a marker
-    names = {posixpath.basename(e) for e in entries if e.strip("/") != inside.strip("/")}
-    return [joined(plain_path(path), name) for name in sorted(names)]
-
-
 def makedirs(path: str) -> None:
     """Make a directory and those above it; nothing happens if it exists.
 
@@ -201,7 +193,7 @@ def rmdir(path: str) -> None:
     >>> exists("models")
     False
     """
-    fs, inside = _directory(path)
+    fs, inside = find_directory(path)
     fs.rm(inside, recursive=True)
 
 
@@ -225,29 +217,6 @@ def write_text(path: str, text: str) -> int:
     fs, inside = open_file_system(path)
     fs.pipe_file(inside, data)
     return len(data)
-
-
-def fresh_file_system(path: str) -> tuple[Any, str]:
-    """As :func:`open_file_system`, without listings that are remembered from before.
-
-    Examples
-    --------
-    >>> from bigdl.orca.data.file import fresh_file_system, write_text
-    >>> _ = write_text("memory://runs/1.txt", "done")
-    >>> fs, inside = fresh_file_system("memory://runs/1.txt")
-    >>> fs.size(inside)
-    4
-    """
-    fs, inside = open_file_system(path)
-    fs.invalidate_cache()
-    return fs, inside
-
-
-def _directory(path: str) -> tuple[Any, str]:
-    fs, inside = fresh_file_system(path)
-    if not fs.isdir(inside):
-        raise NotADirectoryError(f"There is no directory at {path!r}")
-    return fs, inside
 
 
 def files_of(path: str, *, nested: bool = False) -> list[str]:
@@ -290,20 +259,6 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
     return sorted(files if is_local_path(path) else map(fs.unstrip_protocol, files))
 
 
-def exists(path: str) -> bool:
-    """Return True if there is a file or directory at `path`.
-
-    Examples
-    --------
-    >>> from bigdl.orca.data.file import exists, write_text
-    >>> _ = write_text("notes.txt", "ab")
-    >>> exists("notes.txt"), exists("no.txt")
-    (True, False)
-    """
-    fs, inside = fresh_file_system(path)
-    return fs.exists(inside)
-
-
 def is_file(path: str) -> bool:
     """Return True if there is a file, not a directory, at `path`.
 
@@ -316,18 +271,6 @@ def is_file(path: str) -> bool:
     """
     fs, inside = fresh_file_system(path)
     return fs.isfile(inside)
-
-
-def joined(folder: str, name: str) -> str:
-    """Return the path of a name in a folder.
-
-    Examples
-    --------
-    >>> from bigdl.orca.data.file import joined
-    >>> joined("hdfs://host/data/", "part-0.csv")
-    'hdfs://host/data/part-0.csv'
-    """
-    return f"{folder.rstrip('/')}/{name}"
 
 
 def put_local_file_to_remote(
@@ -405,7 +348,7 @@ def put_local_dir_to_remote(local_dir: str, remote_dir: str, over_write: bool = 
     True
     """
     _local(local_dir)
-    return _copy_directory(*_directory(local_dir), *fresh_file_system(remote_dir), over_write)
+    return _copy_directory(*find_directory(local_dir), *fresh_file_system(remote_dir), over_write)
 
 
 def put_local_dir_tree_to_remote(local_dir: str, remote_dir: str, over_write: bool = False) -> int:
@@ -496,7 +439,7 @@ def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = 
     >>> open_text("best/weights.txt")
     ['0.5']
     """
-    return _copy_directory(*_directory(remote_dir), *_local(local_dir), over_write)
+    return _copy_directory(*find_directory(remote_dir), *_local(local_dir), over_write)
 
 
 def get_remote_files_with_prefix_to_local(

@@ -14,11 +14,11 @@ import logging
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.data.tables.table import cut, read_ranges
 from bigdl.orca.data.arrow_types import in_type_of, spark_type
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
-from bigdl.orca.data.tables.table import cut, read_ranges
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import column_spec, decode, fitted_specs
 from bigdl.runtime.shards.feed import InputPlan

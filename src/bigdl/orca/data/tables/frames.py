@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import require
+from bigdl.data.tables.table import Columns, RowRange, Table, cut, read_ranges
 from bigdl.orca.data.arrow_types import spark_readable, spark_type
-from bigdl.orca.data.tables.table import Columns, RowRange, Table, cut, read_ranges
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402

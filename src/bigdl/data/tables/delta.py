@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
-from bigdl.orca.data.file import joined, open_file_system, plain_path
-from bigdl.orca.data.tables.table import KEY, DataFile, Table, files_identity
+from bigdl.common.storage import joined, open_file_system, plain_path
+from bigdl.data.tables.table import KEY, DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
-from bigdl.orca.data.file import exists, joined, listdir, open_file_system, plain_path
-from bigdl.orca.data.tables.table import FIELD_ID, KEY, DataFile, Table, files_identity
+from bigdl.common.storage import exists, joined, listdir, open_file_system, plain_path
+from bigdl.data.tables.table import FIELD_ID, KEY, DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402

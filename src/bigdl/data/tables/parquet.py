@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.file import open_file_system
-from bigdl.orca.data.tables.table import DataFile, Table, files_identity
+from bigdl.common.storage import open_file_system
+from bigdl.data.tables.table import DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402

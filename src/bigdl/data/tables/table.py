@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.file import is_local_path, open_file_system
+from bigdl.common.storage import is_local_path, open_file_system
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402
@@ -113,7 +113,7 @@ class Table:
     is_by_id, evolves : bool
         Of its :class:`Columns`.
     version : str or None
-        The path that names this version, for :func:`~bigdl.orca.data.tables.open_table`; None of
+        The path that names this version, for :func:`~bigdl.data.tables.open_table`; None of
         plain files.
     is_pinned : bool
         True if the user asked for this version and no other.
