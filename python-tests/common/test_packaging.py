@@ -107,6 +107,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
     extras = {
         "orca",
         "orca-core",
+        "data",
         "java",
         "ray",
         "nano",

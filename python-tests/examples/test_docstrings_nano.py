@@ -1,4 +1,4 @@
-"""Every public class and function of Nano has an example, and all examples run."""
+"""Every public class and function of Nano and of the loader of tables has an example, and all examples run."""
 
 import pytest
 from docstring_examples import check, pages_below
@@ -12,7 +12,7 @@ from docstring_examples import check, pages_below
     "bigdl.nano.tf.keras",
     "bigdl.nano.utils",
 )
-@pytest.mark.parametrize("page", pages_below("bigdl.nano"))
+@pytest.mark.parametrize("page", pages_below("bigdl.nano", "bigdl.data"))
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(page)

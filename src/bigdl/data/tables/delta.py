@@ -13,7 +13,7 @@ from bigdl.common.errors import UsageError, first_line, require
 from bigdl.common.storage import joined, open_file_system, plain_path
 from bigdl.data.tables.table import KEY, DataFile, Table, files_identity
 
-require("pyarrow", "orca")
+require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 
 _KNOWN_FEATURES = {  # of readers; what else a table needs is refused

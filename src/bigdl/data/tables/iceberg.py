@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError, first_line, require
 from bigdl.common.storage import exists, joined, listdir, open_file_system, plain_path
 from bigdl.data.tables.table import FIELD_ID, KEY, DataFile, Table, files_identity
 
-require("pyarrow", "orca")
+require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 

@@ -9,7 +9,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import open_file_system
 from bigdl.data.tables.table import DataFile, Table, files_identity
 
-require("pyarrow", "orca")
+require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.dataset as ds  # noqa: E402
 

@@ -21,7 +21,7 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import is_local_path, open_file_system
 
-require("pyarrow", "orca")
+require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
@@ -261,6 +261,12 @@ def _place_after(whole: RowRange, count: int) -> int:
     # before the i-th deleted row there are deleted[i] - i others
     before = whole.deleted - whole.start - np.arange(len(whole.deleted))
     return whole.start + count + int(np.searchsorted(before, count, side="left"))
+
+
+def rows_between(whole: RowRange, first: int, last: int) -> RowRange:
+    """Return the rows of a range from number `first` to before `last`, of those that count."""
+    stop = whole.stop if last == whole.rows else _place_after(whole, last)
+    return _between(whole, _place_after(whole, first) if first else whole.start, stop)
 
 
 def _between(whole: RowRange, start: int, stop: int) -> RowRange:

@@ -20,6 +20,7 @@ the next ones.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -277,4 +278,4 @@ def ranges_of(start: int, stop: int, world_size: int) -> list[tuple[int, int]]:
     """Cut the positions of a step in one contiguous range for each rank, as even as can be."""
     count = stop - start
     ends: Sequence[int] = [start + count * rank // world_size for rank in range(world_size + 1)]
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))

@@ -1,0 +1,273 @@
+"""What a loader reads: files, lakes and tables in memory, as rows that are numbered.
+
+A :class:`Source` knows its columns, its rows and what identifies them, and reads any ranges of its
+rows, as dicts of Arrow columns.  Which class a value is for, :func:`open_source` says.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import os
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, require, type_name
+from bigdl.data.columns import top_level
+from bigdl.data.store import Piece
+from bigdl.data.tables import is_table_object, open_table
+from bigdl.data.tables.table import RowRange, Table, read_ranges, rows_between
+
+require("pyarrow", "data")
+import pyarrow as pa  # noqa: E402
+
+_BATCH_ROWS = 16 << 10
+_BATCH_BYTES = 1 << 20  # of rows of unknown width, which may be images
+_PIECE_ROWS = 1 << 20
+
+
+class Source(ABC):
+    """Numbered rows.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+    rows : int
+    name : str
+        In messages.
+    version : str or None
+        The name of the version, if the table has versions.
+    is_in_memory : bool
+        True if the rows lie in this process.
+    """
+
+    schema: pa.Schema
+    rows: int
+    name: str
+    version: str | None = None
+    is_in_memory = False
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return what changes whenever the rows do."""
+
+    @abstractmethod
+    def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Yield batches of the rows from `start` to `stop`, as columns by name."""
+
+    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cut a range of rows in parts that are read at a time."""
+        ends = [*range(start, stop, _PIECE_ROWS), stop]
+        return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
+
+    def pieces(self, leaves: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+        """Yield parts of ranges of rows, numbered as they are stored: one range after another."""
+        columns = list(dict.fromkeys(top_level(each, self.schema) for each in leaves))
+        stored = 0
+        for start, stop in ranges:
+            for low, high in self.cut(start, stop):
+                read: Callable[[], Iterator[dict[str, Any]]]
+                read = partial(self.read, columns, low, high)
+                yield stored + low - start, read
+            stored += stop - start
+
+
+class FileSource(Source):
+    """Parquet files, or a Delta Lake or Iceberg table at one version.
+
+    Parameters
+    ----------
+    table : Table
+    columns : sequence of str or None
+        What will be read, all by default; dotted names are of structs.
+    """
+
+    def __init__(self, table: Table, columns: Sequence[str] | None):
+        self._table, self.schema, self.name = table, table.schema, table.name
+        self.version = table.version
+        names = table.schema.names
+        if columns is not None:
+            known = [each for each in columns if any(p in names for p in _prefixes(each))]
+            names = list(dict.fromkeys(top_level(each, table.schema) for each in known))
+        self._ranges = table.row_groups(names)
+        self._ends = np.cumsum([each.rows for each in self._ranges], dtype=np.int64).tolist()
+        self.rows = self._ends[-1] if self._ends else 0
+
+    def fingerprint(self) -> str:
+        return _digest([self._table.identity, self.version])
+
+    def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
+        inner = [end for end in self._ends if start < end < stop]
+        ends = [start, *inner, stop]
+        return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
+
+    def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
+        wanted = self._table.columns(columns)
+        numbers = [pa.types.is_primitive(each.type) for each in wanted.fields]
+        batch_rows = _BATCH_ROWS if all(numbers) else 2048
+        for arrays in read_ranges(wanted, self._between(start, stop), batch_rows):
+            yield dict(zip(columns, arrays, strict=True))
+
+    def _between(self, start: int, stop: int) -> list[RowRange]:
+        parts = []
+        number = bisect.bisect_right(self._ends, start)
+        while number < len(self._ranges) and start < stop:
+            each, end = self._ranges[number], self._ends[number]
+            first = end - each.rows
+            parts.append(rows_between(each, start - first, min(stop, end) - first))
+            start, number = end, number + 1
+        return parts
+
+
+class ArrowSource(Source):
+    """An Arrow table in memory.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+    name : str
+    """
+
+    is_in_memory = True
+
+    def __init__(self, table: pa.Table, name: str):
+        self._table, self.schema, self.name, self.rows = table, table.schema, name, table.num_rows
+
+    def fingerprint(self) -> str:
+        sums = [
+            [zlib.crc32(each) for each in _buffers_of(chunk)]
+            for column in self._table.combine_chunks().columns
+            for chunk in column.chunks
+        ]
+        return _digest([str(self.schema), self.rows, sums])
+
+    def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
+        part = self._table.slice(start, stop - start).select(list(columns))
+        width = max(1, part.nbytes // max(1, part.num_rows))
+        for batch in part.to_batches(max(64, min(_PIECE_ROWS, 64 * _BATCH_BYTES // width))):
+            yield dict(zip(columns, batch.columns, strict=True))
+
+
+class LanceSource(Source):
+    """A Lance dataset at one version.
+
+    Parameters
+    ----------
+    dataset : lance.LanceDataset
+    """
+
+    def __init__(self, dataset: Any):
+        self._dataset, self.schema, self.rows = dataset, dataset.schema, dataset.count_rows()
+        self.name = self.version = f"lance:{dataset.uri}@{dataset.version}"
+
+    def fingerprint(self) -> str:
+        fragments = [
+            [each.fragment_id, each.count_rows(), [file.path for file in each.metadata.files]]
+            for each in self._dataset.get_fragments()
+        ]
+        return _digest([self.version, fragments])
+
+    def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
+        scanner = self._dataset.scanner(
+            columns=list(columns), offset=start, limit=stop - start, scan_in_order=True
+        )
+        for batch in scanner.to_batches():
+            yield dict(zip(columns, batch.columns, strict=True))
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _buffers_of(array: pa.Array) -> list[pa.Buffer]:
+    """Return the values of an array in memory, from its first row on, whatever it was cut from."""
+    if array.offset:
+        array = pa.concat_arrays([array])
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    return [each for each in array.buffers() if each is not None]
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def open_source(data: Any, columns: Sequence[str] | None) -> Source:
+    """Open what a loader is given.
+
+    Parameters
+    ----------
+    data : object
+        Paths of Parquet files, of a Delta Lake, Iceberg or Lance table; an object of these
+        libraries; a table or frame of pyarrow, pandas or polars, a relation of DuckDB, a Dataset
+        of Hugging Face, or anything else with ``__arrow_c_stream__``.
+    columns : sequence of str or None
+
+    Raises
+    ------
+    UsageError
+    """
+    if _is_of(data, "lance", "LanceDataset"):
+        return LanceSource(data)
+    if isinstance(data, str | os.PathLike) and os.fspath(data).rstrip("/").endswith(".lance"):
+        return LanceSource(require("lance", "data").dataset(os.fspath(data)))
+    if isinstance(data, str | os.PathLike | list | tuple) or is_table_object(data):
+        if isinstance(data, list | tuple) and not (
+            data and all(isinstance(each, str | os.PathLike) for each in data)
+        ):
+            raise _no_source(data)
+        return FileSource(open_table(data), columns)
+    return ArrowSource(_arrow_table(data), f"the {type_name(data)}")
+
+
+def _arrow_table(data: Any) -> pa.Table:
+    if isinstance(data, pa.Table):
+        return data
+    if _is_of(data, "datasets", "Dataset"):
+        table = data.with_format("arrow")[:]
+        return table if isinstance(table, pa.Table) else table.table
+    if _is_of(data, "pandas", "DataFrame"):
+        return pa.Table.from_pandas(data, preserve_index=False)
+    if (
+        isinstance(data, dict)
+        and data
+        and all(isinstance(each, np.ndarray) for each in data.values())
+    ):
+        return pa.table({name: _arrow_array(each) for name, each in data.items()})
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    raise _no_source(data)
+
+
+def _arrow_array(values: np.ndarray) -> pa.Array:
+    if values.ndim <= 1:
+        return pa.array(values)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in values.shape[:0:-1]:
+        flat = pa.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
+def _is_of(data: Any, package: str, name: str) -> bool:
+    """Return True for an instance of a class of a package, which is not imported for that."""
+    return package in sys.modules and any(
+        each.__name__ == name and each.__module__.split(".")[0] == package
+        for each in type(data).__mro__
+    )
+
+
+def _no_source(data: Any) -> UsageError:
+    return UsageError(
+        f"A TableLoader cannot read {type_name(data)}; pass paths of Parquet files or of a lake's "
+        "table, a table or frame of pyarrow, pandas, polars or DuckDB, a Dataset of Hugging Face "
+        "or of Lance, or a dict of NumPy arrays",
+        code="data-type",
+    )

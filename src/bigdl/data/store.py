@@ -1,0 +1,422 @@
+"""The rows of a table, or of one window of it, as records that are mapped to memory.
+
+A store is one file of records (:mod:`bigdl.data.columns`) and one file of values for each column
+of strings, bytes or lists.  It is written once, by several threads at a time; then its pages are
+the page cache's, and all ranks of a machine share them.  A table in memory becomes a store in
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from bigdl.common.cpu import core_count
+from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import private_folder, private_root
+from bigdl.data.columns import (
+    Field,
+    column_of,
+    fixed_values,
+    record_dtype,
+    varying_values,
+)
+from bigdl.runtime.shards.feed import SourceError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_META = "table.json"
+_RECORDS = "rows.bin"
+
+Piece = tuple[int, Callable[[], Iterator[dict[str, Any]]]]
+"""The first row of a part of a table, and what reads its batches: Arrow arrays by column."""
+
+
+@dataclass
+class Ragged:
+    """The values of a batch of lists.
+
+    Attributes
+    ----------
+    values : ndarray, shape (elements, ...)
+        End to end.
+    counts : ndarray of int64, shape (rows,)
+        Elements of each row.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Return some of the rows."""
+        ends = np.cumsum(self.counts)
+        counts = self.counts[rows]
+        return Ragged(self.values[elements_at((ends - self.counts)[rows], counts)], counts)
+
+
+def elements_at(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the indices of `counts` elements from `starts` on, end to end."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - counts), counts)
+
+
+@dataclass
+class _Lists:
+    """What is known of a column of lists when all of it is written.
+
+    Attributes
+    ----------
+    inner : list of int or None
+        Shape of an element; None if there is none.
+    least, most : int
+        Elements of a row.
+    """
+
+    inner: list[int] | None = None
+    least: int = -1
+    most: int = -1
+
+    def add(self, field: Field, inner: tuple[int, ...], counts: np.ndarray) -> None:
+        if int(counts.sum()):
+            if self.inner is not None and tuple(self.inner) != inner:
+                raise SourceError(
+                    f"Column '{field.name}' holds lists of different inner lengths "
+                    f"({tuple(self.inner)} and {inner}); pad or cut them to one length first",
+                    code="data-shape",
+                    column=field.name,
+                )
+            self.inner = list(inner)
+        low, high = int(counts.min()), int(counts.max())
+        self.least = low if self.least < 0 else min(self.least, low)
+        self.most = max(self.most, high)
+
+
+class Store:
+    """Records and values, in open files.
+
+    Parameters
+    ----------
+    fields : sequence of Field
+    rows : int
+    open_file : callable
+        ``open_file(name)`` returns the descriptor of a file.
+    """
+
+    def __init__(self, fields: Sequence[Field], rows: int, open_file: Callable[[str], int]):
+        self.fields, self.rows = list(fields), rows
+        self._dtype = record_dtype(fields)
+        self._varying = [each for each in fields if each.kind != "fixed"]
+        self._lists = {each.name: _Lists() for each in self._varying}
+        names = [_RECORDS, *(f"values-{i}.bin" for i in range(len(self._varying)))]
+        self._files = {name: open_file(name) for name in names}
+        self._lock = threading.Lock()
+        self._ends = dict.fromkeys(names[1:], 0)
+        weakref.finalize(self, _close, list(self._files.values()))
+
+    @property
+    def _records_file(self) -> int:
+        return self._files[_RECORDS]
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def write(self, pieces: Iterable[Piece], threads: int, where: str) -> None:
+        """Write all rows, and map them.
+
+        Parameters
+        ----------
+        pieces : iterable of Piece
+        threads : int
+        where : str
+            For the message about a full disk.
+        """
+        try:
+            if self.rows:
+                size = self.rows * self._dtype.itemsize
+                os.ftruncate(self._records_file, 0)
+                os.posix_fallocate(self._records_file, 0, size)
+            for name in self._ends:
+                os.ftruncate(self._files[name], 0)
+            with ThreadPoolExecutor(threads, "bigdl-table") as pool:
+                for _ in pool.map(self._write_piece, pieces):
+                    pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UsageError(
+                f"The disk of {where} is full, and the {self.rows:,} rows of the table take "
+                f"{self.rows * self._dtype.itemsize >> 20:,} MiB or more; point TMPDIR or cache= "
+                "to a larger one, or pass window=, which keeps that many rows at a time",
+                code="path-unusable",
+                path=where,
+            ) from error
+        self.map()
+
+    def _write_piece(self, piece: Piece) -> None:
+        row, read = piece
+        for batch in read():
+            row += self._write_batch(row, batch)
+
+    def _write_batch(self, first: int, batch: dict[str, Any]) -> int:
+        records: np.ndarray | None = None
+        varying = iter(self._ends)
+        for field in self.fields:
+            array = column_of(batch, field.name)
+            if records is None:
+                records = np.zeros(len(array), self._dtype)
+            if not len(array):
+                return 0
+            if field.kind == "fixed":
+                records[field.name] = fixed_values(field, array)
+                continue
+            values, counts, inner = varying_values(field, array)
+            name = next(varying)
+            with self._lock:
+                self._lists[field.name].add(field, inner, counts)
+                start = self._ends[name]
+                self._ends[name] += values.nbytes
+            _write_at(self._files[name], values, start)
+            width = int(np.prod(inner, dtype=np.int64)) * np.dtype(field.dtype).itemsize
+            places = records[field.name]
+            places["count"] = counts
+            places["start"] = start + (np.cumsum(counts) - counts) * width
+        if records is None:
+            return 0
+        _write_at(self._records_file, records, first * self._dtype.itemsize)
+        return len(records)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a reader of the files must know, JSON-able."""
+        return {"rows": self.rows, "lists": {k: asdict(v) for k, v in self._lists.items()}}
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def map(self, facts: dict[str, Any] | None = None) -> None:
+        """Map the files of a finished store."""
+        if facts is not None:
+            self._lists = {name: _Lists(**doc) for name, doc in facts["lists"].items()}
+        size = self._dtype.itemsize
+        self._records = _mapped(self._records_file, self.rows * size).view(f"V{size}")
+        self._values = {}
+        for field, name in zip(self._varying, list(self._ends), strict=True):
+            octets = _mapped(self._files[name], os.fstat(self._files[name]).st_size)
+            self._values[field.name] = octets.view(field.dtype)
+
+    def rows_of_equal_lists(self) -> dict[str, int]:
+        """Return the columns of lists whose rows have all one length, with it."""
+        lists = {each.name: self._lists[each.name] for each in self._varying if each.kind == "list"}
+        return {name: each.most for name, each in lists.items() if each.least == each.most}
+
+    def gather(self, rows: np.ndarray) -> dict[str, Any]:
+        """Return the values of some rows by column.
+
+        Parameters
+        ----------
+        rows : ndarray of int64
+
+        Returns
+        -------
+        dict
+            Arrays of shape ``(rows, ...)``; :class:`Ragged` for lists; lists of str or bytes.
+        """
+        records = self._records.take(rows, mode="clip").view(self._dtype)
+        return {each.name: self._column(each, records[each.name]) for each in self.fields}
+
+    def _column(self, field: Field, values: np.ndarray) -> Any:
+        if field.kind == "fixed":
+            return np.ascontiguousarray(values)
+        data, lists = self._values[field.name], self._lists[field.name]
+        starts, counts = values["start"], values["count"]
+        if field.kind != "list":
+            view = memoryview(cast("Buffer", data))
+            places = zip(starts.tolist(), (starts + counts).tolist(), strict=True)
+            if field.kind == "text":
+                return [str(view[low:high], "utf-8") for low, high in places]
+            return [bytes(view[low:high]) for low, high in places]
+        inner = tuple(lists.inner) if lists.inner is not None else field.shape
+        width = int(np.prod(inner, dtype=np.int64))
+        starts = starts // data.itemsize // max(1, width)  # in elements
+        elements = data[: len(data) // max(1, width) * width].reshape(-1, *inner)
+        counts = np.ascontiguousarray(counts)
+        if lists.least == lists.most > 0:  # whole rows at once
+            rows = elements.reshape(-1, lists.most, *inner).take(starts // lists.most, axis=0)
+            return Ragged(rows.reshape(-1, *inner), counts)
+        return Ragged(elements.take(elements_at(starts, counts), axis=0), counts)
+
+
+def _close(files: list[int]) -> None:
+    for each in files:
+        with contextlib.suppress(OSError):
+            os.close(each)
+
+
+def _write_at(file: int, values: np.ndarray, offset: int) -> None:
+    octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    left = memoryview(cast("Buffer", octets))
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
+
+
+def _mapped(file: int, size: int) -> np.ndarray:
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+
+
+# -- where stores lie ------------------------------------------------------------------------------
+
+
+def store_in_memory(fields: Sequence[Field], rows: int, pieces: Iterable[Piece]) -> Store:
+    """Return a store in memory of this process."""
+    store = Store(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
+    store.write(pieces, 1, "memory")
+    return store
+
+
+def store_in_folder(
+    fields: Sequence[Field], rows: int, pieces: Iterable[Piece], folder: str
+) -> Store:
+    """Return a store whose files have no name, and are gone with the process."""
+
+    def open_file(name: str) -> int:
+        descriptor, path = tempfile.mkstemp(prefix=name, dir=folder)
+        os.unlink(path)
+        return descriptor
+
+    store = Store(fields, rows, open_file)
+    store.write(pieces, core_count(), folder)
+    return store
+
+
+def shared_path(key: Any, fields: Sequence[Field], rows: int, cache: str | None) -> str:
+    """Return the folder of the store of some rows: the same key is the same store.
+
+    Parameters
+    ----------
+    key : object
+        What the rows are, JSON-able.
+    fields, rows
+        As of :class:`Store`.
+    cache : str or None
+        Where it lies, if not among the temporary files of the user.
+    """
+    text = json.dumps([key, rows, [asdict(each) for each in fields]], sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    root = private_root() if cache is None else str(private_folder(cache))
+    # private folders know temporary ones by such a name
+    return os.path.join(root, f"table-{digest[:24]}.{digest[24:]}")
+
+
+class SharedStore:
+    """A store that the processes of one machine share: the first writes it, the others wait.
+
+    Parameters
+    ----------
+    path : str
+        Of :func:`shared_path`.
+    fields, rows
+        As of :class:`Store`.
+    pieces : callable
+        Returns the pieces, for who writes it.
+    keep : bool
+        False lets the last process that uses it remove it.
+
+    Attributes
+    ----------
+    store : Store
+    was_there : bool
+        False if this process has written it.
+
+    Notes
+    -----
+    Every process has a shared lock (``flock``) on the folder as long as it uses it, so what killed
+    processes left is known by having no lock.  Who writes has an exclusive lock on a file in it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        fields: Sequence[Field],
+        rows: int,
+        pieces: Callable[[], Iterable[Piece]],
+        *,
+        keep: bool,
+    ):
+        self.path = path
+        folder = self._locked_folder()
+        self.close = weakref.finalize(self, _release, os.getpid(), folder, None if keep else path)
+        lock = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            facts = self._facts()
+            self.was_there = facts is not None
+            self.store = Store(fields, rows, self._open_file)
+            if facts is not None:
+                self.store.map(facts)
+            else:
+                self._write(pieces())
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(lock)
+
+    def _locked_folder(self) -> int:
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            try:
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:  # its last user removes it
+                os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), os.lstat(self.path)):
+                    return descriptor
+            os.close(descriptor)
+
+    def _open_file(self, name: str) -> int:
+        return os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT, 0o600)
+
+    def _facts(self) -> dict[str, Any] | None:
+        try:
+            with open(os.path.join(self.path, _META), encoding="utf-8") as file:
+                return json.load(file)
+        except (OSError, ValueError):
+            return None
+
+    def _write(self, pieces: Iterable[Piece]) -> None:
+        self.store.write(pieces, core_count(), self.path)
+        path = os.path.join(self.path, _META)
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(self.store.facts(), file)
+        os.replace(f"{path}.new", path)
+
+
+def _release(owner: int, folder: int, path: str | None) -> None:
+    """Give the lock back; remove the folder if nobody else has one."""
+    if os.getpid() == owner and path is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(path))
+    os.close(folder)
