@@ -1,4 +1,4 @@
-"""Every public class and function of Nano and of the loader of tables has an example, and all examples run."""
+"""Every public name of Nano and of the loader of tables has an example, and all examples run."""
 
 import pytest
 from docstring_examples import check, pages_below

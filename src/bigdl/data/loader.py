@@ -298,7 +298,7 @@ class TableLoader:
         >>> loader = TableLoader(pa.table({"x": range(5)}), seed=1)
         >>> loader.set_epoch(3)
         >>> [batch["x"].tolist() for batch in loader], loader.epoch
-        ([[3, 1, 2, 4, 0]], 4)
+        ([[0, 2, 4, 1, 3]], 4)
         """
         epoch = check_integer("epoch", epoch, 0)
         if not (self._is_resumed and epoch == self._epoch):
