@@ -545,7 +545,7 @@ def _refuse_worker(what: str) -> None:
 
 
 class _Reader:
-    """What the reading threads need to make the batches of some steps of one rank.
+    """The reading threads' view of one epoch: the batches of any steps of one rank.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a loader reads: files, lakes and tables in memory, as rows that are numbered.
+"""Sources of a loader: files, lakes and tables in memory, as rows that are numbered.
 
 A :class:`Source` knows its columns, its rows and what identifies them, and reads any ranges of its
 rows, as dicts of Arrow columns.  Which class a value is for, :func:`open_source` says.

@@ -79,7 +79,7 @@ def elements_at(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _Lists:
-    """What is known of a column of lists when all of it is written.
+    """The shapes in a column of lists, known when all of it is written.
 
     Attributes
     ----------
