@@ -47,6 +47,7 @@ def pages() -> list:
     "bigdl.dllib.nncontext",
     "bigdl.dllib.utils",
     "bigdl.friesian.feature.pipeline",
+    "bigdl.friesian.baselines",
     "bigdl.friesian.metrics",
     "bigdl.friesian.splitters",
     "bigdl.friesian.models",

@@ -1,0 +1,718 @@
+"""Simple recommenders that a model must beat, and their comparison by cross-validation.
+
+They learn in the memory of the driver from tables of pandas, Arrow, Polars or Spark.
+"""
+
+from __future__ import annotations
+
+import datetime
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bigdl.common.checks import check_number, check_positive
+from bigdl.common.drawing import Chart
+from bigdl.common.errors import UsageError
+from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, ranking_metrics
+from bigdl.friesian.metrics.tables import Table, as_arrow, ids
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bigdl.friesian.splitters import Splitter
+
+__all__ = [
+    "ALS",
+    "EASE",
+    "CrossValidation",
+    "ItemKNN",
+    "Markov",
+    "Popular",
+    "Recommender",
+    "cross_validate",
+]
+
+_USERS_AT_ONCE = 1024
+_MOST_ITEMS = 50_000  # of a dense matrix of items by items
+_WIDTH, _LABELS, _BAR = 760, 150, 32  # pixels of a chart
+
+
+class Recommender(Protocol):
+    """A model that :func:`cross_validate` can compare: anything with these two methods.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import Popular, Recommender
+    >>> class Newest:  # recommends the items of the newest rows to everybody
+    ...     def fit(self, table):
+    ...         newest = table.to_pandas().sort_values("time")["item"][::-1]
+    ...         self.items = newest.drop_duplicates().tolist()
+    ...
+    ...     def recommend(self, users, k, *, filter_seen):
+    ...         ranks = range(1, len(self.items[:k]) + 1)
+    ...         return pd.DataFrame(
+    ...             [(u, i, r) for u in users for i, r in zip(self.items, ranks)],
+    ...             columns=["user", "item", "rank"],
+    ...         )
+    >>> model: Recommender = Newest()
+    """
+
+    def fit(self, table: Table, /) -> Any:
+        """Learn from rows of users, items and times."""
+
+    def recommend(self, users: Iterable[Any], k: int, *, filter_seen: bool) -> Table:
+        """Return rows of user, item and ``rank`` for some users."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The items of each user, the oldest first.
+
+    Attributes
+    ----------
+    users, items : pyarrow.Array
+        Different ids in rising order.
+    item : numpy.ndarray of int64
+        Indices of `items`, user by user.
+    time : numpy.ndarray of float64
+        Of each row; timestamps in seconds.
+    starts : numpy.ndarray of int64, shape (users + 1,)
+        Where the rows of each user begin.
+    """
+
+    users: pa.Array
+    items: pa.Array
+    item: np.ndarray
+    time: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, table: Table, user_col: str, item_col: str, time_col: str | None) -> History:
+        """Read a table; rows of a user at the same time are ordered by item."""
+        columns = [user_col, item_col, *([time_col] if time_col else [])]
+        rows = as_arrow(table, "table", columns)
+        if not rows.num_rows:
+            raise UsageError("There are no rows to learn from", code="data-empty")
+        (users, user), (items, item) = (
+            _sorted_codes(ids(rows, name, "table")) for name in (user_col, item_col)
+        )
+        time = _seconds(rows[time_col], time_col) if time_col else np.zeros(rows.num_rows)
+        order = np.lexsort((item, time, user))
+        counts = np.bincount(user, minlength=len(users))
+        starts = np.append(0, np.cumsum(counts))
+        return cls(users, items, item[order], time[order], starts)
+
+    def counts(self) -> np.ndarray:
+        """Return how many rows each item has."""
+        return np.bincount(self.item, minlength=len(self.items)).astype(np.float64)
+
+    def matrix(self, users: np.ndarray) -> np.ndarray:
+        """Return which items some users have, as a float32 array of users by items."""
+        result = np.zeros((len(users), len(self.items)), dtype=np.float32)
+        for row, user in enumerate(users):
+            result[row, self.item[self.starts[user] : self.starts[user + 1]]] = 1
+        return result
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Yield the matrices of all users."""
+        for first in range(0, len(self.users), _USERS_AT_ONCE):
+            yield self.matrix(np.arange(first, min(first + _USERS_AT_ONCE, len(self.users))))
+
+    def together(self) -> np.ndarray:
+        """Return how many users have both of two items, as a float32 array of items by items."""
+        if len(self.items) > _MOST_ITEMS:
+            raise UsageError(
+                f"{len(self.items)} items need a matrix of {4e-9 * len(self.items) ** 2:.0f} GB; "
+                f"keep at most {_MOST_ITEMS} items, for instance by k_core",
+                code="data-size",
+            )
+        result = np.zeros((len(self.items), len(self.items)), dtype=np.float32)
+        for matrix in self.batches():
+            result += matrix.T @ matrix
+        return result
+
+
+def _sorted_codes(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
+    values = pc.unique(column)
+    values = values.take(pc.sort_indices(values))
+    return values, np.asarray(pc.index_in(column, value_set=values)).astype(np.int64)
+
+
+def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    if column.null_count:
+        raise UsageError(
+            f"Column {name!r} has nulls; drop those rows", code="data-null", column=name
+        )
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        return np.asarray(column.cast(pa.timestamp("us")).cast(pa.int64())) / 1e6
+    try:
+        return np.asarray(column.cast(pa.float64(), safe=False))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UsageError(
+            f"Column {name!r} should be numbers, dates or timestamps, got {column.type}",
+            code="data-dtype",
+            column=name,
+        ) from None
+
+
+class _Baseline(ABC):
+    """Shared part of the baselines: histories, ranking, users without a history.
+
+    Parameters
+    ----------
+    user_col, item_col, time_col : str
+        Columns of the rows to learn from.
+    """
+
+    _needs_time = False
+
+    def __init__(self, user_col: str = "user", item_col: str = "item", time_col: str = "time"):
+        self.user_col, self.item_col, self.time_col = user_col, item_col, time_col
+        self._history: History | None = None
+
+    def fit(self, table: Table) -> Self:
+        """Learn from rows of users and items.
+
+        Parameters
+        ----------
+        table : table of pandas, Arrow, Polars or Spark, or FeatureTable
+
+        Returns
+        -------
+        This object.
+        """
+        time_col = self.time_col if self._needs_time else None
+        history = History.of(table, self.user_col, self.item_col, time_col)
+        self._learn(history)
+        self._history = history
+        return self
+
+    @abstractmethod
+    def _learn(self, history: History) -> None: ...
+
+    @abstractmethod
+    def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
+        """Return a score of each item for each user, as an array of users by items."""
+
+    def recommend(
+        self,
+        users: Iterable[Any] | None = None,
+        k: int = 10,
+        *,
+        filter_seen: bool = True,
+        items: Iterable[Any] | None = None,
+    ) -> pd.DataFrame:
+        """Recommend items to users.
+
+        Parameters
+        ----------
+        users : iterable of ids, optional
+            Default: all users of :meth:`fit`.  Others get the most popular items.
+        k : int, default 10
+        filter_seen : bool, default True
+            Leave out what a user had in :meth:`fit`.
+        items : iterable of ids, optional
+            Recommend only these; those that :meth:`fit` has not seen are left out.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns of users and items, ``score`` and ``rank`` from 1.  Among equal scores the
+            greater item id comes first.
+
+        Raises
+        ------
+        UsageError
+            Before :meth:`fit`.
+        """
+        import pandas as pd
+
+        check_positive("k", k)
+        history = self._history
+        if history is None:
+            raise UsageError("Call fit before recommend", code="not-fitted")
+        asked = history.users if users is None else pa.array(_listed(users))
+        asked = asked.cast(history.users.type) if not len(asked) else asked
+        known = np.asarray(pc.fill_null(pc.index_in(asked, value_set=history.users), -1))
+        allowed = np.ones(len(history.items), dtype=bool)
+        if items is not None:
+            allowed = np.asarray(pc.is_in(history.items, value_set=pa.array(_listed(items))))
+        frames = []
+        for first in range(0, len(asked), _USERS_AT_ONCE):
+            part = known[first : first + _USERS_AT_ONCE]
+            scores = np.tile(history.counts(), (len(part), 1))
+            seen = np.zeros(scores.shape, dtype=bool)
+            has_rows = part >= 0
+            if has_rows.any():
+                scores[has_rows] = self._scores(history, part[has_rows])
+                seen[has_rows] = history.matrix(part[has_rows]) > 0
+            scores[:, ~allowed] = -np.inf
+            if filter_seen:
+                scores[seen] = -np.inf
+            top = _top(scores, k)
+            chosen = np.take_along_axis(scores, top, axis=1)
+            row, column = np.nonzero(chosen > -np.inf)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        self.user_col: asked.take(pa.array(first + row)).to_pandas(),
+                        self.item_col: history.items.take(pa.array(top[row, column])).to_pandas(),
+                        "score": chosen[row, column],
+                        "rank": column + 1,
+                    }
+                )
+            )
+        names = [self.user_col, self.item_col, "score", "rank"]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=names)
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else list(values)
+
+
+def _top(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the columns of the k highest scores of each row, later columns first among equals."""
+    count = scores.shape[1]
+    reverse = scores[:, ::-1]
+    if k < count:
+        # All that reach the k-th score, so that equal scores are ordered and not chosen by chance.
+        limit = np.partition(reverse, count - k, axis=1)[:, count - k]
+        reverse = np.where(reverse >= limit[:, None], reverse, -np.inf)
+    return (count - 1 - np.argsort(-reverse, axis=1, kind="stable"))[:, :k]
+
+
+class Popular(_Baseline):
+    """The items with the most rows, of all times or of the newest ones.
+
+    Parameters
+    ----------
+    period : timedelta or float, optional
+        Count rows of the last such time only, in seconds for timestamps, otherwise in the unit
+        of the time column.  The popular of the last days are hard to beat where tastes change.
+    **columns
+        ``user_col``, ``item_col`` and ``time_col``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import Popular
+    >>> clicks = pd.DataFrame({"user": [1, 2, 2], "item": ["a", "a", "b"], "time": [1, 2, 3]})
+    >>> Popular().fit(clicks).recommend([1, 7], k=1)[["user", "item"]].values.tolist()
+    [[1, 'b'], [7, 'a']]
+    """
+
+    def __init__(self, period: datetime.timedelta | float | None = None, **columns: str):
+        super().__init__(**columns)
+        self.period = period
+        self._needs_time = period is not None
+
+    def _learn(self, history: History) -> None:
+        recent = np.ones(len(history.item), dtype=bool)
+        if self.period is not None:
+            period = self.period
+            length = period.total_seconds() if isinstance(period, datetime.timedelta) else period
+            recent = history.time > history.time.max() - length
+        self._counts = np.bincount(history.item[recent], minlength=len(history.items))
+
+    def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
+        return np.tile(self._counts.astype(np.float64), (len(users), 1))
+
+
+class Markov(_Baseline):
+    """The items that most often followed the user's last item; popular ones among equals.
+
+    Rows of a user at the same time are ordered by item.
+
+    Parameters
+    ----------
+    **columns
+        ``user_col``, ``item_col`` and ``time_col``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import Markov
+    >>> clicks = pd.DataFrame(
+    ...     {"user": [1, 1, 2, 3], "item": ["tea", "milk", "tea", "rice"], "time": [1, 2, 3, 4]}
+    ... )
+    >>> Markov().fit(clicks).recommend([2], k=1)["item"].tolist()
+    ['milk']
+    """
+
+    _needs_time = True
+
+    def _learn(self, history: History) -> None:
+        item, starts = history.item, history.starts
+        is_last = np.zeros(len(item), dtype=bool)
+        is_last[starts[1:] - 1] = True
+        before, after = item[:-1][~is_last[:-1]], item[1:][~is_last[:-1]]
+        pairs, counts = np.unique(before * len(history.items) + after, return_counts=True)
+        self._from, self._to = np.divmod(pairs, len(history.items))
+        self._counts = counts
+
+    def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
+        popularity = history.counts()
+        scores = np.tile(popularity / (popularity.max() + 1), (len(users), 1))
+        last = history.item[history.starts[users + 1] - 1]
+        for row, item in enumerate(last):
+            part = slice(*np.searchsorted(self._from, (item, item + 1)))
+            scores[row, self._to[part]] += self._counts[part]
+        return scores
+
+
+class _ItemWeights(_Baseline):
+    """Baselines whose score is the sum of weights between a user's items and the item."""
+
+    def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
+        return (history.matrix(users) @ self._weights).astype(np.float64)
+
+    @abstractmethod
+    def _weights_of(self, together: np.ndarray) -> np.ndarray: ...
+
+    def _learn(self, history: History) -> None:
+        self._weights = self._weights_of(history.together())
+
+
+class ItemKNN(_ItemWeights):
+    """Items that are bought by the same users, by the cosine of their users.
+
+    Parameters
+    ----------
+    neighbours : int, default 100
+        Most similar items of each item that count.
+    shrink : float, default 0
+        Added to the divisor, so that similarities of rare items count less.
+    **columns
+        ``user_col``, ``item_col`` and ``time_col``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import ItemKNN
+    >>> clicks = pd.DataFrame(
+    ...     {"user": [1, 1, 2, 3], "item": ["tea", "milk", "tea", "rice"]}
+    ... )
+    >>> ItemKNN(2).fit(clicks).recommend([2], k=1)["item"].tolist()
+    ['milk']
+    """
+
+    def __init__(self, neighbours: int = 100, shrink: float = 0.0, **columns: str):
+        super().__init__(**columns)
+        self.neighbours = check_positive("neighbours", neighbours)
+        self.shrink = check_number("shrink", shrink, 0)
+
+    def _weights_of(self, together: np.ndarray) -> np.ndarray:
+        norms = np.sqrt(np.diag(together))
+        similar = together / (np.outer(norms, norms) + np.float32(self.shrink))
+        np.fill_diagonal(similar, 0)
+        if self.neighbours < len(similar):
+            limit = np.partition(similar, -self.neighbours, axis=0)[-self.neighbours]
+            similar[similar < limit] = 0
+        return similar
+
+
+class EASE(_ItemWeights):
+    """Linear weights between items, learned in closed form.
+
+    Parameters
+    ----------
+    l2 : float, default 200
+        Regularisation; the only parameter, usually between 10 and 1,000.
+    **columns
+        ``user_col``, ``item_col`` and ``time_col``.
+
+    References
+    ----------
+    Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import EASE
+    >>> clicks = pd.DataFrame(
+    ...     {"user": [1, 1, 2, 3], "item": ["tea", "milk", "tea", "rice"]}
+    ... )
+    >>> EASE(1.0).fit(clicks).recommend([2], k=1)["item"].tolist()
+    ['milk']
+    """
+
+    def __init__(self, l2: float = 200.0, **columns: str):
+        super().__init__(**columns)
+        self.l2 = check_number("l2", l2, above=0)
+
+    def _weights_of(self, together: np.ndarray) -> np.ndarray:
+        inverse = np.linalg.inv(together.astype(np.float64) + self.l2 * np.eye(len(together)))
+        weights = inverse / -np.diag(inverse)
+        np.fill_diagonal(weights, 0)
+        return weights.astype(np.float32)
+
+
+class ALS(_Baseline):
+    """Matrix factorisation of implicit feedback by Spark's alternating least squares.
+
+    Parameters
+    ----------
+    rank : int, default 64
+    iterations : int, default 10
+        Spark's tasks overflow their stack after many more, unless the SparkContext has a
+        checkpoint directory.
+    l2 : float, default 0.1
+    alpha : float, default 40.0
+        Confidence of a row.
+    seed : int, default 0
+    **columns
+        ``user_col``, ``item_col`` and ``time_col``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import ALS
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> clicks = pd.DataFrame({"user": [1, 1, 2, 3], "item": [5, 6, 5, 7]})
+    >>> ALS(rank=2).fit(clicks).recommend([2], k=1)["item"].tolist()
+    [6]
+    """
+
+    def __init__(
+        self,
+        rank: int = 64,
+        iterations: int = 10,
+        l2: float = 0.1,
+        alpha: float = 40.0,
+        seed: int = 0,
+        **columns: str,
+    ):
+        super().__init__(**columns)
+        self.rank, self.iterations = (
+            check_positive("rank", rank),
+            check_positive("iterations", iterations),
+        )
+        self.l2, self.alpha = check_number("l2", l2, 0), check_number("alpha", alpha, 0)
+        self.seed = seed
+
+    def _learn(self, history: History) -> None:
+        from pyspark.ml.recommendation import ALS as SparkALS
+
+        from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
+        from bigdl.orca.settings import OrcaContext
+
+        counts = np.diff(history.starts)
+        pairs = pa.table(
+            {"user": np.repeat(np.arange(len(counts)), counts), "item": history.item}
+        ).cast(pa.schema([("user", pa.int32()), ("item", pa.int32())]))
+        rows = pairs.group_by(["user", "item"]).aggregate([("item", "count")])
+        rows = rows.rename_columns(["user", "item", "rating"])
+        rows = rows.set_column(2, "rating", rows["rating"].cast(pa.float32()))
+        estimator = SparkALS(
+            rank=self.rank,
+            maxIter=self.iterations,
+            regParam=self.l2,
+            alpha=self.alpha,
+            implicitPrefs=True,
+            seed=self.seed,
+            userCol="user",
+            itemCol="item",
+            ratingCol="rating",
+        )
+        model = estimator.fit(frame_of_arrow(OrcaContext.get_spark_session(), rows))
+        factors = []
+        for frame, count in (
+            (model.userFactors, len(history.users)),
+            (model.itemFactors, len(history.items)),
+        ):
+            table = to_arrow(frame)
+            matrix = np.zeros((count, self.rank), dtype=np.float32)
+            values = np.asarray(table["features"].combine_chunks().flatten())
+            matrix[np.asarray(table["id"])] = values.reshape(-1, self.rank)
+            factors.append(matrix)
+        self._users, self._items = factors
+
+    def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
+        return (self._users[users] @ self._items.T).astype(np.float64)
+
+
+# -- comparison ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Metrics of several models over the folds of a splitter.
+
+    Attributes
+    ----------
+    table : pandas.DataFrame
+        A row for each model and fold: ``model``, ``fold`` from 0 for the oldest, the metrics.
+    folds : pandas.DataFrame
+        A row for each fold: rows of training and test, and how many rows were dropped and why.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import CrossValidation
+    >>> measured = [("EASE", 0, 0.3), ("EASE", 1, 0.5), ("popular", 0, 0.2), ("popular", 1, 0.2)]
+    >>> table = pd.DataFrame(measured, columns=["model", "fold", "ndcg@10"])
+    >>> CrossValidation(table, pd.DataFrame()).means["ndcg@10"].to_dict()
+    {'EASE': 0.4, 'popular': 0.2}
+    """
+
+    table: pd.DataFrame
+    folds: pd.DataFrame
+
+    @property
+    def means(self) -> pd.DataFrame:
+        """Means over the folds, models in rows, the best one by the first metric first."""
+        means = self.table.drop(columns="fold").groupby("model", sort=False).mean()
+        return means.sort_values(means.columns[0], ascending=False, kind="stable")
+
+    def write_chart(self, path: str | Path, metric: str | None = None) -> None:
+        """Write bars of a metric, with the range over the folds as lines, to a file.
+
+        Parameters
+        ----------
+        path : str or Path
+            Ends with ``.html`` or ``.svg``, or with what matplotlib writes, such as ``.png``.
+        metric : str, optional
+            Default: the first one.
+
+        Raises
+        ------
+        UsageError
+            For an unknown metric, and if the file cannot be written.
+        """
+        metric = metric or self.means.columns[0]
+        if metric not in self.means.columns:
+            raise UsageError(
+                f"There is no metric {metric!r}, but {list(self.means.columns)}",
+                code="name-unknown",
+                name=metric,
+            )
+        self._chart(metric).write(Path(path), metric, self.means.to_string())
+
+    def _repr_html_(self) -> str:
+        return self.means.to_html() + self._chart(self.means.columns[0]).svg()
+
+    def _chart(self, metric: str) -> Chart:
+        means = self.means[metric]
+        ranges = self.table.groupby("model")[metric].agg(["min", "max"])
+        chart = Chart(_WIDTH, _BAR * (len(means) + 1))
+        length = _WIDTH - 2 * _LABELS
+        scale = length / max(float(ranges["max"].max()), 1e-12)
+        for row, (name, mean) in enumerate(means.items()):
+            top = _BAR * row + 10
+            chart.text(str(name), _LABELS - 8, top + 14, "end")
+            chart.box(_LABELS, top, mean * scale, _BAR - 10, "#4c78a8", f"{metric} {mean:.4f}")
+            low, high = ranges.loc[[str(name)]].to_numpy()[0]
+            ends = [(_LABELS + end * scale, top + _BAR / 2 - 5) for end in (low, high)]
+            chart.line(ends, "#222", 1)
+            chart.text(f"{mean:.4f}", ends[1][0] + 6, top + 14)
+        chart.text(metric, _LABELS, _BAR * (len(means) + 1) - 6)
+        return chart
+
+
+def cross_validate(
+    table: Table,
+    splitter: Splitter,
+    models: Mapping[str, Recommender],
+    metrics: Sequence[str] | str = DEFAULT_METRICS,
+    k: Sequence[int] | int = 10,
+    *,
+    filter_seen: bool = True,
+    drop_cold: bool = True,
+) -> CrossValidation:
+    """Fit models on the folds of a splitter and compare their ranking metrics.
+
+    Parameters
+    ----------
+    table : FeatureTable or pyspark.sql.DataFrame
+    splitter : Splitter
+    models : dict of str to Recommender
+        Each is fitted again for each fold.
+    metrics, k
+        As in :func:`~bigdl.friesian.metrics.ranking_metrics`; the catalogue is the items of the
+        fold's training rows.
+    filter_seen : bool, default True
+        Neither recommend nor test items that the user has in the training rows.
+    drop_cold : bool, default True
+        Leave out test rows of users and items without training rows.
+
+    Returns
+    -------
+    CrossValidation
+
+    Raises
+    ------
+    UsageError
+        Without models, or if a fold has no test row left.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.baselines import EASE, Popular, cross_validate
+    >>> from bigdl.friesian.feature import FeatureTable
+    >>> from bigdl.friesian.splitters import GlobalTime
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> random = np.random.default_rng(0)
+    >>> user = random.integers(0, 40, 600)
+    >>> item = 2 * random.integers(0, 10, 600) + user % 2  # odd users like odd items
+    >>> clicks = pd.DataFrame({"user": user, "item": item, "time": np.arange(600)})
+    >>> models = {"popular": Popular(), "EASE": EASE(10)}
+    >>> result = cross_validate(
+    ...     FeatureTable.from_pandas(clicks), GlobalTime(test_size=0.3), models, "ndcg"
+    ... )
+    >>> result.means.index.tolist()
+    ['EASE', 'popular']
+    """
+    from bigdl.friesian.splitters import drop_cold as without_cold
+    from bigdl.friesian.splitters import drop_seen
+
+    if not models:
+        raise UsageError("models is empty; name at least one", code="argument-value")
+    import pandas as pd
+
+    user_col, item_col = splitter.user_col, splitter.item_col
+    measured, folds = [], []
+    for fold, split in enumerate(splitter.folds(table)):
+        test, dropped = split.test, dict[str, int]()
+        if drop_cold:
+            filtered = without_cold(test, split.train, user_col=user_col, item_col=item_col)
+            test, dropped = filtered.table, {**filtered.dropped}
+        if filter_seen:
+            filtered = drop_seen(test, split.train, user_col=user_col, item_col=item_col)
+            test, dropped = filtered.table, {**dropped, **filtered.dropped}
+        columns = [user_col, item_col, splitter.time_col]
+        train_rows = as_arrow(split.train, "table", columns)
+        test_rows = as_arrow(test, "table", columns)
+        if not test_rows.num_rows:
+            raise UsageError(
+                f"Fold {fold} has no test row left; dropped were {dropped}",
+                code="data-empty",
+            )
+        counts = {"train": train_rows.num_rows, "test": test_rows.num_rows}
+        folds.append({"fold": fold, "start": split.start, **counts, **dropped})
+        users = pc.unique(test_rows[user_col])
+        most = k if isinstance(k, int) else max(k)
+        for name, model in models.items():
+            model.fit(train_rows)
+            lists = model.recommend(users.to_pylist(), most, filter_seen=filter_seen)
+            lists = as_arrow(lists, f"recommend of {name}", [user_col, item_col, "rank"])
+            result = ranking_metrics(
+                lists,
+                test_rows,
+                metrics,
+                k,
+                train=train_rows,
+                user_col=user_col,
+                item_col=item_col,
+            )
+            measured.append({"model": name, "fold": fold, **result})
+    return CrossValidation(pd.DataFrame(measured), pd.DataFrame(folds))
