@@ -477,7 +477,7 @@ class ALS(_Baseline):
     >>> from bigdl.orca import init_orca_context
     >>> sc = init_orca_context("local", cores=2)
     >>> clicks = pd.DataFrame({"user": [1, 1, 2, 3], "item": [5, 6, 5, 7]})
-    >>> ALS(rank=2).fit(clicks).recommend([2], k=1)["item"].tolist()
+    >>> ALS(rank=2, iterations=3).fit(clicks).recommend([2], k=1)["item"].tolist()
     [6]
     """
 
