@@ -186,8 +186,8 @@ def test_workers_of_a_loader_share_the_chunks(tmp_path):
     loader = read_parquet("dataloader", str(tmp_path), config={"num_workers": 2, "lr": 0.1})
     assert loader.num_workers == 2
     assert get_worker_info() is None
-    reader = loader.dataset.reader
-    found = [[r["number"] for r in reader.records(part, 3)] for part in range(3)]
+    records_of = loader.dataset.records
+    found = [[r["number"] for r in records_of(part, 3)] for part in range(3)]
     assert found == [[0, 1, 6], [2, 3], [4, 5]]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.tuning.spaces import (
     Assignment,
+    Domain,
     Lazy,
     Naming,
     holds_lazy,
@@ -28,18 +29,15 @@ from bigdl.tuning.spaces import (
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-    from bigdl.nano.automl.hpo.space import SimpleSpace
-
 SPLITTER = "▁"
 """Stands in names between that of a nested space and that of its part."""
 
 _PLAIN = object()
 
 
-def spaces_in(value: Any) -> dict[str, SimpleSpace]:
+def spaces_in(value: Any) -> dict[str, Domain]:
     """Return the simple spaces in an object by the names of their parameters."""
-    domains: dict[str, Any] = Naming(value, SPLITTER).domains
-    return domains
+    return Naming(value, SPLITTER).domains
 
 
 def suggested(value: Any, trial: Trial) -> Any:
@@ -74,7 +72,7 @@ class Searchable(Lazy):
     """A lazy object that a user can inspect: its spaces, and its values for some choices."""
 
     @property
-    def kwspaces(self) -> dict[str, SimpleSpace]:
+    def kwspaces(self) -> dict[str, Domain]:
         """The simple spaces inside by name."""
         return spaces_in(self)
 

@@ -28,6 +28,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
+from bigdl.training.position import RunSettings
 from bigdl.training.rest import LARGEST, as_ids, find_rows, row_ids, share_samples
 from bigdl.training.state import isolated_rng, mixed_seed
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.training.fit import RunSettings
     from bigdl.training.slices import SavedSlices
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places

@@ -39,7 +39,12 @@ from bigdl.training.checkpoint import (
     read_checkpoint,
 )
 from bigdl.training.figures import EpochSums, headline
-from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
+from bigdl.training.position import (
+    Goal,
+    Position,
+    RunSettings,
+    TriggerState,
+)
 from bigdl.training.progress import Progress, progress_of
 from bigdl.training.rest import IDS, RestOfEpoch
 from bigdl.training.slices import SavedSlices
@@ -53,53 +58,6 @@ logger = logging.getLogger("bigdl.orca")
 _VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
 _UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # begin of the topics of what workers say to the user
-
-
-@dataclass
-class RunSettings:
-    """Arguments of ``fit`` that do not depend on the framework, as the workers get them.
-
-    Attributes
-    ----------
-    goal : Goal
-        Where to stop; epochs and steps are counted on from fit to fit.
-    batch_size : int
-        Rows of a batch over all workers together.
-    seed : int
-        Set by :meth:`TrainingSession.fit`: what it was given, else the seed of the fits before.
-    shuffle, drop_last : bool
-    checkpoint_trigger : Trigger or None
-        When to take a checkpoint before the end.
-    end_trigger : Trigger or None
-        When to stop before the goal. It sees losses and scores at the end of epochs only, since
-        those of a batch differ between the workers.
-    run_url : str or None
-        Folder for checkpoints; None sends them to the driver.
-    keep : int
-        How many checkpoints stay in that folder.
-    pinned_checkpoint : str or None
-        Name of a checkpoint that must not be removed during the fit, which reads slices from it.
-    data_version : object
-        What the Feed says of its version; checkpoints name it.
-    data_identity : object
-        What the Feed says of its rows beside their name; checkpoints compare it.
-    parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
-        Of a fit by the parameter layer.
-    """
-
-    goal: Goal
-    batch_size: int
-    seed: int = 0
-    shuffle: bool = field(default=True, kw_only=True)
-    drop_last: bool = field(default=False, kw_only=True)
-    checkpoint_trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
-    end_trigger: Trigger | None = field(default=None, kw_only=True)
-    run_url: str | None = field(default=None, kw_only=True)
-    keep: int = field(default=2, kw_only=True)
-    pinned_checkpoint: str | None = field(default=None, kw_only=True)
-    data_version: Any = field(default=None, kw_only=True)
-    data_identity: Any = field(default=None, kw_only=True)
-    parameter_layer: Any = field(default=None, kw_only=True)
 
 
 class TrainingSession:

@@ -18,16 +18,14 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
-
-if TYPE_CHECKING:
-    from bigdl.nano.acceleration.method import BuildOptions, Method
 
 LARGEST_ERRORS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.3}
 """Largest difference of one tensor of a result, by the precision of the method.
@@ -60,27 +58,6 @@ class UnusableNetworkError(UsageError):
     """A runtime does not take the network that one way of conversion made."""
 
     code = "model-unsupported"
-
-
-class Probe(NamedTuple):
-    """One input, and what the original gives for it.
-
-    Attributes
-    ----------
-    words : str
-        What it is, e.g. ``"the sample"``.
-    inputs : list
-        Flat list of tensors.
-    expected
-        The original's result.
-    resized : bool
-        True if it has other sizes than the sample.
-    """
-
-    words: str
-    inputs: list
-    expected: Any
-    resized: bool = False
 
 
 class Difference(NamedTuple):

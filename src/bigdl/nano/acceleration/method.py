@@ -13,18 +13,38 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.plugins import Registry
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
-from bigdl.nano.acceleration.agreement import Probe
 from bigdl.nano.acceleration.structure import Structure
 
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
+
+
+class Probe(NamedTuple):
+    """One input, and what the original gives for it.
+
+    Attributes
+    ----------
+    words : str
+        What it is, e.g. ``"the sample"``.
+    inputs : list
+        Flat list of tensors.
+    expected
+        The original's result.
+    resized : bool
+        True if it has other sizes than the sample.
+    """
+
+    words: str
+    inputs: list
+    expected: Any
+    resized: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from bigdl.tuning.study import optuna, quieter
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
-    from bigdl.nano.pytorch.trainer import Trainer
 
 __all__ = ["HPOSearcher", "lazily_compiled", "trial_arguments"]
 
@@ -74,8 +73,8 @@ class HPOSearcher(Searcher):
     True
     """
 
-    def __init__(self, trainer: Trainer, num_processes: int | None = None):
-        if not hasattr(trainer, "hpo_arguments"):
+    def __init__(self, trainer: pl.Trainer, num_processes: int | None = None):
+        if not (hasattr(trainer, "hpo_arguments") and hasattr(trainer, "trial_class")):
             raise UsageError(
                 f"HPOSearcher needs a Trainer of bigdl.nano.pytorch, got {type(trainer).__name__} "
                 f"of {type(trainer).__module__}",
@@ -204,7 +203,7 @@ class _Objective:
 
     subject: dict[str, Any]
     trainer: dict[str, Any]
-    trainer_class: type[Trainer]
+    trainer_class: type[pl.Trainer]
     directions: dict[str, str]
     mode: str
     acceleration: bool
@@ -236,7 +235,7 @@ class _Objective:
         return values if len(values) > 1 else values[0]
 
     def _figures(
-        self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
+        self, trainer: pl.Trainer, epochs: _EpochFigures, logged: list[str]
     ) -> dict[str, float]:
         """Return the figures of the last or the best epoch; a nan is never the best one."""
         if epochs.figures and self.mode == "last":
@@ -367,7 +366,7 @@ def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
 
 def _fastest(
     model: torch.nn.Module,
-    trainer: Trainer,
+    trainer: pl.Trainer,
     data: Mapping[str, Any],
     input_sample: Any,
     acceleration: bool,
@@ -416,7 +415,7 @@ def _fastest(
 
 
 def _sample(
-    model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any], input_sample: Any
+    model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any], input_sample: Any
 ) -> Batch:
     if input_sample is not None:
         return Batch(*sample_arguments(model, input_sample))
@@ -432,7 +431,7 @@ def _sample(
     )
 
 
-def _loaders(model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any]) -> Iterator[Any]:
+def _loaders(model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the loaders of a fit, those of the validation first; some may be None.
 
     If the fit ran in several processes, the trainer of this one has none.

@@ -1,6 +1,6 @@
 """AutoEstimator: a search for the best configuration of a model.
 
-An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.model.base`), which makes a
+An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.trial`), which makes a
 model of a configuration.  ``fit`` makes of its arguments a *job* that all trials share, and the
 *records*, in which the trials are planned; those that wait are run on Ray
 (:mod:`bigdl.orca.automl.ray_search`) or by processes of this machine
@@ -23,7 +23,6 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import private_root
 from bigdl.common.program_state import random_numbers_kept, start_method_kept
-from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import trial_data
 from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.results import (
@@ -39,7 +38,7 @@ from bigdl.orca.automl.search import (
     shared_resources,
 )
 from bigdl.orca.automl.strategy import Strategy, from_ray
-from bigdl.orca.automl.trial import SearchGoal, TrialJob
+from bigdl.orca.automl.trial import Builder, SearchGoal, TrialJob
 from bigdl.orca.data.feeds import names_of
 from bigdl.tuning.spaces import SearchSpace
 from bigdl.tuning.study import quieter

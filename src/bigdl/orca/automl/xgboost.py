@@ -11,10 +11,9 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import private_root
 from bigdl.orca.automl.auto_estimator import AutoEstimator
-from bigdl.orca.automl.model.base import Builder, TrialModel, figures_of
 from bigdl.orca.automl.model.data import Rows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
-from bigdl.orca.automl.trial import TrialJob
+from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, figures_of
 from bigdl.runtime.shards.values import is_frame
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]

@@ -46,7 +46,7 @@ from bigdl.training.batches import (
     shuffle_memory,
     zero_column,
 )
-from bigdl.training.fit import RunSettings
+from bigdl.training.position import RunSettings
 from bigdl.training.rest import RestOfEpoch
 
 keras = LazyModule("keras", "tf")

@@ -1,22 +1,29 @@
 """The frozen prefix in Lightning's Trainer."""
 
+import copy
 import os
 from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.hooks import RemovableHandle
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, first_line, require
 from bigdl.nano.attribute_patch import AttributePatch
-from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
+from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
 
+_ON_BATCHES = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_COLLATES = (
+    ("torch.utils.data._utils.collate", "default_collate"),
+    ("bigdl.nano.pytorch.vision.datasets.folders", "collate_channels_last"),
+)
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
 require("pytorch_lightning", "nano")
 
-from pytorch_lightning import Callback  # noqa: E402
+from pytorch_lightning import Callback, Trainer  # noqa: E402
 
 
 class FrozenPrefixCallback(Callback):
@@ -110,7 +117,7 @@ class FrozenPrefixCallback(Callback):
             self._accelerate(trainer, self._sample(loader), loader)
         with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
             prefix = cast("FrozenPrefix", self.prefix)
-            fed = loader_of_features(
+            fed = _loader_of_features(
                 trainer, prefix, loader, cast("str | os.PathLike", self.cache_dir)
             )
         self._watch_next = fed is not loader
@@ -134,7 +141,7 @@ class FrozenPrefixCallback(Callback):
             self._report(trainer)
         if self._watch_next:
             prefix = cast("FrozenPrefix", self.prefix)
-            self._watch.callback(watch_batch(prefix, batch).remove)
+            self._watch.callback(_watch_batch(prefix, batch).remove)
             self._watch_next = False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -221,3 +228,99 @@ def _has_index(loader: Any) -> bool:
         return False
     batches = getattr(loader, "batch_sampler", None) is not None
     return batches and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+
+
+def _loader_of_features(
+    trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
+) -> Any:
+    """Return a loader like the given one over the cached features of its samples.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        In a fit. Of several processes the first computes the features.
+    prefix : FrozenPrefix
+        Its notes say what was done, or why not.
+    loader : DataLoader
+        Its sampler, batches and workers are those of the result.
+    directory : path
+
+    Returns
+    -------
+    DataLoader
+        The given one, if features cannot take the place of its samples.
+    """
+    features, reason = None, None
+    if trainer.global_rank == 0:
+        reason = _why_not_cached(trainer, loader)
+        try:
+            features = None if reason else prefix.cached(loader.dataset, directory)
+        except UsageError as error:
+            reason = first_line(error)
+    features, reason = trainer.strategy.broadcast((features, reason))
+    if features is None:
+        note = f"features are not cached: {reason}"
+    else:
+        prefix.segments[0].takes_cached = True  # in the other processes
+        done = "read from" if features.reused else "computed into"
+        note = f"features of {len(features)} samples {done} {features.directory}"
+    if note not in prefix.notes:  # loaders may be made again for each epoch
+        prefix.notes.append(note)
+    return loader if features is None else _over(loader, features)
+
+
+def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
+    """Return why features cannot take the place of samples, before any is computed."""
+    if type(loader) is not DataLoader:
+        return f"the training data are a {type(loader).__name__}, not a DataLoader"
+    from pytorch_lightning.utilities.model_helpers import is_overridden
+
+    collate = loader.collate_fn
+    if (getattr(collate, "__module__", ""), getattr(collate, "__name__", "")) not in _COLLATES:
+        return "the loader's collate_fn is not torch's, so it may change images"
+    for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
+        for name in _ON_BATCHES:
+            if owner is not None and is_overridden(name, owner):
+                return f"{type(owner).__name__}.{name} may change images"
+    sample = loader.dataset[0]
+    pair = isinstance(sample, (tuple, list)) and len(sample) == 2
+    if not pair or not torch.is_tensor(sample[0]):
+        return "its samples are not pairs of a tensor and a target"
+    return None
+
+
+def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
+    """Return the loader over other samples; its sampler, which knows their number only, stays."""
+    other = copy.copy(loader)
+    # A loader guards its attributes; what Lightning keeps of its constructor names the images.
+    kept = {
+        name: value
+        for name, value in vars(loader).items()
+        if not name.startswith("__pl_") and name != "__dataset"
+    }
+    vars(other).clear()
+    vars(other).update(kept, dataset=features, collate_fn=default_collate, _iterator=None)
+    return other
+
+
+def _watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
+    """Refuse a training step that changes a batch of features as if it held images.
+
+    Parameters
+    ----------
+    prefix : FrozenPrefix
+    batch : structure of Tensor
+        That the training step is given.
+    """
+
+    def check(module: torch.nn.Module, inputs: tuple) -> None:
+        # A layout of memory may have been changed, but no value.
+        if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in batch):
+            raise UsageError(
+                "training_step changes the images before the model is called, so cached features "
+                "cannot take their place; leave cache_dir out, or let the dataset change them",
+                code="argument-conflict",
+                argument="cache_dir",
+            )
+
+    return prefix.segments[0].modules[0].register_forward_pre_hook(check)

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.agreement import Probe, built_and_checked
-from bigdl.nano.acceleration.method import BuildOptions, Method
+from bigdl.nano.acceleration.agreement import built_and_checked
+from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.onnxruntime import OnnxNetwork, OnnxRuntimeFacade
 from bigdl.nano.acceleration.structure import TENSOR, as_array, first_batches
 from bigdl.nano.openvino.model import OpenVINOFacade, saved_properties

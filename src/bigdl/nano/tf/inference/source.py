@@ -19,8 +19,8 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration import structure as nesting
-from bigdl.nano.acceleration.agreement import PREPROCESSING, Probe
-from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.agreement import PREPROCESSING
+from bigdl.nano.acceleration.method import BuildOptions, Probe
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import (
     Structure,

@@ -11,8 +11,16 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.base import Builder, TrialModel, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import Rows, batch_size_of, of_config, part_of
+from bigdl.orca.automl.trial import (
+    Builder,
+    SearchMetric,
+    TrialJob,
+    TrialModel,
+    as_list,
+    figures_of,
+    joined,
+)
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.data import (
     ColumnRows,
@@ -25,7 +33,6 @@ from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimi
 from bigdl.training.position import Goal, Position
 
 if TYPE_CHECKING:
-    from bigdl.orca.automl.trial import SearchMetric, TrialJob
     from bigdl.runtime.worker import Worker
 
 _MODES = {"loss": "min", "acc": "max", "auc": "max"}

@@ -10,8 +10,15 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import pytorch_utils
-from bigdl.orca.automl.model.base import Builder, TrialModel, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
+from bigdl.orca.automl.trial import (
+    Builder,
+    SearchMetric,
+    TrialModel,
+    as_list,
+    figures_of,
+    joined,
+)
 from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
@@ -21,7 +28,6 @@ from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.data import LoaderPart, RowsPart
-    from bigdl.orca.automl.trial import SearchMetric
     from bigdl.runtime.worker import Worker
 
 

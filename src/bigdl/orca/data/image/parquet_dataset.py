@@ -162,7 +162,7 @@ class ParquetDataset:
         """
         from bigdl.orca.data.image.torch_records import TorchRecords
 
-        return TorchRecords(RecordReader(path, transforms, config))
+        return TorchRecords(RecordReader(path, transforms, config).records)
 
     @staticmethod
     def read_as_tf(path: str) -> Any:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-if TYPE_CHECKING:
-    from bigdl.orca.data.image.parquet_dataset import RecordReader
-
 
 class TorchRecords(IterableDataset):
-    """The records of a :class:`RecordReader`; the workers of a DataLoader share its chunks."""
+    """The records of files; the workers of a DataLoader share their chunks.
 
-    def __init__(self, reader: RecordReader):
-        self.reader = reader
+    Parameters
+    ----------
+    records : callable
+        Gives the records of the n-th of several workers, or all of them.
+    """
+
+    def __init__(self, records: Callable[..., Iterator[dict[str, Any]]]):
+        self.records = records
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is None:
-            return self.reader.records()
-        return self.reader.records(worker.id, worker.num_workers)
+            return self.records()
+        return self.records(worker.id, worker.num_workers)
