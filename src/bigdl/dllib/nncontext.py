@@ -3,6 +3,9 @@
 They all come down to :func:`bigdl.orca.init_orca_context`; new programs call that.
 """
 
+# mypy: disable-error-code="empty-body"
+# the decorator ``_starting`` calls init_orca_context with the arguments that a signature names
+
 from __future__ import annotations
 
 import functools
@@ -104,37 +107,30 @@ def init_nncontext(
     )
 
 
-def init_spark_on_local(
-    cores: int | str = 2,
-    conf: Mapping[str, str] | None = None,
-    python_location: str | None = None,
-    spark_log_level: str = "WARN",
-    redirect_spark_log: bool = True,
-) -> SparkContext:
-    """Start Spark on this machine; see :func:`bigdl.orca.init_orca_context`.
+def _starting(
+    cluster_mode: str,
+) -> Callable[[Callable[P, SparkContext]], Callable[P, SparkContext]]:
+    """Return a decorator that makes a signature start Spark in a mode, with its arguments."""
 
-    Examples
-    --------
-    >>> from bigdl.dllib.nncontext import init_spark_on_local
-    >>> sc = init_spark_on_local(cores=2)
-    >>> sc.parallelize(range(10)).filter(lambda number: number % 2 == 0).collect()
-    [0, 2, 4, 6, 8]
-    """
-    return _start("local", **locals())
+    def decorate(declared: Callable[P, SparkContext]) -> Callable[P, SparkContext]:
+        signature = inspect.signature(declared)
+
+        @functools.wraps(declared)
+        def start(*args: P.args, **kwargs: P.kwargs) -> SparkContext:
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            return _start(cluster_mode, **arguments.arguments)
+
+        return start
+
+    return decorate
 
 
 def _with_driver_on_cluster(
     function: Callable[P, SparkContext], cluster_mode: str
 ) -> Callable[P, SparkContext]:
     """Return a function of the same arguments that runs this program there, driver included."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def start(*args: P.args, **kwargs: P.kwargs) -> SparkContext:
-        arguments = signature.bind(*args, **kwargs)
-        arguments.apply_defaults()
-        return _start(cluster_mode, **arguments.arguments)
-
+    start = _starting(cluster_mode)(function)
     start.__name__ = start.__qualname__ = f"{function.__name__}_cluster"
     start.__doc__ = f"""As :func:`{function.__name__}`, with the driver on the cluster, too.
 
@@ -153,6 +149,26 @@ def _with_driver_on_cluster(
     return start
 
 
+@_starting("local")
+def init_spark_on_local(
+    cores: int | str = 2,
+    conf: Mapping[str, str] | None = None,
+    python_location: str | None = None,
+    spark_log_level: str = "WARN",
+    redirect_spark_log: bool = True,
+) -> SparkContext:
+    """Start Spark on this machine; see :func:`bigdl.orca.init_orca_context`.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import init_spark_on_local
+    >>> sc = init_spark_on_local(cores=2)
+    >>> sc.parallelize(range(10)).filter(lambda number: number % 2 == 0).collect()
+    [0, 2, 4, 6, 8]
+    """
+
+
+@_starting("yarn-client")
 def init_spark_on_yarn(
     hadoop_conf: str | None,
     conda_name: str | None,
@@ -189,12 +205,12 @@ def init_spark_on_yarn(
     ... ) is sc
     True
     """
-    return _start("yarn-client", **locals())
 
 
 init_spark_on_yarn_cluster = _with_driver_on_cluster(init_spark_on_yarn, "yarn-cluster")
 
 
+@_starting("standalone")
 def init_spark_standalone(
     num_executors: int,
     executor_cores: int,
@@ -224,7 +240,6 @@ def init_spark_standalone(
     >>> init_spark_standalone(num_executors=2, executor_cores=8, master="spark://host:7077") is sc
     True
     """
-    return _start("standalone", **locals())
 
 
 def stop_spark_standalone() -> None:
@@ -241,6 +256,7 @@ def stop_spark_standalone() -> None:
     stop_own_cluster()
 
 
+@_starting("k8s-client")
 def init_spark_on_k8s(
     master: str,
     container_image: str,
@@ -274,7 +290,6 @@ def init_spark_on_k8s(
     ... ) is sc
     True
     """
-    return _start("k8s-client", **locals())
 
 
 init_spark_on_k8s_cluster = _with_driver_on_cluster(init_spark_on_k8s, "k8s-cluster")

@@ -51,7 +51,6 @@ def maybe_dataframe_to_xshards(
     >>> maybe_dataframe_to_xshards({"x": 1}, None, None, None)  # no frame
     ({'x': 1}, None)
     """
-    arguments = locals()
     from pyspark.sql import DataFrame
 
     if validation_data is not None and type(data) is not type(validation_data):
@@ -63,7 +62,16 @@ def maybe_dataframe_to_xshards(
         )
     if not isinstance(data, DataFrame):
         return data, validation_data
-    return dataframe_to_xshards(**arguments)
+    return dataframe_to_xshards(
+        data,
+        validation_data,
+        feature_cols,
+        label_cols,
+        mode,
+        num_workers,
+        accept_str_col,
+        shard_size,
+    )
 
 
 def dataframe_to_xshards(
