@@ -4,6 +4,7 @@ import pytest
 from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.orca.learn.backends import BACKENDS
 from bigdl.runtime.failure import FailurePolicy
 
 
@@ -55,7 +56,7 @@ def test_a_policy_counts_anew_in_every_fit():
 
 def test_what_is_forgiven_without_being_told():
     assert FailurePolicy.of(None).max_failures == 3
-    layer = FailurePolicy.of(None, "bigdl")
+    layer = BACKENDS["bigdl"].failure_policy(None)
     assert (layer.max_failures, layer.window) == (5, 120.0)
 
 

@@ -165,9 +165,24 @@ def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
     score = est.as_udf("x", sample=frame)
     given = frame.select("x", score("x").alias("prediction")).collect()
     assert [row.prediction for row in given] == [list(row.prediction) for row in expected]
+    with refused("unsupported", "accelerate='openvino_fp32'"):
+        est.as_udf("x", accelerate="openvino_fp32", sample=frame)
     data, options = est.packed_model(frame, feature_cols="x")
     assert list(options.feature_cols) == ["x"]
     assert equal(weights(type(est).of_packed_model(data, "local")), weights(est))
+
+
+def test_a_stream_gets_the_predictions_of_a_frame(trained, frame, orca_spark, tmp_path):
+    est, _ = trained
+    rows = frame.select("x").limit(4)
+    rows.write.parquet(str(tmp_path / "rows"))
+    stream = orca_spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows"))
+    answered = est.predict_stream(stream, feature_cols="x").writeStream
+    query = answered.format("memory").queryName("answers").start()
+    query.processAllAvailable()
+    query.stop()
+    expected = est.predict(rows, feature_cols="x").collect()
+    assert sorted(orca_spark.table("answers").collect()) == sorted(expected)
 
 
 @pytest.mark.slow

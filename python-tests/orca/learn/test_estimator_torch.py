@@ -710,7 +710,7 @@ def test_neither_lightning_nor_the_parameter_layer_is_imported():
         "import sys, torch\n"
         "from bigdl.orca.learn.pytorch import Estimator\n"
         "est = Estimator.from_torch(model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss())\n"
-        "from bigdl.orca.learn.prediction import inputs\n"
+        "from bigdl.orca.learn.prediction import predictor\n"
         "from bigdl.orca.learn.pytorch import loop, prediction\n"
         "names = [m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')]\n"
         "own = 'bigdl.orca.parameter_layer'\n"

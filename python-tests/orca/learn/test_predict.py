@@ -3,6 +3,9 @@
 import datetime
 import decimal
 import gc
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -547,3 +550,33 @@ def test_a_model_that_cannot_be_shipped_is_refused(frame):
     lock = __import__("threading").Lock()
     with refused("model-copy"):
         returning(lambda x: (lock, x)[1]).predict(frame, feature_cols=["x"])
+
+
+# -- what it imports -----------------------------------------------------------------------------
+
+PROGRAMS = {
+    "torch": "import torch; from bigdl.orca.learn.pytorch import Estimator; "
+    "model = torch.nn.Linear(2, 1); make = Estimator.from_torch",
+    "keras": "import keras; from bigdl.orca.learn.tf2 import Estimator; "
+    "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]); "
+    "make = Estimator.from_keras",
+}
+
+
+@pytest.mark.slow_cases("keras")
+@pytest.mark.parametrize("framework", PROGRAMS)
+def test_a_plain_prediction_imports_nothing_of_acceleration(framework):
+    program = (
+        f"{PROGRAMS[framework]}\n"
+        "import sys, numpy as np\n"
+        "make(model=model, backend='local').predict(np.zeros((3, 2), 'float32'))\n"
+        "print([name for name in sys.modules if name.startswith('bigdl.nano.acceleration')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

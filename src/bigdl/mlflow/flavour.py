@@ -19,7 +19,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.inference.shipping import ModelBytes
-from bigdl.orca.learn.prediction.inputs import PredictOptions
+from bigdl.orca.learn.prediction.predictor import PredictOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,6 +306,6 @@ class Predictor:
         ndarray, dict of ndarray or pandas.DataFrame
             Of several outputs a frame if the input is one, else a dict.
         """
-        from bigdl.orca.learn.prediction.inputs import predict_shard
+        from bigdl.orca.learn.prediction.predictor import predict_shard
 
         return predict_shard(self._model, model_input, self._options)

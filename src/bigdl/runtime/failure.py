@@ -103,13 +103,10 @@ class FailurePolicy:
             check_number("window", self.window, above=0)
 
     @classmethod
-    def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
-        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
-
-        By default 3 failures are retried, with ``backend="bigdl"`` 5 within 120 seconds.
-        """
+    def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
+        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero."""
         if value is None:
-            return cls(5, 120.0) if backend == "bigdl" else cls()
+            return cls()
         if isinstance(value, FailurePolicy):
             return replace(value)
         return cls(value)

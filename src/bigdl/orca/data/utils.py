@@ -5,8 +5,9 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of
-from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name, join_shards
+from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
 from bigdl.orca.settings import OrcaContext
+from bigdl.runtime.shards.values import join_shards
 
 __all__ = [
     "get_class_name",

@@ -8,41 +8,13 @@ import logging
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import names_of
 
-if TYPE_CHECKING:
-    from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
-
 logger = logging.getLogger("bigdl.orca")
-
-
-_OF_LAYER = "transport", "group_size", "compression", "sampling", "drop_stragglers", "min_workers"
-
-
-def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> ParameterLayerOptions | None:
-    """Return those arguments of ``fit`` that are for the parameter layer; None for another backend.
-
-    Raises
-    ------
-    UsageError
-        For options that cannot work, and for any with another backend.
-    """
-    options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
-    if backend == "bigdl":
-        from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
-
-        return ParameterLayerOptions(**options)
-    if options:
-        raise UsageError(
-            f"{', '.join(options)} of fit are for the parameter layer, this Estimator has "
-            f"backend={backend!r}; make it with backend='bigdl'",
-            code="unsupported",
-        )
-    return None
 
 
 def check_counts(least: int = 1, **counts: int | None) -> None:

@@ -4,15 +4,17 @@
 that ``Estimator.from_torch(backend="mine")`` and ``Estimator.from_keras(backend="mine")`` take it.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.plugins import Registry
 from bigdl.orca.cluster import ray
 from bigdl.orca.cluster.plan import connect_session
-from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
@@ -21,11 +23,30 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.local import LocalEngine
+
+if TYPE_CHECKING:
+    from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
+    from bigdl.orca.parameter_layer.stragglers import DropStragglers
 
 __all__ = ["Backend", "LocalBackend", "register_backend"]
 
-_OF_SPARK = ("Spark DataFrame", "SparkXShards")
+
+@dataclass(frozen=True)
+class LayerArguments:
+    """Arguments of ``fit`` for the parameter layer, by their names; None where not passed."""
+
+    transport: str | None = None
+    group_size: int | None = None
+    compression: str | None = None
+    sampling: str | None = None
+    drop_stragglers: dict | DropStragglers | None = None
+    min_workers: int | None = None
+
+    def passed(self) -> dict[str, Any]:
+        """Return those that were passed."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Backend(ABC):
@@ -43,6 +64,11 @@ class Backend(ABC):
     >>> HereBackend().engine().run(lambda worker: worker.rank)
     [0]
     """
+
+    #: whether the parameter layer trains, in place of workers that all-reduce gradients
+    has_parameter_layer: ClassVar[bool] = False
+    #: whether it trains models of Keras that compute with JAX
+    trains_jax: ClassVar[bool] = True
 
     def require(self) -> None:  # noqa: B027  most need none
         """Raise a MissingExtraError if a package is missing."""
@@ -67,6 +93,38 @@ class Backend(ABC):
             ``workers_per_node`` and ``log_to_driver``.
         """
 
+    def cluster(self, workers_per_node: int) -> Cluster:
+        """Return where inputs are predicted."""
+        return self.engine(workers_per_node=workers_per_node).cluster
+
+    def layer_options(self, name: str, arguments: LayerArguments) -> ParameterLayerOptions | None:
+        """Return the options of the parameter layer, or None if the backend has none.
+
+        Parameters
+        ----------
+        name : str
+            Of the backend, for the message.
+        arguments : LayerArguments
+
+        Raises
+        ------
+        UsageError
+            For options that cannot work, and for any with another backend.
+        """
+        if self.is_on_ray():
+            arguments = replace(arguments, min_workers=None)  # which Ray's engine takes
+        if passed := arguments.passed():
+            raise UsageError(
+                f"{', '.join(passed)} of fit are for the parameter layer, this Estimator has "
+                f"backend={name!r}; make it with backend='bigdl'",
+                code="unsupported",
+            )
+        return None
+
+    def failure_policy(self, max_failures: int | FailurePolicy | None) -> FailurePolicy:
+        """Return the policy for ``max_failures=``."""
+        return FailurePolicy.of(max_failures)
+
     def end_workers(self) -> None:  # noqa: B027  tasks of Spark end by themselves
         """End the workers that wait for programs."""
 
@@ -76,6 +134,21 @@ class SparkBackend(Backend):
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
         return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
+
+
+class ParameterLayerBackend(SparkBackend):
+    """Gradients and weights meet in slices, by ordinary jobs of Spark."""
+
+    has_parameter_layer = True
+    trains_jax = False
+
+    def layer_options(self, name: str, arguments: LayerArguments) -> ParameterLayerOptions:
+        from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
+
+        return ParameterLayerOptions(**arguments.passed())
+
+    def failure_policy(self, max_failures: int | FailurePolicy | None) -> FailurePolicy:
+        return FailurePolicy.of(FailurePolicy(5, 120.0) if max_failures is None else max_failures)
 
 
 class RayBackend(Backend):
@@ -97,6 +170,8 @@ class RayBackend(Backend):
 
 class HorovodBackend(Backend):
     """Gradients meet by Horovod; workers are Ray's where the program has a Ray, else Spark's."""
+
+    trains_jax = False
 
     def require(self) -> None:
         require_horovod()
@@ -136,11 +211,12 @@ class LocalBackend(Backend):
 
 def _checked(name: str, backend: object) -> Backend:
     if isinstance(backend, type) and issubclass(backend, Backend):
+        cls = backend
         try:
-            backend = backend()
+            backend = cls()
         except TypeError as error:  # abstract, or made of arguments
             raise UsageError(
-                f"The backend {name!r} cannot be made by {backend.__qualname__}(): {error}; give "
+                f"The backend {name!r} cannot be made by {cls.__qualname__}(): {error}; give "
                 "it the methods of Backend, and no arguments",
                 code="argument-type",
                 argument="backend",
@@ -161,7 +237,7 @@ for _name, _backend in {
     "spark": SparkBackend,
     "ray": RayBackend,
     "horovod": HorovodBackend,
-    "bigdl": SparkBackend,
+    "bigdl": ParameterLayerBackend,
     "local": LocalBackend,
 }.items():
     BACKENDS.register(_name, _backend)
@@ -237,9 +313,3 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
         )
     BACKENDS[backend].require()
     return backend
-
-
-def cluster_of(backend: str, data: Any, workers_per_node: int) -> Cluster:
-    """Return where `data` is predicted: what Spark has, by Spark."""
-    name = "spark" if kind_of(data) in _OF_SPARK else backend
-    return BACKENDS[name].engine(workers_per_node=workers_per_node).cluster

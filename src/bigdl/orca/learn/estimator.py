@@ -1,35 +1,37 @@
 """Estimators of every framework: scikit-learn's manners on distributed data."""
 
+from __future__ import annotations
+
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, UsersFrames, type_name
-from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
+from bigdl.orca.cluster.connect import active_spark
+from bigdl.orca.data.feeds import as_feed, feed_of, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
-from bigdl.orca.learn.backends import BACKENDS, cluster_of
-from bigdl.orca.learn.prediction.inputs import (
-    NOT_FITTED,
-    PredictOptions,
-    opened,
-    predict_any,
-    predict_dataframe,
-)
-from bigdl.orca.learn.prediction.sample import needed_sample
+from bigdl.orca.learn.backends import BACKENDS, LayerArguments
+from bigdl.orca.learn.prediction.predictor import NOT_FITTED, PredictOptions, Predictor
+from bigdl.orca.learn.prediction.sample import Sample, Sampler
 from bigdl.orca.learn.prediction.sql import sql_function
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.feed import Feed, not_predicted
 from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.fit import TrainingSession
+
+if TYPE_CHECKING:
+    from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
 
 
 @dataclass
@@ -39,7 +41,7 @@ class EstimatorOptions:
     backend: str
     workers_per_node: int
     log_to_driver: bool
-    model_dir: str | os.PathLike | None
+    model_dir: str | None  # a PathLike becomes text
     num_to_keep: int
 
     def __post_init__(self):
@@ -55,35 +57,225 @@ class EstimatorOptions:
             self.model_dir = os.fspath(self.model_dir)
 
 
-class TrainingEstimator(ABC):
+@dataclass
+class PredictionRequest:
+    """A user's request of predictions: the arguments of ``predict`` and its like.
+
+    Attributes
+    ----------
+    batch_size : int
+        Rows of one forward pass.
+    feature_cols, output_cols : str or sequence of str, optional
+        Columns of the model's inputs, and names for its outputs; they become lists.
+    accelerate : str or path, optional
+        A method of Nano, ``"auto"`` or a directory of a model that it saved.
+    callbacks : optional
+        Of the framework.
+    sample : optional
+        Some rows of the model's inputs, of any kind that ``predict`` takes.
+    is_kept : bool
+        True if the model is kept without its checkpoint, so that it holds large tables itself.
+    """
+
+    batch_size: int
+    feature_cols: Any = None  # a list from here on
+    output_cols: Any = None
+    accelerate: str | os.PathLike | None = None
+    callbacks: Any = None
+    sample: Any = None
+    is_kept: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("batch_size", self.batch_size)
+        self.feature_cols = names_of(self.feature_cols)
+        if self.output_cols is not None:
+            self.output_cols = names_of(self.output_cols)
+
+
+class PredictingEstimator(ABC):
+    """An Estimator as far as it predicts: by tasks, every kind of input in its own form."""
+
+    #: its package in requirements
+    framework: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._shipped: ShippedModel | None = None  # what was broadcast last
+
+    @abstractmethod
+    def _ship(
+        self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
+    ) -> ShippedModel:
+        """Return the model as the tasks of a cluster get it.
+
+        Parameters
+        ----------
+        request : PredictionRequest
+        rows : Sample, optional
+            Rows of the model's inputs, by which it can be accelerated; None if there are none.
+        cluster : Cluster
+        """
+
+    def _check_prediction(self, request: PredictionRequest) -> None:  # noqa: B027 - most can it all
+        """Refuse what the model cannot do."""
+
+    def _prediction_config(self) -> dict:
+        """Return the ``config`` by which inputs are converted."""
+        return {}
+
+    def _inputs(self) -> list | None:
+        """Return the types of the model's inputs in the training, if they are known."""
+        return None
+
+    def _cluster(self, feed: Feed) -> Cluster:
+        """Return where an input is predicted."""
+        return active_spark()
+
+    def _predict(self, data: Any, request: PredictionRequest) -> Any:
+        """Predict an input of any kind."""
+        self._check_prediction(request)
+        feed = self._feed_of_rows(data, request)
+        if feed is None:
+            raise not_predicted(type(data).__name__)
+        cluster, rows = self._cluster(feed), None
+        if request.accelerate is not None:
+            rows = self._sampler(request).sample_of(feed, cluster)
+        predictor = self._predictor(request, rows, cluster)
+        with UsersFrames():
+            return feed.predict(predictor, cluster)
+
+    def _feed_of_rows(self, data: Any, request: PredictionRequest) -> Feed | None:
+        """Return the Feed of inputs of the model; None for what is no such input."""
+        config = self._prediction_config()
+        return feed_of(data, request.feature_cols, None, config, framework=self.framework)
+
+    def _sampler(self, request: PredictionRequest) -> Sampler:
+        return Sampler(request.feature_cols, self._prediction_config(), self._inputs())
+
+    def _predictor(
+        self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
+    ) -> Predictor:
+        """Return the model as the tasks of a cluster predict with it."""
+        shipped, inputs = self._ship(request, rows, cluster), self._inputs()
+        if request.accelerate is not None and rows is not None:
+            inputs = rows.leaves
+        options = PredictOptions(
+            self._prediction_config(),
+            request.feature_cols,
+            request.batch_size,
+            request.output_cols,
+            inputs,
+        )
+        return Predictor(shipped, options)
+
+    def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
+        """Return the rows that the user gives as ``sample=``; None without."""
+        data = request.sample
+        if data is not None:
+            feed = self._feed_of_rows(data, request)
+            rows = None if feed is None else self._sampler(request).sample_of(feed, cluster)
+            if rows is None:
+                raise UsageError(
+                    "sample must be some rows that predict takes, such as a DataFrame, a pandas "
+                    f"DataFrame or arrays; got {type(data).__name__} without rows",
+                    code="data-empty",
+                    argument="sample",
+                )
+            return rows
+        if request.accelerate is not None:
+            raise UsageError(
+                f"accelerate={request.accelerate!r} needs some rows to convert the model and to "
+                "compare its outputs with; pass sample=, or input_example= to MLflow",
+                code="argument-missing",
+                argument="sample",
+                method=request.accelerate,
+            )
+        return None
+
+    def _function(self, request: PredictionRequest) -> Any:
+        """Return the user-defined function of Spark that predicts."""
+        self._check_prediction(request)
+        cluster = active_spark()
+        rows = self._sample(request, cluster)
+        predictor = self._predictor(request, rows, cluster)
+        first = None if rows is None else rows.first(2)
+        with UsersFrames():
+            return sql_function(predictor, cluster.threads_per_task, first)
+
+    @abstractmethod
+    def as_udf(self, *args: Any, **options: Any) -> Any:
+        """Return the model as a user-defined function of Spark."""
+
+    def register(self, name: str, **options: Any) -> Any:
+        """Make the model a function of SQL in the Spark session that is active.
+
+        Parameters
+        ----------
+        name : str
+            Of the function.
+        **options
+            Of :meth:`as_udf`.
+
+        Returns
+        -------
+        function
+            For DataFrames.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> spark = OrcaContext.get_spark_session()
+        >>> spark.createDataFrame([(7, [1.0, -2.0])], ["id", "x"]).createOrReplaceTempView("t")
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> relu = estimator.register("relu", feature_cols="x", sample=spark.table("t"))
+        >>> spark.sql("select id, relu(x) as y from t").first()
+        Row(id=7, y=[1.0, 0.0])
+        """
+        function = self.as_udf(**options)
+        return active_spark().spark.udf.register(name, function)
+
+    def shutdown(self) -> None:
+        """Free what prediction has broadcast; frames that were predicted stay valid."""
+        self._shipped = None
+
+
+class TrainingEstimator(PredictingEstimator):
     """An Estimator that trains: its workers, its data, and what it has trained so far.
 
     Parameters
     ----------
     parts : object
         What the model is made of.
-    training : callable
-        Class of the :class:`~bigdl.training.fit.TrainingSession` that carries the state.
     options : EstimatorOptions
     """
 
-    def __init__(
-        self, parts: Any, training: Callable[..., TrainingSession], options: EstimatorOptions
-    ):
+    def __init__(self, parts: Any, options: EstimatorOptions):
+        super().__init__()
         self._parts, self._options = parts, options
-        self._backend, self._sync = options.backend, BACKENDS[options.backend].sync()
+        self._backend = BACKENDS[options.backend]
+        self._sync = self._backend.sync()
+        training = self._parameter_layer() if self._backend.has_parameter_layer else TrainingSession
         self._training = training(options.model_dir, self._sync, options.num_to_keep)
-        self._shipped: ShippedModel | None = None  # what predict has broadcast last
 
     @property
     def num_workers(self) -> int:
         """Number of workers that train and evaluate: nodes of the cluster × workers per node."""
         return self._engine().num_workers
 
+    @abstractmethod
+    def _parameter_layer(self) -> type[TrainingSession]:
+        """Return the class of a session that trains by the parameter layer."""
+
+    def _layer_options(self, arguments: LayerArguments) -> ParameterLayerOptions | None:
+        """Return the options of the parameter layer; None where the backend has none."""
+        return self._backend.layer_options(self._options.backend, arguments)
+
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""
         options = self._options
-        return BACKENDS[self._backend].engine(
+        return self._backend.engine(
             min_workers,
             workers_per_node=options.workers_per_node,
             log_to_driver=options.log_to_driver,
@@ -160,15 +352,11 @@ class TrainingEstimator(ABC):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _kind_of(self, data: Any) -> str:
-        """Return the name of an input's type, to tell whether two are alike."""
-        return kind_of(data)
-
     def _feed(
         self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
     ) -> Any:
         """Return the Feed of an input that has targets."""
-        feed = as_feed(data, feature_cols, label_cols, config, name=name)
+        feed = as_feed(data, feature_cols, label_cols, config, name=name, framework=self.framework)
         if feed.label_cols is not None and not feed.label_cols:
             raise UsageError(
                 f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
@@ -185,7 +373,7 @@ class TrainingEstimator(ABC):
         """Return the Feeds of a fit, and that of its training data."""
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
-            if self._kind_of(validation_data) != self._kind_of(data):
+            if kind_of(validation_data, self.framework) != kind_of(data, self.framework):
                 raise UsageError(
                     "validation_data should have the same type with train data, got "
                     f"{type_name(validation_data)} and {type_name(data)}",
@@ -197,49 +385,13 @@ class TrainingEstimator(ABC):
             )
         return FeedGroup(feeds), feeds["data"]
 
-    @abstractmethod
-    def as_udf(self, *args: Any, **options: Any) -> Any:
-        """Return the model as a user-defined function of Spark."""
-
-    def register(self, name: str, **options: Any) -> Any:
-        """Make the model a function of SQL in the Spark session that is active.
-
-        Parameters
-        ----------
-        name : str
-            Of the function.
-        **options
-            Of :meth:`as_udf`.
-
-        Returns
-        -------
-        function
-            For DataFrames.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from bigdl.orca import OrcaContext, init_orca_context
-        >>> from bigdl.orca.learn.pytorch import Estimator
-        >>> sc = init_orca_context("local", cores=2)
-        >>> spark = OrcaContext.get_spark_session()
-        >>> spark.createDataFrame([(7, [1.0, -2.0])], ["id", "x"]).createOrReplaceTempView("t")
-        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
-        >>> relu = estimator.register("relu", feature_cols="x", sample=spark.table("t"))
-        >>> spark.sql("select id, relu(x) as y from t").first()
-        Row(id=7, y=[1.0, 0.0])
-        """
-        function = self.as_udf(**options)
-        cluster: Any = cluster_of("spark", None, self._options.workers_per_node)
-        return cluster.spark.udf.register(name, function)
-
     # -- evaluate, predict -----------------------------------------------------------------------
 
     def _run_evaluation(
         self, program: Callable, feed: Feed, max_failures: int | FailurePolicy | None
     ) -> Any:
         """Return what a program gives for the rows of a Feed; None where there are no rows."""
-        policy = FailurePolicy.of(max_failures, self._backend)
+        policy = self._backend.failure_policy(max_failures)
         snapshot, options = self._training.snapshot, {}
         slices = None if snapshot is None else snapshot.slices
         if snapshot is None or slices is None:
@@ -254,49 +406,65 @@ class TrainingEstimator(ABC):
             except NoRows:
                 return None
 
-    def _predict(
+    def _cluster(self, feed: Feed) -> Cluster:
+        backend = BACKENDS["spark"] if feed.is_in_spark else self._backend
+        return backend.cluster(self._options.workers_per_node)
+
+    def predict_stream(
         self,
         data: Any,
-        config: dict | None,
-        feature_cols: Any,
-        batch_size: int,
-        output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+        batch_size: int = 256,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+        sample: Any = None,
     ) -> Any:
-        """Predict by tasks.
+        """A streaming DataFrame with predictions.
+
+        The query that writes it goes on with the model as it is now. With
+        :func:`bigdl.orca.data.kafka.write_kafka` each row is answered exactly once, also when the
+        query is started again.
 
         Parameters
         ----------
-        ship : callable
-            ``ship(data, feature_cols, cluster, inputs)`` returns the model for the tasks, and the
-            types of its inputs if they are known.
-        """
-        cluster = cluster_of(self._backend, data, self._options.workers_per_node)
-        data, names = opened(data, cluster), names_of(feature_cols)
-        shipped, inputs = ship(data, names, cluster, self._inputs())
-        outputs = None if output_cols is None else names_of(output_cols)
-        options = PredictOptions(config, names, batch_size, outputs, inputs)
-        with UsersFrames():
-            return predict_any(data, shipped, options, cluster)
+        data : pyspark.sql.DataFrame
+            Streaming.
+        batch_size, feature_cols, output_cols
+            As of ``predict``.
+        accelerate : str, optional
+            As of ``predict`` of an Estimator of PyTorch; it needs a `sample`.
+        sample : optional
+            Some rows, up to 256 are taken: any input that ``predict`` takes. A model that was
+            not fitted needs them.
 
-    def _predict_stream(
-        self,
-        data: Any,
-        sample: Any,
-        config: dict | None,
-        feature_cols: Any,
-        batch_size: int,
-        output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
-    ) -> Any:
-        """Predict a streaming DataFrame, of which no row can be looked at before.
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            Streaming, in the form of ``predict``.
 
-        Parameters
-        ----------
-        sample : Sample, or an input of `predict`, or None
-        ship : callable
-            As of :meth:`_predict`; it gets the Sample.
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> spark = OrcaContext.get_spark_session()
+        >>> rows = spark.createDataFrame([(1, [1.0, -2.0])], "id int, x array<double>")
+        >>> rows.write.parquet("rows")
+        >>> stream = spark.readStream.schema(rows.schema).parquet("rows")
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> answered = estimator.predict_stream(stream, feature_cols="x", sample=rows)
+        >>> query = answered.writeStream.format("memory").queryName("answers").start()
+        >>> query.processAllAvailable()
+        >>> query.stop()
+        >>> spark.table("answers").first()
+        Row(id=1, x=[1.0, -2.0], prediction=DenseVector([1.0, 0.0]))
         """
+        request = PredictionRequest(
+            batch_size, feature_cols, output_cols, accelerate, sample=sample
+        )
+        self._check_prediction(request)
         if not getattr(data, "isStreaming", False):
             raise UsageError(
                 f"predict_stream takes a streaming DataFrame, got {type(data).__name__}; use "
@@ -304,79 +472,95 @@ class TrainingEstimator(ABC):
                 code="data-type",
                 argument="data",
             )
-        cluster: Any = cluster_of("spark", data, self._options.workers_per_node)
-        columns = feature_cols, batch_size, output_cols
-        rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
-        if rows is None and not options.inputs:
+        cluster = active_spark()
+        rows = self._sample(request, cluster)
+        predictor = self._predictor(request, rows, cluster)
+        if rows is None and not predictor.options.inputs:
             raise UsageError(NOT_FITTED, code="not-fitted")
         first = None if rows is None else rows.first(2)
         with UsersFrames():
-            return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)
+            return predictor.predict_frame(data, cluster.threads_per_task, first)
 
-    def _sql_function(
+    def as_udf(
         self,
-        sample: Any,
-        config: dict | None,
-        feature_cols: Any,
-        batch_size: int,
-        output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+        feature_cols: str | Sequence[str] | None = None,
+        batch_size: int = 256,
+        output_cols: str | Sequence[str] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+        sample: Any = None,
     ) -> Any:
-        """Return the user-defined function of Spark that predicts.
+        """The model as a user-defined function of Spark, for DataFrames and for SQL.
+
+        Its arguments are the model's inputs, in their order; its values are those of
+        ``predict``. It keeps the model as it is now, and works in the Spark session that is
+        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
+        worker of Spark loads the model once.
 
         Parameters
         ----------
-        sample : Sample, or an input of `predict`, or None
-        ship : callable
-            As of :meth:`_predict`; it gets the Sample.
+        feature_cols : str or list of str, optional
+            Names of the inputs: of the columns of `sample`, and for messages.
+        batch_size : int
+            Rows of one forward pass.
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each, or some of the keys of a model that returns a
+            dict.
+        accelerate : str, optional
+            As of ``predict`` of an Estimator of PyTorch; it needs a `sample`.
+        sample : optional
+            Some rows, up to 256 are taken: any input that ``predict`` takes. A model that was
+            not fitted needs them.
+
+        Returns
+        -------
+        function
+            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
+            of it for several, nested arrays for more dimensions. Of a Keras model also a dimension
+            of one number per row gives an array. A model with several outputs gives
+            a struct of them if they have names or several types, else an array of arrays. A row
+            with a null in an argument, also within an array or a map, has the value null. It ends
+            with its Spark context.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0, 2.0],)], ["x"])
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> relu = estimator.as_udf("x", sample=frame)
+        >>> frame.select(relu("x").alias("y")).first()
+        Row(y=[1.0, 2.0])
         """
-        cluster = cluster_of("spark", None, self._options.workers_per_node)
-        columns = feature_cols, batch_size, output_cols
-        rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
-        first = None if rows is None else rows.first(2)
-        with UsersFrames():
-            return sql_function(shipped, options, cluster.threads_per_task, first)
+        return self._function(
+            PredictionRequest(batch_size, feature_cols, output_cols, accelerate, sample=sample)
+        )
 
-    #: its package in requirements
-    framework: ClassVar[str]
-
-    def _pack_model(
+    def packed_model(
         self,
-        sample: Any,
-        config: dict | None,
-        feature_cols: Any,
-        batch_size: int,
-        output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+        sample: Any = None,
+        feature_cols: str | Sequence[str] | None = None,
+        batch_size: int = 256,
+        output_cols: str | Sequence[str] | None = None,
+        accelerate: str | os.PathLike | None = None,
     ) -> tuple[bytes, PredictOptions]:
-        """Return the model as :class:`ModelBytes` takes it, and how it predicts.
+        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
 
-        The arguments are those of :meth:`_sql_function`.
+        The arguments are those of :meth:`as_udf`.
         """
-        columns = feature_cols, batch_size, output_cols
-        _, shipped, options = self._ship(LocalMachine(), sample, config, *columns, ship)
-        kept = {"dtype": float_dtype(config)}
-        kept = with_texts(kept) if takes_texts(config) else kept
-        return shipped.broadcast.value, replace(options, config=kept)
-
-    def _ship(
-        self,
-        cluster: Any,
-        sample: Any,
-        config: dict | None,
-        feature_cols: Any,
-        batch_size: int,
-        output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
-    ) -> tuple[Any, ShippedModel, PredictOptions]:
-        """Return the Sample of an input of `predict` (None without one), model and options."""
-        names = names_of(feature_cols)
-        rows = None if sample is None else opened(sample, cluster)
-        known = self._inputs()
-        rows = None if rows is None else needed_sample(rows, config or {}, names, known)
-        shipped, inputs = ship(rows, names, cluster, known)
-        outputs = None if output_cols is None else names_of(output_cols)
-        return rows, shipped, PredictOptions(config, names, batch_size, outputs, inputs)
+        request = PredictionRequest(
+            batch_size, feature_cols, output_cols, accelerate, sample=sample, is_kept=True
+        )
+        self._check_prediction(request)
+        cluster = LocalMachine()
+        predictor = self._predictor(request, self._sample(request, cluster), cluster)
+        options = predictor.options
+        kept = {"dtype": float_dtype(options.config)}
+        kept = with_texts(kept) if takes_texts(options.config) else kept
+        return predictor.shipped.broadcast.value, replace(options, config=kept)
 
     def _inputs(self) -> list | None:
         """Return the types of the model's inputs in the training, if they are known."""
@@ -388,5 +572,5 @@ class TrainingEstimator(ABC):
 
         The workers of Ray, or of this machine, that wait for programs end, too.
         """
-        self._shipped = None
-        BACKENDS[self._backend].end_workers()
+        super().shutdown()
+        self._backend.end_workers()

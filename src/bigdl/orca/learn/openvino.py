@@ -8,18 +8,16 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
-from bigdl.orca.cluster.connect import active_spark
-from bigdl.orca.data.feeds import kind_of, names_of
+from bigdl.orca.data.feeds import is_path, kind_of, names_of
 from bigdl.orca.inference.runtimes import read_openvino
-from bigdl.orca.inference.shipping import shipped_of
-from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
-from bigdl.orca.learn.prediction.sample import needed_sample
-from bigdl.orca.learn.prediction.sql import sql_function
+from bigdl.orca.inference.shipping import ShippedModel, shipped_of
+from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
+from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
+from bigdl.runtime.cluster import Cluster
 
 __all__ = [
     "Estimator",
@@ -196,6 +194,22 @@ def _rows_of(network) -> int | None:
     return None if takes_any else rows
 
 
+@dataclass
+class NetworkRequest(PredictionRequest):
+    """A user's request of a network's predictions.
+
+    Attributes
+    ----------
+    input_cols : str or sequence of str, optional
+        The network's input for each of the features; default its own order.
+    config : mapping, optional
+        Properties of OpenVINO.
+    """
+
+    input_cols: str | Sequence[str] | None = None
+    config: Mapping[str, Any] | None = None
+
+
 class Estimator:
     """Makes Estimators of networks of OpenVINO.
 
@@ -249,7 +263,7 @@ def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[...
     return refuse
 
 
-class OpenvinoEstimator:
+class OpenvinoEstimator(PredictingEstimator):
     """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`.
 
     Examples
@@ -267,8 +281,10 @@ class OpenvinoEstimator:
     DenseVector([0.0, 2.0])
     """
 
+    framework = "openvino"
+
     def __init__(self, *, model_path: str):
-        self._shipped: Any = None  # what predict has broadcast last
+        super().__init__()
         self.load(model_path)
 
     def load(self, model_path: str) -> None:
@@ -327,17 +343,15 @@ class OpenvinoEstimator:
         UsageError
             For arguments that cannot work.
         """
-        check_positive("batch_size", batch_size)
-        cluster = active_spark()
-        data = opened(data, cluster)
-        if isinstance(data, list):
+        if isinstance(data, list) and not is_path(data):
             data = tuple(data)
-        network = self._ship(input_cols, config, cluster)
-        outputs = None if output_cols is None else names_of(output_cols)
-        if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
-            outputs = list(network.outputs)
-        options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
-        return predict_any(data, self._shipped, options, cluster)
+        names = self._network.outputs if kind_of(data) in ("Spark DataFrame", "path") else ()
+        if output_cols is None and len(names) > 1:
+            output_cols = names
+        request = NetworkRequest(
+            batch_size, feature_cols, output_cols, input_cols=input_cols, config=config
+        )
+        return self._predict(data, request)
 
     def as_udf(
         self,
@@ -389,62 +403,38 @@ class OpenvinoEstimator:
         >>> frame.select(relu("x").alias("y")).first()
         Row(y=[0.0, 2.0])
         """
-        check_positive("batch_size", batch_size)
-        cluster, columns = active_spark(), names_of(feature_cols)
-        network = self._ship(input_cols, config, cluster)
-        if sample is None:
-            rows = network.two_rows()
-        else:
-            rows = needed_sample(opened(sample, cluster), {}, columns).first(2)
-        outputs = None if output_cols is None else names_of(output_cols)
-        if outputs is None and len(network.outputs) > 1:
-            outputs = list(network.outputs)
-        options = PredictOptions({}, columns, batch_size, outputs)
-        return sql_function(self._shipped, options, network.threads, rows)
+        names = self._network.outputs
+        if output_cols is None and len(names) > 1:
+            output_cols = names
+        return self._function(
+            NetworkRequest(
+                batch_size,
+                feature_cols,
+                output_cols,
+                sample=sample,
+                input_cols=input_cols,
+                config=config,
+            )
+        )
 
-    def register(self, name: str, **options: Any) -> Any:
-        """Make the network a function of SQL in the Spark session that is active.
+    def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
+        if request.sample is not None:
+            return super()._sample(request, cluster)
+        return Sample.of(self._network_of(request, cluster).two_rows())
 
-        Parameters
-        ----------
-        name : str
-            Of the function.
-        **options
-            Of :meth:`as_udf`.
+    def _network_of(self, request: PredictionRequest, cluster: Cluster) -> Network:
+        """Return the network for the arguments of ``predict``."""
+        call = cast("NetworkRequest", request)
+        names = None if call.input_cols is None else names_of(call.input_cols)
+        return self._network.for_call(names, call.config, cluster.threads_per_task)
 
-        Returns
-        -------
-        function
-            For DataFrames.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import openvino
-        >>> import torch
-        >>> from bigdl.orca import OrcaContext, init_orca_context
-        >>> from bigdl.orca.learn.openvino import Estimator
-        >>> sc = init_orca_context("local", cores=2)
-        >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
-        >>> openvino.save_model(network, "relu.xml")
-        >>> estimator = Estimator.from_openvino(model_path="relu.xml")
-        >>> relu = estimator.register("relu", sample=np.zeros((1, 2), "float32"))
-        >>> OrcaContext.get_spark_session().sql("select relu(array(-1.0, 2.0)) as y").first()
-        Row(y=[0.0, 2.0])
-        """
-        return active_spark().spark.udf.register(name, self.as_udf(**options))
-
-    def _ship(self, input_cols: Any, config: Mapping | None, cluster: Any) -> Network:
-        """Broadcast the network for the arguments of ``predict``, and return it."""
-        names = None if input_cols is None else names_of(input_cols)
-        network = self._network.for_call(names, config, cluster.threads_per_task)
+    def _ship(
+        self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
+    ) -> ShippedModel:
+        network = self._network_of(request, cluster)
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
         self._shipped = shipped_of(lambda: network, self._shipped, cluster.broadcaster, *origin)
-        return network
-
-    def shutdown(self) -> None:
-        """Let go of what prediction has broadcast; frames that were predicted stay valid."""
-        self._shipped = None
+        return self._shipped
 
     # -- what a network that is there already cannot do ----------------------------------------
 

@@ -13,8 +13,8 @@ from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.connect import rows_of
 from bigdl.orca.data.xshards.frames import quoted
-from bigdl.orca.learn.prediction.inputs import cells_of
 from bigdl.orca.learn.prediction.outputs import as_array, spark_type
+from bigdl.orca.learn.prediction.predictor import cells_of
 
 __all__ = [
     "array2dict",

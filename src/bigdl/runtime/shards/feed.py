@@ -2,7 +2,7 @@
 
 A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
 "N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
-and lives for one call of ``fit`` or ``evaluate``:
+and lives for one call of ``fit``, ``evaluate`` or ``predict``:
 
 1. The Estimator asks the chooser for a Feed and passes it to an Engine.
 2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks everything that can
@@ -12,6 +12,10 @@ and lives for one call of ``fit`` or ``evaluate``:
    :class:`~bigdl.runtime.shards.shard.Shard`: columns in memory-mapped files, so that epochs
    2...n do not touch the engine's data path again and memory is the page cache's.
 
+A prediction needs no workers: :meth:`Feed.predict` brings a :class:`RowPredictor` to the rows where
+they are, and returns them in the form of the input; :meth:`Feed.sample` brings a
+:class:`RowSampler` to some of them.
+
 Promises: every row reaches exactly one worker, once; nothing goes through the driver; equal input
 gives an equal order of the rows in every shard, whatever the network did.
 """
@@ -19,9 +23,9 @@ gives an equal order of the rows in every shard, whatever the network did.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.cluster import Cluster
@@ -69,8 +73,47 @@ class InputPlan:
     settings: dict[str, str] = field(default_factory=dict)
 
 
+class RowPredictor(Protocol):
+    """A model that predicts rows, as a Feed is given it."""
+
+    def predict_frame(self, frame: Any, threads: int) -> Any:
+        """Return a DataFrame of Spark with predictions, computed with `threads` in each task."""
+
+    def shard_predictor(self, threads: int) -> Callable[[Iterable], Iterator]:
+        """Return a function that yields the shards of a partition with predictions; picklable."""
+
+
+class RowSampler(Protocol):
+    """A taker of some rows of an input, as a Feed is given it.
+
+    Attributes
+    ----------
+    rows : int
+        That it takes at most.
+    """
+
+    @property
+    def rows(self) -> int: ...
+
+    def take_from_frame(self, frame: Any, partitions: int) -> list:
+        """Return samples of the first partitions of a DataFrame of Spark."""
+
+    def take_from_shards(self, partition: Iterable) -> Iterator:
+        """Yield the sample of a partition that has rows; picklable."""
+
+
+def not_predicted(given: str) -> UsageError:
+    """Return the error of an input that predictions do not take."""
+    return UsageError(
+        "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+        "pandas DataFrames and paths of Parquet files, Delta or Iceberg tables, got "
+        f"{given}",
+        code="data-type",
+    )
+
+
 class Feed(ABC):
-    """An input to ``fit``, ``evaluate`` or ``Engine.run``."""
+    """An input to ``fit``, ``evaluate``, ``predict`` or ``Engine.run``."""
 
     #: names of the columns given to the model, and of the targets; None where only the shards know
     feature_cols: Sequence[str] | None = ()
@@ -79,6 +122,8 @@ class Feed(ABC):
     kind: str = "Feed"
     #: what messages call the input itself, e.g. "validation_data"
     name: str | None = None
+    #: whether it lies in Spark, which then predicts it whatever the backend is
+    is_in_spark: bool = False
 
     @property
     def version(self) -> Any:
@@ -97,6 +142,9 @@ class Feed(ABC):
         """
         return self
 
+    def check(self) -> None:  # noqa: B027 - most are checked when they are made
+        """Raise a UsageError for rows that fit and evaluate cannot use, if the driver sees them."""
+
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 
@@ -112,3 +160,17 @@ class Feed(ABC):
     @abstractmethod
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         """Check the input and describe how `num_workers` tasks get its rows."""
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+        """Return the input with predictions, in its own form and order.
+
+        Raises
+        ------
+        UsageError
+            If inputs of this kind cannot be predicted.
+        """
+        raise not_predicted(self.kind)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        """Return samples of the first partitions; none if inputs of this kind have none."""
+        return []

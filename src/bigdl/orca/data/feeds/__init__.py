@@ -3,20 +3,28 @@
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.tables import is_table_object
 from bigdl.runtime.shards.feed import Feed, InputPlan
 
-__all__ = ["ON_RAY", "Feed", "InputPlan", "as_feed", "is_path", "kind_of", "names_of"]
+__all__ = ["ON_RAY", "Feed", "InputPlan", "as_feed", "feed_of", "is_path", "kind_of", "names_of"]
 
 ON_RAY = ("RayXShards", "Ray Dataset")
 """The kinds of input that only ``backend="ray"`` takes."""
 
 
-def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None) -> Feed:
-    """The Feed that belongs to an input.
+def as_feed(
+    data: Any,
+    feature_cols: str | Sequence[str] | None = None,
+    label_cols: str | Sequence[str] | None = None,
+    config: dict | None = None,
+    *,
+    name: str | None = None,
+    framework: str | None = None,
+) -> Feed:
+    """Return the Feed that belongs to an input of ``fit``, ``evaluate`` or ``Engine.run``.
 
     Parameters
     ----------
@@ -31,11 +39,13 @@ RayXShards, ray.data.Dataset or Feed
     config : dict, optional
     name : str, optional
         What messages call the input, e.g. ``"validation_data"``.
+    framework : str, optional
+        Of the model: ``"keras"`` also takes a ``tf.data.Dataset`` and a Dataset of Orca.
 
     Raises
     ------
     UsageError
-        For an input of another kind.
+        For an input of another kind, or rows that cannot become tensors.
 
     Examples
     --------
@@ -46,29 +56,48 @@ RayXShards, ray.data.Dataset or Feed
     >>> LocalEngine().run(lambda worker: worker.shard.rows, feed, num_workers=2)
     [5, 5]
     """
+    feed = feed_of(data, feature_cols, label_cols, config, name=name, framework=framework)
+    if feed is None:
+        raise UsageError(
+            f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files or "
+            "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or "
+            "Dataset, or a function (config, batch_size) that returns one; with Ray also "
+            f"RayXShards or a Ray Dataset; got {kind_of(data)}",
+            code="data-type",
+            argument=name,
+        )
+    feed.check()
+    return feed
+
+
+def feed_of(
+    data: Any,
+    feature_cols: str | Sequence[str] | None = None,
+    label_cols: str | Sequence[str] | None = None,
+    config: dict | None = None,
+    *,
+    name: str | None = None,
+    framework: str | None = None,
+) -> Feed | None:
+    """Return the Feed of an input, its rows unchecked; None for an input of no kind.
+
+    The arguments are those of :func:`as_feed`.
+    """
     if isinstance(data, Feed):
         return data
-    for _, is_of_kind, module, cls in _KINDS:
-        if is_of_kind(data):
-            make = getattr(import_module(f"{__name__}.{module}"), cls)
-            return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
-    raise UsageError(
-        f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files or "
-        "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or "
-        "Dataset, or a function (config, batch_size) that returns one; with Ray also RayXShards or "
-        "a Ray Dataset; got "
-        f"{kind_of(data)}",
-        code="data-type",
-        argument=name,
-    )
+    kind = _kind(data, framework)
+    if kind is None:
+        return None
+    make = getattr(import_module(kind.module), kind.feed)
+    return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
 
 
-def kind_of(data: Any) -> str:
+def kind_of(data: Any, framework: str | None = None) -> str:
     """Return the name of an input's type, for messages and to compare two inputs."""
     if isinstance(data, Feed):
         return data.kind
-    given = f"{type(data).__module__}.{type(data).__qualname__}"
-    return next((kind for kind, is_of_kind, *_ in _KINDS if is_of_kind(data)), given)
+    kind = _kind(data, framework)
+    return f"{type(data).__module__}.{type(data).__qualname__}" if kind is None else kind.name
 
 
 def names_of(columns: str | Sequence[str] | None) -> list:
@@ -120,20 +149,39 @@ def _is_tensors(data: Any) -> bool:
     return cls.__name__ == "TensorDataset" and cls.__module__.startswith("torch.utils.data")
 
 
-_KINDS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    # name, test, module and class of the Feed
-    (
-        "Spark DataFrame",
-        _is_a("pyspark.sql.", "DataFrame"),
-        "spark_dataframe",
-        "SparkDataFrameFeed",
-    ),
-    ("SparkXShards", _is_a("bigdl.orca.data.xshards", "SparkXShards"), "xshards", "XShardsFeed"),
-    ("path", is_path, "parquet", "ParquetFeed"),
-    ("path", is_table_object, "parquet", "ParquetFeed"),
-    ("array", _is_in_memory, "in_memory", "ArrayFeed"),
-    ("array", _is_tensors, "in_memory", "ArrayFeed"),
-    ("RayXShards", _is_a("bigdl.orca.data.xshards", "RayXShards"), "xshards", "RayXShardsFeed"),
-    ("Ray Dataset", _is_a("ray.data", "Dataset"), "xshards", "RayDatasetFeed"),
-    ("DataLoader", _is_loader, "loader", "LoaderFeed"),
+class Kind(NamedTuple):
+    """A kind of input: its name, the test of an object, module and class of its Feed."""
+
+    name: str
+    is_kind: Callable[[Any], bool]
+    module: str
+    feed: str
+    framework: str | None = None  # whose models alone take it
+
+
+def _kind(data: Any, framework: str | None) -> Kind | None:
+    """Return the kind of an input, if a model of the framework takes it."""
+    kinds = (kind for kind in _KINDS if kind.framework in (None, framework))
+    return next((kind for kind in kinds if kind.is_kind(data)), None)
+
+
+_FRAME, _SHARDS, _RAY_SHARDS = (
+    _is_a("pyspark.sql.", "DataFrame"),
+    _is_a("bigdl.orca.data.xshards", "SparkXShards"),
+    _is_a("bigdl.orca.data.xshards", "RayXShards"),
+)
+_TF_DATA = _is_a("tensorflow.python.data", "DatasetV2")
+_ORCA_DATA = _is_a("bigdl.orca.data.tf.data", "Dataset")
+_KINDS = (
+    Kind("tf.data.Dataset", _TF_DATA, f"{__name__}.loader", "TensorFlowFeed", "keras"),
+    Kind("Orca Dataset", _ORCA_DATA, "bigdl.orca.data.tf.data", "DatasetFeed", "keras"),
+    Kind("Spark DataFrame", _FRAME, f"{__name__}.spark_dataframe", "SparkDataFrameFeed"),
+    Kind("SparkXShards", _SHARDS, f"{__name__}.xshards", "XShardsFeed"),
+    Kind("path", is_path, f"{__name__}.parquet", "ParquetFeed"),
+    Kind("array", _is_in_memory, f"{__name__}.in_memory", "ArrayFeed"),
+    Kind("path", is_table_object, f"{__name__}.parquet", "ParquetFeed"),
+    Kind("array", _is_tensors, f"{__name__}.in_memory", "ArrayFeed"),
+    Kind("RayXShards", _RAY_SHARDS, f"{__name__}.xshards", "RayXShardsFeed"),
+    Kind("Ray Dataset", _is_a("ray.data", "Dataset"), f"{__name__}.xshards", "RayDatasetFeed"),
+    Kind("DataLoader", _is_loader, f"{__name__}.loader", "LoaderFeed"),
 )

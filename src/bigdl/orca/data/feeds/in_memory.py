@@ -5,18 +5,36 @@ process. Workers on the driver's machine map files that the driver wrote; others
 through Spark, in cells.
 """
 
+import functools
+import operator
 import os
 import tempfile
+from typing import Any
 
 import numpy as np
 
+from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.feed import InputPlan, SourceError
+from bigdl.runtime.shards.feed import (
+    InputPlan,
+    RowPredictor,
+    RowSampler,
+    SourceError,
+    not_predicted,
+)
 from bigdl.runtime.shards.shard import Shard, write_array
-from bigdl.runtime.shards.values import columns_of, grouped
+from bigdl.runtime.shards.values import (
+    arrays_of,
+    columns_of,
+    even_cut,
+    grouped,
+    is_frame,
+    join_shards,
+    map_arrays,
+)
 
 
 class ArrayFeed(PackedFeed):
@@ -41,21 +59,33 @@ class ArrayFeed(PackedFeed):
     kind = "array"
 
     def __init__(self, data, feature_cols=None, label_cols=None, config=None, *, name=None):
-        super().__init__(feature_cols, label_cols, config, name=name)
+        is_dataset = type(data).__name__ == "TensorDataset"
+        columns = (None, None) if is_dataset else (feature_cols, label_cols)
+        super().__init__(*columns, config, name=name)
+        self.data = data
+
+    @functools.cached_property
+    def _columns(self) -> tuple[int, list, list]:
+        """Number of rows, leaves and arrays of the features and targets."""
+        data = self.data
+        dtypes = self.dtypes
         if type(data).__name__ == "TensorDataset":
-            data, self.feature_cols, self.label_cols = tuple(data.tensors), None, None
-            self.dtypes["floats"] = None
+            data, dtypes = tuple(data.tensors), {**dtypes, "floats": None}
         try:
-            columns = columns_of(data, self.feature_cols, self.label_cols, **self.dtypes)
+            columns = columns_of(data, self.feature_cols, self.label_cols, **dtypes)
         except SourceError as error:
-            raise error.with_message(f"{name}: {error}" if name else str(error)) from None
-        self.rows = len(columns[0][2])
-        self._leaves, self._arrays = grouped(columns)
+            words = f"{self.name}: {error}" if self.name else str(error)
+            raise error.with_message(words) from None
+        return len(columns[0][2]), *grouped(columns)
+
+    def check(self) -> None:
+        self._columns  # noqa: B018 - is made, and kept
 
     def part(self, rank: int, num_workers: int) -> tuple[int, list, list]:
         """Number, leaves and arrays of the rows of a shard."""
-        arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in self._arrays]
-        return len(range(rank, self.rows, num_workers)), self._leaves, arrays
+        rows, leaves, arrays = self._columns
+        own = [np.ascontiguousarray(array[rank::num_workers]) for array in arrays]
+        return len(range(rank, rows, num_workers)), leaves, own
 
     def check_local(self) -> None:
         """Accept: the workers read files that the driver writes."""
@@ -104,7 +134,72 @@ class ArrayFeed(PackedFeed):
 
     def cells(self, number, num_workers, reference=None):
         pack = rows_packer(number, self.name, num_workers)
-        chunks = [(self._leaves, self._arrays)] if self.rows else []
+        rows, leaves, arrays = self._columns
+        chunks = [(leaves, arrays)] if rows else []
         spark = active_spark().spark
         table = cell_table(pack(0, chunks))
         return frame_of_arrow(spark, table), (), lambda: None
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+        """Return a frame with predictions; of arrays the predictions alone."""
+        if type(self.data).__module__.startswith("torch"):
+            raise not_predicted(type(self.data).__name__)
+        predict = predictor.shard_predictor(cluster.threads_per_task)
+        data = self.data
+        if is_frame(data):
+            rows = len(data)
+        else:
+            data, rows = input_arrays(data, bool(self.feature_cols))
+        cuts = even_cut(rows, max(1, min(rows, cluster.slots())))
+        if is_frame(data):
+            shards = [data.iloc[low:high] for low, high in cuts]
+        else:
+            shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in cuts]
+        outcomes = cluster.map_shards(lambda part: [outcome_of(list, predict(part))], shards)
+        predicted = [shard for each in without_errors(outcomes) for shard in each]
+        if is_frame(data):
+            import pandas as pd
+
+            return pd.concat(predicted)
+        joined = join_shards([{k: v for k, v in s.items() if k not in data} for s in predicted])
+        return joined["prediction"] if list(joined) == ["prediction"] else joined
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        if type(self.data).__module__.startswith("torch"):
+            return []
+        data = self.data
+        if not is_frame(data):
+            data, _ = input_arrays(data, bool(self.feature_cols))
+        return list(sampler.take_from_shards([data]))
+
+
+def input_arrays(data: Any, named: bool) -> tuple[dict, int]:
+    """Return the model's inputs among arrays in memory, and how many rows they have.
+
+    Parameters
+    ----------
+    data : ndarray, or a tuple, list or dict of them
+    named : bool
+        True if the user names the model's inputs among those of a dict.
+
+    Raises
+    ------
+    UsageError
+        For values that are no arrays of rows, or of different numbers of rows.
+    """
+    if not named and not isinstance(data, dict):
+        data = {"x": data}
+    data = {key: value for key, value in data.items() if named or key == "x"}
+    arrays = list(arrays_of(data))
+    for array in arrays:
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise UsageError(
+                f"predict takes numpy arrays with rows, got {type(array).__name__} among them",
+                code="data-type",
+            )
+    sizes = [len(array) for array in arrays]
+    if len(set(sizes)) != 1:
+        raise UsageError(
+            f"The arrays must be of equal numbers of rows, they have {sizes}", code="data-shape"
+        )
+    return data, sizes[0]

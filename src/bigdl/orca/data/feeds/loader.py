@@ -18,12 +18,14 @@ The order, and so the batches, do not depend on how many processes load: every b
 a seed of its own.
 """
 
+import functools
 import os
-from typing import Any
+from typing import Any, NoReturn
 
+from bigdl.common.errors import UsageError
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.serialization import pickled_by_value
-from bigdl.runtime.shards.feed import Feed, InputPlan
+from bigdl.runtime.shards.feed import Feed, InputPlan, RowPredictor, not_predicted
 from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
 
@@ -52,13 +54,28 @@ class LoaderFeed(Feed):
         self.name = name
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols) if label_cols else None
+        self.source = source
+
+    @functools.cached_property
+    def _payload(self) -> bytes:
+        source = self.shippable()
         is_function = callable(source) and not hasattr(source, "__getitem__")
         what = "function" if is_function else type(source).__name__
-        self._payload = pickled_by_value(
+        return pickled_by_value(
             source,
-            f"The {what} given as {name or 'data'} cannot be shipped to the workers",
+            f"The {what} given as {self.name or 'data'} cannot be shipped to the workers",
             "pass a function (config, batch_size) that makes the loader in the worker instead",
         )
+
+    def shippable(self) -> Any:
+        """Return the source in a form that can be pickled."""
+        return self.source
+
+    def check(self) -> None:
+        self._payload  # noqa: B018 - is made, and kept
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> NoReturn:
+        raise not_predicted(type(self.source).__name__)
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         payload = self._payload
@@ -70,3 +87,20 @@ class LoaderFeed(Feed):
             return {name: LoaderShard(writer.finish())}
 
         return InputPlan(None, read)
+
+
+class TensorFlowFeed(LoaderFeed):
+    """A ``tf.data.Dataset``, which travels as its graph; for models of Keras."""
+
+    def shippable(self) -> Any:
+        from bigdl.training.keras.data import shipped_dataset
+
+        return shipped_dataset(self.source, self.name or "data")
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> NoReturn:
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
+            "get_model().predict for it",
+            code="data-type",
+        )

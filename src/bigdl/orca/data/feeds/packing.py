@@ -8,6 +8,7 @@ handle many small rows.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -180,9 +181,16 @@ class ColumnFeed(Feed):
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
         self.name = name
-        self.dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
-        if (config or {}).get("nulls_are_missing"):  # what learns from NaN
-            self.dtypes["missing"] = self.feature_cols or ()
+        self.config = config or {}
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, Any]:
+        """Keywords by which values become columns."""
+        config = self.config
+        dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
+        if config.get("nulls_are_missing"):  # what learns from NaN
+            dtypes["missing"] = self.feature_cols or ()
+        return dtypes
 
 
 class PackedFeed(ColumnFeed):

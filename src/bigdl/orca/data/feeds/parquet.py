@@ -9,19 +9,23 @@ Needs pyarrow, so it is imported where it is used.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+from typing import Any, cast
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.data.tables.table import cut, read_ranges
+from bigdl.data.tables.table import Table, cut, read_ranges
 from bigdl.orca.data.arrow_types import in_type_of, spark_type
+from bigdl.orca.data.feeds import feed_of
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
-from bigdl.orca.data.tables import open_table
+from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import column_spec, decode, fitted_specs
-from bigdl.runtime.shards.feed import InputPlan
+from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, fitted_specs
+from bigdl.runtime.shards.feed import Feed, InputPlan, RowPredictor, RowSampler
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped
 
@@ -55,9 +59,17 @@ class ParquetFeed(ColumnFeed):
 
     def __init__(self, data, feature_cols, label_cols=(), config=None, *, name=None):
         super().__init__(feature_cols, label_cols, config, name=name)
-        self._config = config
-        self._table = table = open_table(data)
-        schema = table.schema
+        self.data = data
+        self._rows: Feed | None = None  # that predictions have read
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        return open_table(self.data)
+
+    @functools.cached_property
+    def _types(self) -> dict:
+        """Spark's types of the columns by name."""
+        table, schema = self._table, self._table.schema
         if not self.feature_cols:
             raise UsageError(
                 "feature_cols is required for Parquet files; pass the names of the columns that "
@@ -67,14 +79,23 @@ class ParquetFeed(ColumnFeed):
                 columns=list(schema.names),
             )
         columns = list(dict.fromkeys([*self.feature_cols, *(self.label_cols or ())]))
-        find_columns(columns, schema.names, name or table.name)
-        self.types = types = {c: spark_type(c, schema.field(c).type) for c in columns}
-        self.specs = [column_spec(c, types[c], **self.dtypes) for c in columns]
-        self._ranges = table.row_groups(columns)
-        self.rows = sum(each.rows for each in self._ranges)
+        find_columns(columns, schema.names, self.name or table.name)
+        return {column: spark_type(column, schema.field(column).type) for column in columns}
+
+    @functools.cached_property
+    def specs(self) -> list[ColumnSpec]:
+        """Conversions of the columns."""
+        return [column_spec(name, type_, **self.dtypes) for name, type_ in self._types.items()]
+
+    @functools.cached_property
+    def _ranges(self) -> list:
+        return self._table.row_groups(list(self._types))
+
+    def check(self) -> None:
+        self.specs, self._ranges  # noqa: B018 - are made, and kept
 
     def follow(self, inputs: list | None) -> None:
-        features = [(name, self.types[name]) for name in self.feature_cols or ()]
+        features = [(name, self._types[name]) for name in self.feature_cols or ()]
         specs = fitted_specs(features, **self.dtypes, known=inputs, owner=None)
         fitted = {spec.name: spec for spec in specs}
         self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
@@ -126,7 +147,9 @@ class ParquetFeed(ColumnFeed):
             )
             return self
         columns = self.feature_cols, self.label_cols
-        return type(self)(version, *columns, self._config, name=self.name)
+        feed = type(self)(version, *columns, self.config, name=self.name)
+        feed.check()
+        return feed
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         specs = self.specs
@@ -151,6 +174,40 @@ class ParquetFeed(ColumnFeed):
             return {name: Shard(writer.finish())}
 
         return InputPlan(None, read)
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+        """Return the rows with predictions as a lazy DataFrame, a Dataset of Ray or a pandas frame,
+        whichever the tasks of the cluster read."""
+        return self._read(cluster).predict(predictor, cluster)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        return self._read(cluster).sample(sampler, partitions, cluster)
+
+    def _read(self, cluster: Cluster) -> Feed:
+        """Return the Feed of the rows as the tasks of a cluster read them; it is made once."""
+        if self._rows is None:
+            columns = self.feature_cols, None, self.config
+            self._rows = cast("Feed", feed_of(self._opened(cluster), *columns))
+        return self._rows
+
+    def _opened(self, cluster: Cluster) -> Any:
+        """Return a DataFrame of Spark, a Dataset of Ray or a pandas frame."""
+        spark: Any = cluster
+        if not is_lake(self.data) and cluster.moves_rows_by != "files":
+            data = self.data if isinstance(self.data, list | tuple) else [self.data]
+            paths = [os.fspath(path) for path in data]
+            if cluster.moves_rows_by == "spark":
+                return spark.spark.read.parquet(*paths)
+            from bigdl.orca.data.xshards.ray_exchange import parquet_dataset
+
+            return parquet_dataset(paths)
+        from bigdl.orca.data.tables import frames
+
+        if cluster.moves_rows_by == "ray":
+            return frames.ray_dataset(self._table, cluster.slots())
+        if cluster.moves_rows_by == "files":
+            return frames.pandas_frame(self._table)
+        return frames.spark_frame(self._table, spark.spark)
 
 
 def _place(version: str | None) -> str:

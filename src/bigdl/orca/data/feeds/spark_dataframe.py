@@ -14,9 +14,12 @@ Every chunk carries (source partition, sequence number) from before the exchange
 ordered by it, so the order of the rows does not depend on the network.
 """
 
+from __future__ import annotations
+
 import difflib
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
@@ -30,8 +33,11 @@ from bigdl.runtime.shards.columns import (
     project,
     unified_spec,
 )
-from bigdl.runtime.shards.feed import InputPlan
+from bigdl.runtime.shards.feed import InputPlan, RowPredictor, RowSampler
 from bigdl.runtime.shards.shard import Shard
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
@@ -58,6 +64,7 @@ class SparkDataFrameFeed(PackedFeed):
     """
 
     kind = "Spark DataFrame"
+    is_in_spark = True
 
     def __init__(self, frame, feature_cols, label_cols=(), config=None, *, name=None):
         super().__init__(feature_cols, label_cols, config, name=name)
@@ -81,6 +88,13 @@ class SparkDataFrameFeed(PackedFeed):
         direct.accept = _near_equal
         direct.otherwise = functools.partial(super().prepare, cluster, num_workers, name=name)
         return direct
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
+        """Return a lazy plan that keeps all columns and the order of rows."""
+        return predictor.predict_frame(self.frame, cluster.threads_per_task)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        return sampler.take_from_frame(self.frame, partitions)
 
     def direct(self, name: str) -> InputPlan:
         """Of a frame whose partitions are the shards."""

@@ -5,8 +5,11 @@ are and travel in the cells of :mod:`~bigdl.orca.data.feeds.packing`, so that ev
 part of the rows whatever the shards' number and sizes are, and nothing goes through the driver.
 """
 
+from __future__ import annotations
+
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
@@ -21,9 +24,13 @@ from bigdl.orca.data.feeds.packing import (
 )
 from bigdl.orca.data.xshards.connect import frame_of
 from bigdl.orca.data.xshards.ray_exchange import ordered_blocks
+from bigdl.orca.data.xshards.shards import collected
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.feed import InputPlan
+from bigdl.runtime.shards.feed import InputPlan, RowPredictor, RowSampler
 from bigdl.runtime.shards.values import columns_of, grouped, is_frame
+
+if TYPE_CHECKING:
+    from bigdl.orca.data.xshards import SparkXShards
 
 
 class ShardsFeed(ColumnFeed):
@@ -71,6 +78,11 @@ class XShardsFeed(ShardsFeed, PackedFeed):
     """``SparkXShards`` as input."""
 
     kind = "SparkXShards"
+    is_in_spark = True
+
+    def labelled(self) -> SparkXShards:
+        """Return the shards with their targets, for a fit or an evaluation."""
+        return self.shards
 
     def cells(self, number, num_workers, reference=None):
         chunks, pack = self.chunker(), rows_packer(number, self.name, num_workers)
@@ -79,8 +91,24 @@ class XShardsFeed(ShardsFeed, PackedFeed):
             freeze_modules()
             return pack(source, chunks(shards))
 
-        cells = self.shards.rdd.mapPartitionsWithIndex(pack_shards)
+        cells = self.labelled().rdd.mapPartitionsWithIndex(pack_shards)
         return frame_of(cells, CELL), (), lambda: None
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> SparkXShards:
+        """Return lazy XShards of the same partitions and order.
+
+        A dict gets the key ``prediction``, a pandas frame the column; of a tuple or an array the
+        result is ``{"x": ..., "prediction": ...}``.
+        """
+        from bigdl.orca.data.xshards import SparkXShards, persistence
+
+        predict = predictor.shard_predictor(cluster.threads_per_task)
+        rdd = self.shards.rdd.mapPartitions(predict, preservesPartitioning=True)
+        persistence.hold(rdd, self.shards.rdd)
+        return SparkXShards.lazy(rdd)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        return collected(self.shards.rdd.mapPartitions(sampler.take_from_shards), partitions)
 
 
 class RayXShardsFeed(ShardsFeed):
@@ -126,6 +154,20 @@ class RayXShardsFeed(ShardsFeed):
         )
         return blocks_input(packed_reader([name], [()]), blocks)
 
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+        """Return RayXShards of the same shards, which are computed in the background."""
+        predict = predictor.shard_predictor(threads=1)
+        return self.shards.map_partitions(lambda partition: list(predict(partition)))
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        import ray
+
+        from bigdl.orca.cluster.ray_launch import ray_get
+
+        task: Any = ray.remote(lambda partition: list(sampler.take_from_shards(partition)))
+        calls = [task.remote(each) for each in self.partitions()[:partitions]]
+        return list(itertools.chain.from_iterable(ray_get(calls)))
+
 
 class RayDatasetFeed(RayXShardsFeed):
     """A ``ray.data.Dataset`` as input, whose blocks are read in their order.
@@ -150,3 +192,17 @@ class RayDatasetFeed(RayXShardsFeed):
 
     def partitions(self) -> list:
         return ordered_blocks(self.shards)
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
+        """Return a lazy Dataset of the same rows in the same order."""
+        predict = predictor.shard_predictor(threads=1)
+
+        def predict_block(block):
+            (predicted,) = predict([block])
+            return predicted
+
+        return self.shards.map_batches(predict_block, batch_format="pandas", batch_size=None)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        frame = self.shards.limit(sampler.rows).to_pandas()
+        return list(sampler.take_from_shards([frame])) if len(frame) else []

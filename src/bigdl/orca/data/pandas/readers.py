@@ -26,8 +26,9 @@ from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.connect import parallelize
 from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
-from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut, keeping_failures
+from bigdl.orca.data.xshards.shards import DATA_FRAME, keeping_failures
 from bigdl.orca.settings import OrcaContext
+from bigdl.runtime.shards.values import even_cut
 
 if TYPE_CHECKING:
     import pandas as pd

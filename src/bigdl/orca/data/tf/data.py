@@ -10,6 +10,8 @@ import numpy as np
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds.xshards import XShardsFeed
 from bigdl.orca.data.xshards import SparkXShards
+from bigdl.runtime.cluster import Cluster
+from bigdl.runtime.shards.feed import RowPredictor, RowSampler
 
 __all__ = ["Dataset"]
 
@@ -96,15 +98,24 @@ class Dataset:
         functions = self._functions
         return self._shards.transform_shard(lambda shard: _mapped(shard, functions))
 
-    def feed(self, config: dict | None = None, *, name: str | None = None) -> XShardsFeed:
-        """The rows as input of a fit or an evaluation; elements must be ``(x, y)``."""
-        return XShardsFeed(
-            self.get_xshards().transform_shard(_as_xy), None, None, config, name=name
-        )
 
-    def rows_for_predict(self) -> SparkXShards:
-        """The rows as input of a prediction: the elements, or ``x`` of ``(x, y)``."""
-        return self.get_xshards().transform_shard(_as_x)
+class DatasetFeed(XShardsFeed):
+    """A :class:`Dataset` as input, whose elements are ``(x, y)``; those of a prediction may be x.
+
+    Its elements name the columns themselves.
+    """
+
+    def __init__(self, dataset, feature_cols=None, label_cols=None, config=None, *, name=None):
+        super().__init__(dataset.get_xshards(), None, None, config, name=name)
+
+    def labelled(self) -> SparkXShards:
+        return self.shards.transform_shard(_as_xy)
+
+    def predict(self, predictor: RowPredictor, cluster: Cluster) -> SparkXShards:
+        return XShardsFeed(self.shards.transform_shard(_as_x)).predict(predictor, cluster)
+
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+        return XShardsFeed(self.shards.transform_shard(_as_x)).sample(sampler, partitions, cluster)
 
 
 def _columns_of(frame) -> SparkXShards:

@@ -19,39 +19,10 @@ import numpy as np
 
 from bigdl.common.errors import BigDLError
 from bigdl.orca.cluster.spark_calls import error_of, users_errors
+from bigdl.runtime.shards.values import arrays_of, even_cut, join_shards, map_arrays
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext, TaskContext
-
-
-def arrays_of(data: Any) -> Iterator:
-    """The arrays of nested tuples, lists and dicts."""
-    if isinstance(data, dict):
-        for value in data.values():
-            yield from arrays_of(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from arrays_of(value)
-    else:
-        yield data
-
-
-def map_arrays(data: Any, func) -> Any:
-    """A container like `data` of ``func(array)``."""
-    if isinstance(data, dict):
-        return {key: map_arrays(value, func) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_arrays(value, func) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(map_arrays(value, func) for value in data)
-    return func(data)
-
-
-def even_cut(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Bounds of `parts` ranges of `rows` rows, as equal as can be, the larger ones first."""
-    size, larger = divmod(rows, parts)
-    ends = [i * size + min(i, larger) for i in range(parts + 1)]
-    return list(itertools.pairwise(ends))
 
 
 DATA_FRAME = "pandas.core.frame.DataFrame"
@@ -303,18 +274,6 @@ def _join(pieces: list) -> Any:
     if name == "list":
         return [item for piece in pieces for item in piece]
     return join_shards(pieces)
-
-
-def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) -> Any:
-    """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
-    join = join or np.concatenate
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: join_shards([part[key] for part in parts], join) for key in first}
-    if isinstance(first, list | tuple):
-        joined = [join_shards(each, join) for each in zip(*parts, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    return join(parts)
 
 
 def stack_samples(samples: Iterable) -> Iterator[dict]:

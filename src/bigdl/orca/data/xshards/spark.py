@@ -36,19 +36,17 @@ from bigdl.orca.data.xshards.shards import (
     SERIES,
     FailedShard,
     Summary,
-    arrays_of,
     collected,
     computing,
-    even_cut,
     keeping_failures,
     known_class_name,
-    map_arrays,
     partition_by,
     repartition,
     stack_samples,
     summarize,
 )
 from bigdl.orca.settings import OrcaContext
+from bigdl.runtime.shards.values import arrays_of, even_cut, map_arrays
 
 if TYPE_CHECKING:
     import pandas as pd

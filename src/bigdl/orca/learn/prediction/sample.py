@@ -6,18 +6,14 @@ only if it has too few rows.  Within a partition the rows are spread over its fi
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import kind_of
-from bigdl.orca.learn.prediction.inputs import (
-    checked_arrays,
+from bigdl.orca.learn.prediction.predictor import (
     converted_columns,
     decode_columns,
     fitted_columns,
@@ -25,8 +21,11 @@ from bigdl.orca.learn.prediction.inputs import (
     types_of,
     whole_rows,
 )
-from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.values import is_frame
+from bigdl.runtime.cluster import Cluster
+from bigdl.runtime.shards.feed import Feed, SourceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
@@ -94,106 +93,78 @@ class Sample:
             yield tensors.get(None, tensors)
 
 
-def sample_of(
-    data: Any, config: dict, feature_cols: Sequence[str], known: list | None = None
-) -> Sample | None:
-    """A sample of an input of any kind that `predict` takes.
+@dataclass(frozen=True)
+class Sampler:
+    """A taker of some rows of each of the first partitions of an input.
 
-    Parameters
+    Attributes
     ----------
-    data : pyspark.sql.DataFrame, SparkXShards, RayXShards, ray.data.Dataset, \
-pandas.DataFrame or arrays
+    feature_cols : sequence of str
     config : dict
         ``dtype`` is that of the floating inputs.
-    feature_cols : sequence of str
-    known : list, optional
+    inputs : list or None
         Types of the model's inputs in the training, which the sample gets.
-
-    Returns
-    -------
-    Sample or None
-        None where no row was found, or the input is of another kind.
-
-    Raises
-    ------
-    UsageError
-        If the rows cannot become tensors.
+    rows : int
+        That a sample has at most.
     """
-    samples: list[Sample] = []
-    for partitions in _PARTITIONS:
-        taken = _rows_of(data, config, list(feature_cols), partitions, known)
-        for columns in taken:
-            if isinstance(columns, UsageError):
-                raise columns.with_message(str(columns))
-        samples = [Sample.of(columns) for columns in taken]
-        if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
-            break
-    if not samples:
-        return None
-    alike = [sample.columns for sample in samples if sample.leaves == samples[0].leaves]
-    return Sample(
-        [
-            {key: np.concatenate([part[key] for part in parts])[:SAMPLE_ROWS] for key in parts[0]}
-            for parts in zip(*alike, strict=True)
-        ]
-    )
 
+    feature_cols: Sequence[str]
+    config: dict
+    inputs: list | None = None
+    rows: int = SAMPLE_ROWS
 
-def needed_sample(
-    data: Any, config: dict, feature_cols: Sequence[str], known: list | None = None
-) -> Sample:
-    """The same, where there must be rows.
+    def take_from_frame(self, frame: DataFrame, partitions: int) -> list:
+        """Return the columns of some rows of each of the first partitions of a DataFrame."""
+        import pyarrow as pa
 
-    Raises
-    ------
-    UsageError
-        If there are none.
-    """
-    rows = sample_of(data, config, feature_cols, known)
-    if rows is None:
-        raise UsageError(
-            "sample must be some rows that predict takes, such as a DataFrame, a pandas "
-            f"DataFrame or arrays; got {type(data).__name__} without rows",
-            code="data-empty",
-            argument="sample",
+        specs, plain, converted = converted_columns(
+            frame, self.config, self.feature_cols, self.inputs
         )
-    return rows
+        packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
+        tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
+        batches = [whole_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables]
+        return [decode_columns(specs, columns) for columns, rows, _ in batches if rows]
 
+    def take_from_shards(self, partition: Iterable) -> Iterator:
+        """Yield rows of a partition's first shard that has any, or the error of its data."""
+        for shard in partition:
+            try:
+                columns = fitted_columns(shard, self.feature_cols, self.config, self.inputs)
+            except SourceError as error:
+                yield error
+                return
+            rows = len(columns[0][2])
+            if rows:
+                size = sum(values.nbytes for _, _, values in columns)
+                yield rows_of_columns(columns, _spread(rows, size))
+                return
 
-def _rows_of(data, config, names, partitions: int, known: list | None) -> list:
-    """Return the columns of some rows of each of the first partitions, or the error of its data."""
-    input_type = kind_of(data)
-    first = functools.partial(_first_rows, names, config, known)
-    if input_type == "Spark DataFrame":
-        return _rows_of_frame(data, config, names, partitions, known)
-    if input_type == "SparkXShards":
-        from bigdl.orca.data.xshards.shards import collected
+    def sample_of(self, feed: Feed, cluster: Cluster) -> Sample | None:
+        """Return a sample of an input; None where no row was found, or it has no rows to look at.
 
-        return collected(data.rdd.mapPartitions(first), partitions)
-    if input_type == "RayXShards":
-        import ray
-
-        from bigdl.orca.cluster.ray_launch import ray_get
-
-        task: Any = ray.remote(lambda partition: list(first(partition)))
-        calls = [task.remote(each) for each in data.get_partition_refs()[:partitions]]
-        return list(itertools.chain.from_iterable(ray_get(calls)))
-    if input_type == "Ray Dataset" and names:
-        frame = data.limit(SAMPLE_ROWS).to_pandas()
-        return list(first([frame])) if len(frame) else []
-    if input_type == "array" and not type(data).__module__.startswith("torch"):
-        return list(first([data if is_frame(data) else checked_arrays(data, bool(names))[0]]))
-    return []
-
-
-def _rows_of_frame(frame, config, feature_cols, partitions, known):
-    import pyarrow as pa
-
-    specs, plain, converted = converted_columns(frame, config, feature_cols, known)
-    packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
-    tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
-    batches = [whole_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables]
-    return [decode_columns(specs, columns) for columns, rows, _ in batches if rows]
+        Raises
+        ------
+        UsageError
+            If the rows cannot become tensors.
+        """
+        samples: list[Sample] = []
+        for partitions in _PARTITIONS:
+            taken = feed.sample(self, partitions, cluster)
+            for columns in taken:
+                if isinstance(columns, UsageError):
+                    raise columns.with_message(str(columns))
+            samples = [Sample.of(columns) for columns in taken]
+            if len(samples) < partitions or sum(each.rows for each in samples) >= SAMPLE_ROWS:
+                break
+        if not samples:
+            return None
+        alike = [each.columns for each in samples if each.leaves == samples[0].leaves]
+        return Sample(
+            [
+                {k: np.concatenate([part[k] for part in parts])[: self.rows] for k in parts[0]}
+                for parts in zip(*alike, strict=True)
+            ]
+        )
 
 
 def _pack(batches):
@@ -208,21 +179,6 @@ def _pack(batches):
                 writer.write_batch(rows)
             message = pa.array([sink.getvalue().to_pybytes()], pa.binary())
             yield pa.RecordBatch.from_arrays([message], ["data"])
-            return
-
-
-def _first_rows(names, config, known, partition) -> Iterator:
-    """Yield rows of a partition's first shard that has any, or the error of its data."""
-    for shard in partition:
-        try:
-            columns = fitted_columns(shard, names, config, known)
-        except SourceError as error:
-            yield error
-            return
-        rows = len(columns[0][2])
-        if rows:
-            size = sum(values.nbytes for _, _, values in columns)
-            yield rows_of_columns(columns, _spread(rows, size))
             return
 
 

@@ -17,34 +17,33 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.arrow_types import in_type_of, spark_type
-from bigdl.orca.inference.shipping import ShippedModel, accepted_by
-from bigdl.orca.learn.prediction.inputs import (
+from bigdl.orca.inference.shipping import accepted_by
+from bigdl.orca.learn.prediction.outputs import OutputColumns, outputs_of_rows
+from bigdl.orca.learn.prediction.predictor import (
     NOT_FITTED,
     PredictOptions,
+    Predictor,
     types_of,
     value_task,
 )
-from bigdl.orca.learn.prediction.outputs import OutputColumns, outputs_of_rows
 from bigdl.runtime.shards.columns import fitted_specs, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column
 
 
-def sql_function(
-    shipped: ShippedModel, options: PredictOptions, threads: int, rows: list | None = None
-) -> Any:
+def sql_function(predictor: Predictor, threads: int, rows: list | None = None) -> Any:
     """Return the user-defined function of a model.
 
     Parameters
     ----------
-    shipped : ShippedModel
-    options : PredictOptions
-        ``inputs`` are the types of the model's inputs, unless there are `rows`.
+    predictor : Predictor
+        The ``inputs`` of its options are the types of the model's inputs, unless there are `rows`.
     threads : int
         Of torch in each task.
     rows : list, optional
         The model's inputs for two or more rows, as it takes them.
     """
+    shipped, options = predictor.shipped, predictor.options
     if rows is None:
         if not options.inputs or not all(options.inputs):
             raise UsageError(NOT_FITTED, code="not-fitted")

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.common.trust import UntrustedFileError, digest_of, untrusted
 from bigdl.nano.acceleration.accuracy import relative_error
+from bigdl.nano.acceleration.structure import flatten
 from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_files
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
-from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot, dtypes_of
+from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -40,6 +42,39 @@ LARGEST_ERROR = 0.05
 over the whole sample. ``"auto"`` chooses nothing worse, other methods are warned of."""
 _TIMED_CALLS = 20
 _COMPARED_ROWS = 64  # calibration wants more
+
+
+def _dtypes_of(value: Any) -> tuple:
+    """Return the dtypes of the tensors in a nested value, in order."""
+    return tuple(getattr(leaf, "dtype", None) for leaf in flatten(value)[0])
+
+
+def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
+    """Return a nested value whose tensors have these dtypes; as it is if there are none."""
+    if not dtypes or _dtypes_of(value) == tuple(dtypes):
+        return value
+    leaves, structure = flatten(value)
+    if len(leaves) != len(dtypes):
+        return value
+    casts = zip(leaves, dtypes, strict=True)
+    return structure.rebuild([torch.as_tensor(leaf).to(dtype) for leaf, dtype in casts])
+
+
+@dataclass(frozen=True)
+class AcceleratedReady(TorchReady):
+    """A model of another runtime that stands for an Estimator's own.
+
+    Attributes
+    ----------
+    takes, returns : tuple of torch.dtype
+        Of the inputs and outputs of the Estimator's own.
+    """
+
+    takes: tuple = ()
+    returns: tuple = ()
+
+    def outputs(self, columns: list) -> Any:
+        return _in_dtypes(super().outputs(_in_dtypes(columns, self.takes)), self.returns)
 
 
 @dataclass(frozen=True)
@@ -84,7 +119,7 @@ class AcceleratedSnapshot:
             thread_num=self.threads,
             trust=self.trust,
         )
-        return TorchReady(model.eval(), cpu, "fp32", self.takes, self.returns)
+        return AcceleratedReady(model.eval(), cpu, "fp32", takes=self.takes, returns=self.returns)
 
 
 class Acceleration:
@@ -135,7 +170,7 @@ class Acceleration:
             with isolated_rng(0):
                 model = snapshot.ready(torch.device("cpu")).model
             with torch.no_grad():
-                returns = dtypes_of(call_model(model, batches[0]))
+                returns = _dtypes_of(call_model(model, batches[0]))
             batches = [tuple(accepted_inputs(model, batch)) for batch in batches]
             compared = batches[: -(-_COMPARED_ROWS // max(self._batch_size, 2))]
             expected = _outputs(model, compared)
@@ -144,7 +179,7 @@ class Acceleration:
                 files = _saved(self._name, model, batches, compared, expected, threads)
             if files is None:
                 return snapshot
-            takes = dtypes_of(batches[0])
+            takes = _dtypes_of(batches[0])
             is_ours = self._files is None
             saved = AcceleratedSnapshot(files, threads, takes=takes, returns=returns, trust=is_ours)
             try:
@@ -216,8 +251,6 @@ def _agreement(expected: list, model: Any, data: Any) -> float:
 
 def _outputs(model, batches) -> list:
     """All outputs for all batches, as one flat list of arrays."""
-    from bigdl.nano.acceleration.structure import flatten
-
     with torch.no_grad():
         results = [flatten(model(*batch))[0] for batch in batches]
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]

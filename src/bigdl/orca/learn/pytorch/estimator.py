@@ -19,17 +19,15 @@ from bigdl.common.trust import digest_of
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
-    check_layer_options,
     config_of,
     path_under,
     take_old,
     with_weight,
 )
-from bigdl.orca.learn.backends import BACKENDS, backend_of
-from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
+from bigdl.orca.learn.backends import LayerArguments, backend_of
+from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
-from bigdl.orca.learn.prediction.inputs import PredictOptions
-from bigdl.orca.learn.prediction.sample import Sample, sample_of
+from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -49,6 +47,7 @@ from bigdl.orca.learn.pytorch.parts import (
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.orca.parameter_layer.fit.figures import draw_phases, phase_summaries
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
@@ -337,12 +336,7 @@ class PyTorchEstimator(TrainingEstimator):
         use_tqdm: bool = False,
         precision: str = "fp32",
     ):
-        training: type[TrainingSession] = TrainingSession
-        if options.backend == "bigdl":
-            from bigdl.orca.learn.pytorch.parameter_layer import TorchParameterLayerTraining
-
-            training = TorchParameterLayerTraining
-        super().__init__(parts, training, options)
+        super().__init__(parts, options)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = _named_metrics(metrics)
         self._precision, self._use_tqdm = precision, use_tqdm
@@ -351,6 +345,11 @@ class PyTorchEstimator(TrainingEstimator):
         self._saved: set[str] = set()  # digests of the files that this Estimator wrote
         self._shipped_fast: ShippedModel | None = None  # as _shipped, of an accelerated model
         self._said: set[str] = set()  # sentences that the user was told once
+
+    def _parameter_layer(self) -> type[TrainingSession]:
+        from bigdl.orca.learn.pytorch.parameter_layer import TorchParameterLayerTraining
+
+        return TorchParameterLayerTraining
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -506,11 +505,12 @@ Ray also RayXShards or a ray.data.Dataset
         >>> len(figures) < 50, figures[-1]["train_loss"] < 0.01, figures[-1]["num_samples"]
         (True, True, 64)
         """
-        arguments = (
-            {**locals(), "min_workers": None} if BACKENDS[self._backend].is_on_ray() else locals()
-        )
         take_old(self.fit, old)
-        layer = check_layer_options(self._backend, arguments)
+        layer = self._layer_options(
+            LayerArguments(
+                transport, group_size, compression, sampling, drop_stragglers, min_workers
+            )
+        )
         callbacks = as_callbacks(callbacks)
         accumulate, local = _check_steps(accumulate_grad_batches, local_steps, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -556,7 +556,7 @@ Ray also RayXShards or a ray.data.Dataset
             settings,
             seed=seed,
             resume=resume,
-            policy=FailurePolicy.of(max_failures, self._backend),
+            policy=self._backend.failure_policy(max_failures),
             progress=self._progress_form(callbacks),
         )
         if self._events is not None:
@@ -728,161 +728,9 @@ RayXShards or a ray.data.Dataset
             `output_cols` as an array of them, or as a struct (``_1``, ``_2``, …) where floats and
             whole numbers meet. A row with a null in a feature, also within an array, has null.
         """
-        self._need_model()
-        check_positive("batch_size", batch_size)
-        parts = self._trained_parts
-        if _takes_over_prediction(callbacks):
-            if accelerate is not None:
-                raise UsageError(
-                    f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
-                    "which calls the model as it is; leave one of them out",
-                    code="argument-conflict",
-                    argument="accelerate",
-                )
-            (main,) = as_callbacks(callbacks)
-            parts = predicting_parts(parts, cast("MainCallback", main))
-
-        ship = self._shipping(parts, batch_size, accelerate)
-        config = self._parts.config
-        return self._predict(data, config, feature_cols, batch_size, output_cols, ship)
-
-    def predict_stream(
-        self,
-        data: Any,
-        batch_size: int = 256,
-        feature_cols: str | Sequence[str] | None = None,
-        output_cols: str | Sequence[str] | None = None,
-        *,
-        accelerate: str | os.PathLike | None = None,
-        sample: Any = None,
-    ) -> Any:
-        """A streaming DataFrame with predictions.
-
-        The query that writes it goes on with the model as it is now. With
-        :func:`bigdl.orca.data.kafka.write_kafka` each row is answered exactly once, also when the
-        query is started again.
-
-        Parameters
-        ----------
-        data : pyspark.sql.DataFrame
-            Streaming.
-        batch_size, feature_cols, output_cols
-            As of :meth:`predict`.
-        accelerate : str, optional
-            As of :meth:`predict`; it needs a `sample`.
-        sample : optional
-            Some rows, up to 256 are taken: any input that :meth:`predict` takes. A model that was
-            not fitted needs them.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            Streaming, in the form of :meth:`predict`.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from bigdl.orca import OrcaContext, init_orca_context
-        >>> from bigdl.orca.learn.pytorch import Estimator
-        >>> sc = init_orca_context("local", cores=2)
-        >>> spark = OrcaContext.get_spark_session()
-        >>> rows = spark.createDataFrame([(1, [1.0, -2.0])], "id int, x array<double>")
-        >>> rows.write.parquet("rows")
-        >>> stream = spark.readStream.schema(rows.schema).parquet("rows")
-        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
-        >>> answered = estimator.predict_stream(stream, feature_cols="x", sample=rows)
-        >>> query = answered.writeStream.format("memory").queryName("answers").start()
-        >>> query.processAllAvailable()
-        >>> query.stop()
-        >>> spark.table("answers").first()
-        Row(id=1, x=[1.0, -2.0], prediction=DenseVector([1.0, 0.0]))
-        """
-        self._need_model()
-        check_positive("batch_size", batch_size)
-        self._need_sample(sample, accelerate)
-        ship = self._shipping(self._trained_parts, batch_size, accelerate)
-        config = self._parts.config
-        return self._predict_stream(
-            data, sample, config, feature_cols, batch_size, output_cols, ship
+        return self._predict(
+            data, PredictionRequest(batch_size, feature_cols, output_cols, accelerate, callbacks)
         )
-
-    def as_udf(
-        self,
-        feature_cols: str | Sequence[str] | None = None,
-        batch_size: int = 256,
-        output_cols: str | Sequence[str] | None = None,
-        *,
-        accelerate: str | os.PathLike | None = None,
-        sample: Any = None,
-    ) -> Any:
-        """The model as a user-defined function of Spark, for DataFrames and for SQL.
-
-        Its arguments are the model's inputs, in their order; its values are those of
-        :meth:`predict`. It keeps the model as it is now, and works in the Spark session that is
-        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
-        worker of Spark loads the model once.
-
-        Parameters
-        ----------
-        feature_cols : str or list of str, optional
-            Names of the inputs: of the columns of `sample`, and for messages.
-        batch_size : int
-            Rows of one forward pass.
-        output_cols : str or list of str, optional
-            Names for the model's outputs, one each, or some of the keys of a model that returns a
-            dict.
-        accelerate : str, optional
-            As of :meth:`predict`; it needs a `sample`.
-        sample : optional
-            Some rows, up to 256 are taken: any input that :meth:`predict` takes. A model that was
-            not fitted needs them.
-
-        Returns
-        -------
-        function
-            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
-            of it for several, nested arrays for more dimensions. A model with several outputs gives
-            a struct of them if they have names or several types, else an array of arrays. A row
-            with a null in an argument, also within an array or a map, has the value null. It ends
-            with its Spark context.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import torch
-        >>> from bigdl.orca import OrcaContext, init_orca_context
-        >>> from bigdl.orca.learn.pytorch import Estimator
-        >>> sc = init_orca_context("local", cores=2)
-        >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0, 2.0],)], ["x"])
-        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
-        >>> relu = estimator.as_udf("x", sample=frame)
-        >>> frame.select(relu("x").alias("y")).first()
-        Row(y=[1.0, 2.0])
-        """
-        self._need_model()
-        check_positive("batch_size", batch_size)
-        self._need_sample(sample, accelerate)
-        ship = self._shipping(self._trained_parts, batch_size, accelerate)
-        config = self._parts.config
-        return self._sql_function(sample, config, feature_cols, batch_size, output_cols, ship)
-
-    def packed_model(
-        self,
-        sample: Any = None,
-        feature_cols: Any = None,
-        batch_size: int = 256,
-        output_cols: Any = None,
-        accelerate: str | os.PathLike | None = None,
-    ) -> tuple[bytes, PredictOptions]:
-        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
-
-        The arguments are those of :meth:`as_udf`.
-        """
-        self._need_model()
-        self._need_sample(sample, accelerate)
-        ship = self._shipping(self._trained_parts, batch_size, accelerate, is_whole=True)
-        config = self._parts.config
-        return self._pack_model(sample, config, feature_cols, batch_size, output_cols, ship)
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> PyTorchEstimator:
@@ -904,57 +752,58 @@ RayXShards or a ray.data.Dataset
             precision=snapshot.precision,
         )
 
-    def _need_sample(self, sample: Any, accelerate: Any) -> None:
-        """Refuse to accelerate a model without rows."""
-        if accelerate is not None and sample is None:
+    def _check_prediction(self, request: PredictionRequest) -> None:
+        self._need_model()
+        if not request.callbacks:
+            return
+        if not all(isinstance(each, MainCallback) for each in _listed(request.callbacks)):
             raise UsageError(
-                f"accelerate={accelerate!r} needs some rows to convert the model and to compare "
-                "its outputs with; pass sample=, or input_example= to MLflow",
-                code="argument-missing",
-                argument="sample",
-                method=accelerate,
+                "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or "
+                "the model's forward return what you want",
+                code="argument-conflict",
+                argument="callbacks",
+            )
+        if request.accelerate is not None:
+            raise UsageError(
+                f"accelerate={request.accelerate!r} does not go with an on_pred_forward of one's "
+                "own, which calls the model as it is; leave one of them out",
+                code="argument-conflict",
+                argument="accelerate",
             )
 
-    def _shipping(
-        self, parts: ModelParts, batch_size: int, accelerate: Any, *, is_whole: bool = False
-    ) -> Callable:
-        """Return what ships the model to the tasks, as ``_predict`` takes it.
+    def _prediction_config(self) -> dict:
+        return self._parts.config
 
-        Parameters
-        ----------
-        is_whole : bool
-            Whether the model outlives its checkpoint, so that it has to hold large tables itself.
-        """
-
+    def _ship(
+        self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
+    ) -> ShippedModel:
+        parts, is_fast = self._trained_parts, request.accelerate is not None
+        if request.callbacks:
+            (main,) = as_callbacks(request.callbacks)
+            parts = predicting_parts(parts, cast("MainCallback", main))
         if parts.is_instance:  # a creator's model is known to the tasks
             self._say_once(unused_hooks(parts.model, "predict"))
+        weights, slices = self._predicting_weights(is_fast or request.is_kept)
+        columns = tuple(request.feature_cols)
+        url = "" if slices is None else slices["url"]
+        told = "\0".join((url, *columns)).encode()
+        sc, origin = cluster.broadcaster, (parts, digest_of(weights + told))
 
-        def ship(data, names, cluster, inputs):
+        def snapshot() -> TorchSnapshot:
+            return TorchSnapshot.of(parts, weights, self._precision, slices, columns)
+
+        if is_fast and rows is not None:
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
-            weights, slices = self._predicting_weights(is_whole or accelerate is not None)
-            url = b"" if slices is None else slices["url"].encode()
-            columns = tuple(names or ())
-            told = "\0".join(("", *columns)).encode()
-            sc, origin = cluster.broadcaster, (parts, digest_of(weights + url + told))
-
-            def snapshot():
-                return TorchSnapshot.of(parts, weights, self._precision, slices, columns)
-
-            if accelerate is not None:
-                given = isinstance(data, Sample)
-                sample = data if given else sample_of(data, self._parts.config, names, inputs)
-                if sample is not None:  # there are rows
-                    threads = cluster.threads_per_task
-                    fast = Acceleration(accelerate, sample, batch_size, threads)
-                    self._shipped_fast = shipped_of(
-                        lambda: fast.of(snapshot()), self._shipped_fast, sc, *origin, *fast.origin
-                    )
-                    return self._shipped_fast, sample.leaves
-            self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
-            return self._shipped, inputs
-
-        return ship
+            fast = Acceleration(
+                request.accelerate, rows, request.batch_size, cluster.threads_per_task
+            )
+            self._shipped_fast = shipped_of(
+                lambda: fast.of(snapshot()), self._shipped_fast, sc, *origin, *fast.origin
+            )
+            return self._shipped_fast
+        self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
+        return self._shipped
 
     def _say_once(self, sentence: str | None) -> None:
         """Warn of something, if there is a sentence that this Estimator has not said yet."""
@@ -1100,7 +949,9 @@ RayXShards or a ray.data.Dataset
 
     def _weights(self):
         snapshot = self._training.snapshot
-        return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
+        if snapshot is None or snapshot.slices is None:
+            return super()._weights()
+        return whole(snapshot).files["model.pt"]
 
     @property
     def _trained_parts(self) -> ModelParts:
@@ -1240,10 +1091,14 @@ RayXShards or a ray.data.Dataset
         super().shutdown()
 
 
+def _listed(values: Any) -> list:
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
 def _named_metrics(metrics) -> tuple[list, list[str]]:
     """Metrics as a list of its own, and their names."""
     metrics = [] if metrics is None else metrics
-    measures = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    measures = _listed(metrics)
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 
@@ -1274,18 +1129,3 @@ def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
                 argument="local_steps",
             )
     return batches, local_steps
-
-
-def _takes_over_prediction(callbacks) -> bool:
-    """Return True if ``callbacks=`` of predict makes the outputs."""
-    if not callbacks:
-        return False
-    given_callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    if not all(isinstance(c, MainCallback) for c in given_callbacks):
-        raise UsageError(
-            "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or the "
-            "model's forward return what you want",
-            code="argument-conflict",
-            argument="callbacks",
-        )
-    return True

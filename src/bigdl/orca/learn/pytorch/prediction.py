@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.structure import flatten
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model, logits_of
@@ -40,8 +38,6 @@ class TorchReady:
     device : torch.device
     precision : str
         ``"fp32"`` or ``"bf16"``.
-    takes, returns : tuple of torch.dtype
-        Of the inputs and outputs, where another model stands for an Estimator's own.
     names : tuple of str
         Of the columns of a batch, if they are known.
     squeezes : bool
@@ -51,18 +47,18 @@ class TorchReady:
     model: Any
     device: Any
     precision: str
-    takes: tuple = ()
-    returns: tuple = ()
     names: tuple[str, ...] = ()
     squeezes: ClassVar[bool] = True
 
     def __call__(self, batch: list) -> Any:
         """Return the model's outputs for a batch of numpy columns."""
-        columns = in_dtypes([_tensor(column) for column in batch], self.takes)
+        return self.outputs([_tensor(column) for column in batch])
+
+    def outputs(self, columns: list) -> Any:
+        """Return the model's outputs for columns that are tensors."""
         columns = to_device(columns, self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
-            outputs = logits_of(call_model(self.model, columns, self.names))
-        return in_dtypes(outputs, self.returns)
+            return logits_of(call_model(self.model, columns, self.names))
 
     @property
     def widths(self) -> list[int]:
@@ -75,22 +71,6 @@ class TorchReady:
         self(batch)
         taken = accepted_inputs(self.model, [_tensor(column) for column in batch])
         return [_array(column) for column in taken]
-
-
-def dtypes_of(value: Any) -> tuple:
-    """Return the dtypes of the tensors in a nested value, in order."""
-    return tuple(getattr(leaf, "dtype", None) for leaf in flatten(value)[0])
-
-
-def in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
-    """Return a nested value whose tensors have these dtypes; as it is if there are none."""
-    if not dtypes or dtypes_of(value) == tuple(dtypes):
-        return value
-    leaves, structure = flatten(value)
-    if len(leaves) != len(dtypes):
-        return value
-    casts = zip(leaves, dtypes, strict=True)
-    return structure.rebuild([torch.as_tensor(leaf).to(dtype) for leaf, dtype in casts])
 
 
 @dataclass(frozen=True)

@@ -13,22 +13,22 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
-from bigdl.orca.inference.shipping import ModelBytes, shipped_of
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
-    check_layer_options,
     config_of,
     take_old,
     warn_once,
     with_weight,
 )
-from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.estimator import EstimatorOptions
-from bigdl.orca.learn.prediction.inputs import PredictOptions
+from bigdl.orca.learn.backends import BACKENDS, LayerArguments, backend_of
+from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest
+from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.orca.parameter_layer.fit.figures import PHASES
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
@@ -36,7 +36,7 @@ from bigdl.training.figures import NamedFigures
 from bigdl.training.fit import TrainingSession
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
-from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
+from bigdl.training.keras.data import EvaluationSettings
 from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
@@ -152,7 +152,8 @@ class Estimator:
             For an argument that cannot work.
         """
         take_old(Estimator.from_keras, old)
-        if backend in ("bigdl", "horovod") and backend_of_program() == "jax":
+        chosen = BACKENDS.get(backend or "")
+        if chosen is not None and not chosen.trains_jax and backend_of_program() == "jax":
             raise UsageError(
                 f"backend={backend!r} does not train Keras models that compute with JAX; use "
                 "backend='spark' or 'ray', whose updates are the same",
@@ -196,9 +197,7 @@ class Estimator:
                 code="argument-value",
                 argument="loss_weight",
             )
-        estimator = KerasEstimator(parts, options)
-        estimator._loss_weight = loss_weight
-        return estimator
+        return KerasEstimator(parts, options, loss_weight)
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
@@ -254,13 +253,20 @@ class KerasEstimator(KerasFiles):
     """
 
     framework = "keras"
-    _loss_weight: Any = None
 
-    def __init__(self, parts: KerasParts, options: EstimatorOptions):
+    def __init__(
+        self,
+        parts: KerasParts,
+        options: EstimatorOptions,
+        loss_weight: Callable | str | None = None,
+    ):
+        super().__init__(parts, options)
+        self._loss_weight = loss_weight
+
+    def _parameter_layer(self) -> type[TrainingSession]:
         from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerTraining
 
-        training = KerasParameterLayerTraining if options.backend == "bigdl" else TrainingSession
-        super().__init__(parts, training, options)
+        return KerasParameterLayerTraining
 
     def fit(
         self,
@@ -374,7 +380,11 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             When workers were lost more often than `max_failures` allows.
         """
         take_old(self.fit, old)
-        layer = check_layer_options(self._backend, locals())
+        layer = self._layer_options(
+            LayerArguments(
+                transport, group_size, compression, sampling, drop_stragglers, min_workers
+            )
+        )
         self._parts.need()
         callbacks = as_callbacks(callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
@@ -420,7 +430,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             settings,
             seed=seed,
             resume=resume,
-            policy=FailurePolicy.of(max_failures, self._backend),
+            policy=self._backend.failure_policy(max_failures),
             progress=progress_form(verbose),
         )
         return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
@@ -537,96 +547,25 @@ RayXShards or a ray.data.Dataset
             keep their dtypes (float16 and bfloat16 become float32). A row of a Spark DataFrame
             with a null in a feature has null there.
         """
-        self._parts.need()
-        size = 32 if batch_size is None else check_positive("batch_size", batch_size)
         for name, value in (("steps", steps), ("callbacks", callbacks)):
             if value:
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
-        config = _data_config_of(self._parts.config)
-        data = _prediction_input(data)
-        return self._predict(data, config, feature_cols, size, output_cols, self._ship_model)
+        size = 32 if batch_size is None else batch_size
+        request = PredictionRequest(size, feature_cols, output_cols)
+        return self._predict(data, request)
 
-    def as_udf(
-        self,
-        feature_cols: str | Sequence[str] | None = None,
-        batch_size: int = 256,
-        output_cols: str | Sequence[str] | None = None,
-        *,
-        sample: Any = None,
-    ) -> Any:
-        """The model as a user-defined function of Spark, for DataFrames and for SQL.
-
-        Its arguments are the model's inputs, in their order; its values are those of
-        :meth:`predict`. It keeps the model as it is now, and works in the Spark session that is
-        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
-        worker of Spark loads the model once.
-
-        Parameters
-        ----------
-        feature_cols : str or list of str, optional
-            Names of the inputs: of the columns of `sample`, and for messages.
-        batch_size : int
-            Rows of one forward pass.
-        output_cols : str or list of str, optional
-            Names for the model's outputs, one each, or some of the keys of a model that returns a
-            dict.
-        sample : optional
-            Some rows: any input that :meth:`predict` takes. A model that was not fitted needs
-            them.
-
-        Returns
-        -------
-        function
-            Of type ``array<float>`` for one dimension per row, also of one number, ``float``
-            without one, nested arrays for more; ``bigint``, ``boolean``, … where the output has
-            that dtype. A model with several outputs gives a struct of them if they have names,
-            else an array of arrays. A row with a null in an argument, also within an array, has
-            the value null.
-
-        Examples
-        --------
-        >>> import keras
-        >>> from bigdl.orca import OrcaContext, init_orca_context
-        >>> from bigdl.orca.learn.tf2 import Estimator
-        >>> sc = init_orca_context("local", cores=2)
-        >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0, -2.0],)], ["x"])
-        >>> def creator(config):
-        ...     return keras.Sequential([keras.Input((2,)), keras.layers.ReLU()])
-        >>> relu = Estimator.from_keras(model_creator=creator).as_udf("x", sample=frame)
-        >>> frame.select(relu("x").alias("y")).first()
-        Row(y=[1.0, 0.0])
-        """
+    def _check_prediction(self, request: PredictionRequest) -> None:
         self._parts.need()
-        check_positive("batch_size", batch_size)
-        config = _data_config_of(self._parts.config)
-        return self._sql_function(
-            sample, config, feature_cols, batch_size, output_cols, self._ship_model
-        )
-
-    def packed_model(
-        self,
-        sample: Any = None,
-        feature_cols: Any = None,
-        batch_size: int = 256,
-        output_cols: Any = None,
-        accelerate: Any = None,
-    ) -> tuple[bytes, PredictOptions]:
-        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
-
-        The arguments are those of :meth:`as_udf`.
-        """
-        self._parts.need()
-        if accelerate is not None:
+        if request.accelerate is not None:
             raise UsageError(
-                f"accelerate={accelerate!r} is for models of PyTorch; leave it out for a Keras "
-                "model",
+                f"accelerate={request.accelerate!r} is for models of PyTorch; leave it out for a "
+                "Keras model",
                 code="unsupported",
                 argument="accelerate",
             )
-        config = _data_config_of(self._parts.config)
-        return self._pack_model(
-            sample, config, feature_cols, batch_size, output_cols, self._ship_whole_model
-        )
+
+    def _prediction_config(self) -> dict:
+        return _data_config_of(self._parts.config)
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> KerasEstimator:
@@ -647,16 +586,17 @@ RayXShards or a ray.data.Dataset
         model = self._parts.build_on_driver(self._training.seed)
         return dump_weights(model) if model.built else b""
 
-    def _ship_model(self, data, names, cluster, inputs, *, is_whole=False):
-        """Broadcast the model, unless it is what was broadcast last."""
-        (weights, slices), threads = self._predicting_weights(is_whole), cluster.threads_per_task
+    def _ship(
+        self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
+    ) -> ShippedModel:
+        weights, slices = self._predicting_weights(request.is_kept)
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
                 "or load it first, or give it an Input",
                 code="model-unbuilt",
             )
-        parts = self._parts
+        parts, names, threads = self._parts, request.feature_cols, cluster.threads_per_task
         self._shipped = shipped_of(
             lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads, slices),
             self._shipped,
@@ -665,23 +605,10 @@ RayXShards or a ray.data.Dataset
             digest_of(weights),
             repr((names, threads, slices and slices["url"])),
         )
-        return self._shipped, inputs
-
-    def _ship_whole_model(self, *arguments):
-        """Ship a model that outlives its checkpoint."""
-        return self._ship_model(*arguments, is_whole=True)
-
-    def _kind_of(self, data):
-        if is_dataset(data):
-            return "tf.data.Dataset"
-        return "Orca Dataset" if _is_orca_dataset(data) else super()._kind_of(data)
+        return self._shipped
 
     def _feed(self, data, feature_cols, label_cols, config, name=None):
         config = _data_config_of(config)
-        if is_dataset(data):
-            data = shipped_dataset(data, name or "data")
-        elif _is_orca_dataset(data):
-            return data.feed(config, name=name)
         return super()._feed(data, feature_cols, label_cols, config, name)
 
     def _data_config(self, data_config) -> dict:
@@ -742,22 +669,6 @@ def _check_frequency(frequency: Any) -> int | list[int]:
 # -- inputs --------------------------------------------------------------------------------------
 
 
-def _data_config_of(config: dict | None) -> dict | None:
+def _data_config_of(config: dict) -> dict:
     """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config
-
-
-def _prediction_input(data: Any) -> Any:
-    """Return an input of predict; an Orca Dataset is its XShards."""
-    if is_dataset(data):
-        raise UsageError(
-            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
-            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
-            "get_model().predict for it",
-            code="data-type",
-        )
-    return data.rows_for_predict() if _is_orca_dataset(data) else data
-
-
-def _is_orca_dataset(data: Any) -> bool:
-    return any(c.__module__ == "bigdl.orca.data.tf.data" for c in type(data).__mro__)

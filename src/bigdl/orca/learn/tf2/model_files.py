@@ -63,9 +63,7 @@ class KerasFiles(TrainingEstimator):
     Parameters
     ----------
     parts : KerasParts
-    training : callable
-        Class of the TrainingSession.
-        What is trained so far.
+    options : EstimatorOptions
     """
 
     _parts: KerasParts

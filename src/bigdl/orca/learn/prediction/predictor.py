@@ -1,18 +1,12 @@
-"""Prediction of every kind of input, in its own form.
+"""A model that predicts the rows of a Feed: columns of a DataFrame, or shards of arrays.
 
-A Spark DataFrame gets a lazy plan that keeps all columns and the order of rows.
-
-XShards are predicted lazily, in their partitions and order. A dict gets the key ``prediction``, a
-pandas frame the column; of a tuple or an array the result is ``{"x": ..., "prediction": ...}``.
-Arrays and pandas frames of the driver are cut in shards, and their predictions come back to it.
+The Feeds (:mod:`bigdl.orca.data.feeds`) bring the :class:`Predictor` to their rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import operator
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,16 +17,12 @@ from bigdl.common.errors import (
     LazyModule,
     UsageError,
     UsersFrames,
-    outcome_of,
-    without_errors,
 )
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
 from bigdl.orca.data.arrow_types import is_carried
-from bigdl.orca.data.feeds import ON_RAY, kind_of
+from bigdl.orca.data.feeds.in_memory import input_arrays
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.data.tables import is_lake, open_table
-from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.inference.shipping import Ready, ShippedModel
 from bigdl.orca.learn.prediction.outputs import (
     Output,
@@ -43,7 +33,6 @@ from bigdl.orca.learn.prediction.outputs import (
     run_model,
     with_nulls,
 )
-from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import (
     ColumnSpec,
     convert,
@@ -92,58 +81,80 @@ class PredictOptions:
     inputs: list | None = None
 
 
-def predict_dataframe(
-    frame: DataFrame,
-    shipped: ShippedModel,
-    options: PredictOptions,
-    threads: int = 1,
-    rows: list | None = None,
-) -> DataFrame:
-    """Return `frame` with a column ``prediction``, or one for each output that has a name.
+@dataclass(frozen=True)
+class Predictor:
+    """A shipped model, and how it predicts.
 
-    Parameters
+    Attributes
     ----------
-    frame : pyspark.sql.DataFrame
     shipped : ShippedModel
     options : PredictOptions
-    threads : int
-        Threads of torch in each task.
-    rows : list, optional
-        The model's inputs for two rows, as it takes them, to see what it returns; by default they
-        are made up, or are those of `frame`.
     """
-    known = options.inputs
-    specs, plain, converted = converted_columns(frame, options.config, options.feature_cols, known)
-    kept = plain.columns
-    place = dict(zip(frame.columns, kept, strict=True))
-    # a column that is of the model's type already, e.g. an image, travels once; a vector becomes
-    # an array on the way
-    as_is = {
-        i: place[spec.name]
-        for i, spec in enumerate(specs)
-        if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
-    }
-    inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
-    if known is None or len(known) != len(specs):
-        known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
-    if rows is None:
-        outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
-    else:
-        outputs = outputs_of_rows(shipped.load(), rows)
-    columns = OutputColumns.of(outputs, options.output_cols)
-    columns.check(frame.columns)
-    model_of_task = shipped.in_task(threads)
-    if all(is_carried(field.dataType) for field in frame.schema.fields):
-        ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
-        task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
-        result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
-    else:
-        given = [plain[as_is[i]] if i in as_is else each for i, each in enumerate(converted)]
-        task = value_task(model_of_task, lambda _: specs, columns, options.batch_size)
-        value = arrow_udf(task, columns.ddl, iterates=True)(*given)
-        ready = plain.select("*", value.alias("value"))
-        result = ready.select(*kept, *columns.of_value(ready["value"]))
-    return result.toDF(*frame.columns, *columns.names)
+
+    shipped: ShippedModel
+    options: PredictOptions
+
+    def predict_frame(
+        self, frame: DataFrame, threads: int = 1, rows: list | None = None
+    ) -> DataFrame:
+        """Return `frame` with a column ``prediction``, or one for each output that has a name.
+
+        Parameters
+        ----------
+        frame : pyspark.sql.DataFrame
+        threads : int
+            Threads of torch in each task.
+        rows : list, optional
+            The model's inputs for two rows, as it takes them, to see what it returns; by default
+            they are made up, or are those of `frame`.
+        """
+        shipped, options = self.shipped, self.options
+        known = options.inputs
+        specs, plain, converted = converted_columns(
+            frame, options.config, options.feature_cols, known
+        )
+        kept = plain.columns
+        place = dict(zip(frame.columns, kept, strict=True))
+        # a column that is of the model's type already, e.g. an image, travels once; a vector
+        # becomes an array on the way
+        as_is = {
+            i: place[spec.name]
+            for i, spec in enumerate(specs)
+            if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
+        }
+        inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
+        if known is None or len(known) != len(specs):
+            known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
+        if rows is None:
+            outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
+        else:
+            outputs = outputs_of_rows(shipped.load(), rows)
+        columns = OutputColumns.of(outputs, options.output_cols)
+        columns.check(frame.columns)
+        model_of_task = shipped.in_task(threads)
+        if all(is_carried(field.dataType) for field in frame.schema.fields):
+            ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
+            task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
+            result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
+        else:
+            given = [plain[as_is[i]] if i in as_is else each for i, each in enumerate(converted)]
+            task = value_task(model_of_task, lambda _: specs, columns, options.batch_size)
+            value = arrow_udf(task, columns.ddl, iterates=True)(*given)
+            ready = plain.select("*", value.alias("value"))
+            result = ready.select(*kept, *columns.of_value(ready["value"]))
+        return result.toDF(*frame.columns, *columns.names)
+
+    def shard_predictor(self, threads: int) -> Callable[[Iterable], Iterator]:
+        """Return a function that yields the shards of a partition with predictions; picklable."""
+        model_of_task, options = self.shipped.in_task(threads), self.options
+
+        def predict(shards: Iterable) -> Iterator:
+            with UsersFrames(), model_of_task() as model:
+                for shard in shards:
+                    outputs = _outputs_of_shard(model, shard, options)
+                    yield _with_outputs(shard, outputs, options.output_cols)
+
+        return predict
 
 
 def converted_columns(
@@ -394,134 +405,7 @@ def value_task(
     return predict
 
 
-# -- other inputs ---------------------------------------------------------------------------------
-
-
-def predict_any(
-    data: Any,
-    shipped: ShippedModel,
-    options: PredictOptions,
-    cluster: Cluster,
-) -> Any:
-    """Return predictions for an input that is :func:`opened`, in the form of its kind.
-
-    Raises
-    ------
-    UsageError
-        For an input of another kind.
-    """
-    kind, threads = kind_of(data), cluster.threads_per_task
-    if kind == "Spark DataFrame":
-        return predict_dataframe(data, shipped, options, threads)
-    if kind in ON_RAY:
-        return predict_ray(data, kind, shipped, options)
-    is_tensors = type(data).__module__.startswith("torch")
-    if kind not in ("SparkXShards", "array") or is_tensors:
-        raise UsageError(
-            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
-            "pandas DataFrames and paths of Parquet files, Delta or Iceberg tables, got "
-            f"{type(data).__name__}",
-            code="data-type",
-        )
-    predict = predictor(shipped, options, threads)
-    if kind == "SparkXShards":
-        from bigdl.orca.data.xshards import SparkXShards, persistence
-
-        rdd = data.rdd.mapPartitions(predict, preservesPartitioning=True)
-        persistence.hold(rdd, data.rdd)
-        return SparkXShards.lazy(rdd)
-    if is_frame(data):
-        return _predict_frame(data, predict, cluster)
-    return _predict_arrays(data, predict, cluster, bool(options.feature_cols))
-
-
-def opened(data: Any, cluster) -> Any:
-    """`data`, with a DataFrame (or Ray Dataset) of the table instead of the path of Parquet files,
-    Delta or Iceberg: a pandas frame where there is no cluster."""
-    if kind_of(data) != "path":
-        return data
-    if is_lake(data) or cluster.moves_rows_by == "files":
-        from bigdl.orca.data.tables import frames
-
-        table = open_table(data)
-        if cluster.moves_rows_by == "ray":
-            return frames.ray_dataset(table, cluster.slots())
-        if cluster.moves_rows_by == "files":
-            return frames.pandas_frame(table)
-        return frames.spark_frame(table, cluster.spark)
-    paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
-    if cluster.moves_rows_by == "ray":
-        from bigdl.orca.data.xshards.ray_exchange import parquet_dataset
-
-        return parquet_dataset(paths)
-    return cluster.spark.read.parquet(*paths)
-
-
-def _predict_frame(frame, predict, cluster):
-    import pandas as pd
-
-    shards = [frame.iloc[low:high] for low, high in _cut(len(frame), cluster)]
-    return pd.concat(_run(shards, predict, cluster))
-
-
-def checked_arrays(data, named: bool) -> tuple[dict, int]:
-    """The model's inputs among arrays in the driver's memory, and how many rows they have."""
-    if not named and not isinstance(data, dict):
-        data = {"x": data}
-    data = {key: value for key, value in data.items() if named or key == "x"}
-    arrays = list(arrays_of(data))
-    for array in arrays:
-        if not isinstance(array, np.ndarray) or not array.ndim:
-            raise UsageError(
-                f"predict takes numpy arrays with rows, got {type(array).__name__} among them",
-                code="data-type",
-            )
-    sizes = [len(array) for array in arrays]
-    if len(set(sizes)) != 1:
-        raise UsageError(
-            f"The arrays must be of equal numbers of rows, they have {sizes}", code="data-shape"
-        )
-    return data, sizes[0]
-
-
-def _predict_arrays(data, predict, cluster, named):
-    data, rows = checked_arrays(data, named)
-    shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in _cut(rows, cluster)]
-    predicted = [
-        {key: value for key, value in shard.items() if key not in data}
-        for shard in _run(shards, predict, cluster)
-    ]
-    joined = join_shards(predicted)
-    return joined["prediction"] if list(joined) == ["prediction"] else joined
-
-
-def _cut(rows, cluster):
-    return even_cut(rows, max(1, min(rows, cluster.slots())))
-
-
-def _run(shards, predict, cluster):
-    """The predicted shards; what was wrong with one is raised here."""
-
-    outcomes = cluster.map_shards(lambda part: [outcome_of(list, predict(part))], shards)
-    return [shard for predicted in without_errors(outcomes) for shard in predicted]
-
-
 # -- one shard ----------------------------------------------------------------------------------
-
-
-def predictor(
-    shipped: ShippedModel, options: PredictOptions, threads: int
-) -> Callable[[Iterable], Iterator]:
-    """Return what predicts the shards of a partition, for ``RDD.mapPartitions``."""
-    model_of_task = shipped.in_task(threads)
-
-    def predict(shards):
-        with UsersFrames(), model_of_task() as model:
-            for shard in shards:
-                outputs = _outputs_of_shard(model, shard, options)
-                yield _with_outputs(shard, outputs, options.output_cols)
-
-    return predict
 
 
 def _outputs_of_shard(model: Ready, shard, options: PredictOptions) -> list:
@@ -619,7 +503,7 @@ def predict_shard(model: Ready, shard: Any, options: PredictOptions) -> Any:
         An array for one name; else, as the input, a frame with its index or a dict.
     """
     if not is_frame(shard):
-        shard, _ = checked_arrays(shard, bool(options.feature_cols))
+        shard, _ = input_arrays(shard, bool(options.feature_cols))
     named = _named(_outputs_of_shard(model, shard, options), options.output_cols)
     if len(named) == 1:
         (values,) = named.values()
@@ -687,26 +571,3 @@ def cells_of(value):
     if isinstance(value, list | tuple):
         return [list(row) for row in zip(*value, strict=True)]
     return value if value.ndim == 1 else list(value)
-
-
-def predict_ray(data: Any, kind: str, shipped: ShippedModel, options: PredictOptions) -> Any:
-    """Return predictions in the form of the input, of the same rows in the same order.
-
-    Those of RayXShards are computed in the background, a ray.data.Dataset is lazy.
-    """
-    predict = predictor(shipped, options, threads=1)
-    if kind == "RayXShards":
-        return data.map_partitions(lambda partition: list(predict(partition)))
-    if not options.feature_cols:
-        raise UsageError(
-            "feature_cols is required for a Ray Dataset; pass the names of the columns that the "
-            "model takes",
-            code="argument-missing",
-            argument="feature_cols",
-        )
-
-    def predict_block(block):
-        (predicted,) = predict([block])
-        return predicted
-
-    return data.map_batches(predict_block, batch_format="pandas", batch_size=None)
