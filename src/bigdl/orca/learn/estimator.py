@@ -28,6 +28,7 @@ from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import Feed, not_predicted
 from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
+from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import TrainingSession
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class PredictingEstimator(ABC):
     def _predict(self, data: Any, request: PredictionRequest) -> Any:
         """Predict an input of any kind."""
         self._check_prediction(request)
-        feed = self._feed_of_rows(data, request)
+        config = self._prediction_config()
+        feed = feed_of(data, request.feature_cols, None, config, framework=self.framework)
         if feed is None:
             raise not_predicted(type(data).__name__)
         cluster, rows = self._cluster(feed), None
@@ -142,11 +144,6 @@ class PredictingEstimator(ABC):
         predictor = self._predictor(request, rows, cluster)
         with UsersFrames():
             return feed.predict(predictor, cluster)
-
-    def _feed_of_rows(self, data: Any, request: PredictionRequest) -> Feed | None:
-        """Return the Feed of inputs of the model; None for what is no such input."""
-        config = self._prediction_config()
-        return feed_of(data, request.feature_cols, None, config, framework=self.framework)
 
     def _sampler(self, request: PredictionRequest) -> Sampler:
         return Sampler(request.feature_cols, self._prediction_config(), self._inputs())
@@ -171,7 +168,8 @@ class PredictingEstimator(ABC):
         """Return the rows that the user gives as ``sample=``; None without."""
         data = request.sample
         if data is not None:
-            feed = self._feed_of_rows(data, request)
+            config = self._prediction_config()
+            feed = feed_of(data, request.feature_cols, None, config, framework=self.framework)
             rows = None if feed is None else self._sampler(request).sample_of(feed, cluster)
             if rows is None:
                 raise UsageError(
@@ -284,7 +282,15 @@ class TrainingEstimator(PredictingEstimator):
     def _weights(self) -> bytes:
         """Return the model's weights; before the first fit those that it would start from."""
         snapshot = self._training.snapshot
-        return self._first_weights() if snapshot is None else snapshot.files["model.pt"]
+        if snapshot is None:
+            return self._first_weights()
+        if snapshot.slices is not None:
+            snapshot = self._whole(snapshot)
+        return snapshot.files["model.pt"]
+
+    @abstractmethod
+    def _whole(self, snapshot: Checkpoint) -> Checkpoint:
+        """Return the state with its large tables in the weights."""
 
     def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
         """Return weights for tasks, and the slices that they read rows of large tables from.

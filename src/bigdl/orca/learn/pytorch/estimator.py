@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import pickle
@@ -49,7 +50,7 @@ from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validatio
 from bigdl.orca.parameter_layer.fit.figures import draw_phases, phase_summaries
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
+from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.fit import TrainingSession
 from bigdl.training.position import EveryEpoch, Goal, Trigger
@@ -789,9 +790,9 @@ RayXShards or a ray.data.Dataset
         told = "\0".join((url, *columns)).encode()
         sc, origin = cluster.broadcaster, (parts, digest_of(weights + told))
 
-        def snapshot() -> TorchSnapshot:
-            return TorchSnapshot.of(parts, weights, self._precision, slices, columns)
-
+        snapshot = functools.partial(
+            TorchSnapshot.of, parts, weights, self._precision, slices, columns
+        )
         if is_fast and rows is not None:
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
@@ -947,11 +948,8 @@ RayXShards or a ray.data.Dataset
         self._need_model()
         self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
-    def _weights(self):
-        snapshot = self._training.snapshot
-        if snapshot is None or snapshot.slices is None:
-            return super()._weights()
-        return whole(snapshot).files["model.pt"]
+    def _whole(self, snapshot: Checkpoint) -> Checkpoint:
+        return whole(snapshot)
 
     @property
     def _trained_parts(self) -> ModelParts:

@@ -578,9 +578,8 @@ RayXShards or a ray.data.Dataset
         estimator._training.take(Checkpoint(manifest, {"model.pt": snapshot.weights}))
         return estimator
 
-    def _weights(self):
-        snapshot = self._training.snapshot
-        return super()._weights() if snapshot is None else whole_tables(snapshot).files["model.pt"]
+    def _whole(self, snapshot: Checkpoint) -> Checkpoint:
+        return whole_tables(snapshot)
 
     def _first_weights(self):
         model = self._parts.build_on_driver(self._training.seed)
