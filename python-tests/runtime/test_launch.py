@@ -379,7 +379,7 @@ def test_a_result_counts_though_the_worker_crashes_when_it_shuts_down():
 
 @pytest.mark.fault
 def test_a_worker_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr("bigdl.runtime.launch._GRACE_S", 0.3)
+    monkeypatch.setattr("bigdl.runtime.launch.LAUNCH_GRACE_S", 0.3)
 
     def ignore(rank, folder):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -374,7 +374,7 @@ def test_a_client_that_offers_http2_is_answered_by_http1(server):
 def quick_http(monkeypatch):
     from bigdl.nano.serving import http_thread
 
-    for name in ("_SENDING_SECONDS", "_LATE_SECONDS", "_HEAD_SECONDS", "_IDLE_SECONDS"):
+    for name in ("SENDING_S", "LATE_S", "HEAD_S", "IDLE_S"):
         monkeypatch.setattr(http_thread, name, 0.2)
 
 

@@ -13,9 +13,7 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from bigdl.common.hadoop import hadoop_properties
-
-PATIENCE_S = 120.0
-"""Seconds that a call waits for a name node; one that restarts takes about 40."""
+from bigdl.common.timeouts import NAME_NODE_S
 
 # In what WebHDFS says while a name node starts, is not the active one, knows of no data node yet,
 # or was asked by one over a connection to the name node before.
@@ -71,7 +69,7 @@ class WebHdfs(WebHDFS):
             except (OSError, RuntimeError):
                 if url is self._urls[-1]:
                     raise
-        self.patience_s = PATIENCE_S
+        self.patience_s = NAME_NODE_S
 
     def unstrip_protocol(self, name: str) -> str:
         return self.root + self._strip_protocol(name)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bigdl.common.timeouts import PARENT_LOOK_S
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.messages import Message, encode, opened, receive, send
 
 _PR_SET_PDEATHSIG = 1
-_PARENT_CHECK_S = 0.2  # seconds between two looks at the parent
 
 
 def main(line: int, parent: int) -> None:
@@ -84,5 +84,5 @@ def _answer(call: Callable[[Any], Any], message: Message) -> Message:
 def _die_with(parent: int) -> None:
     """End this process and what it has started when the parent is gone."""
     while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_S)
+        time.sleep(PARENT_LOOK_S)
     os.killpg(0, signal.SIGKILL)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from bigdl.common.timeouts import GREETING_S, LINE_SHARE_S, PROOF_S, WORKER_CONNECT_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.frames import (
@@ -35,7 +36,6 @@ from bigdl.runtime.frames import (
     read_sizes,
 )
 from bigdl.runtime.key_value_store import (
-    PROVE_S,
     KeyValueServer,
     KeyValueStore,
     keep_alive,
@@ -43,9 +43,6 @@ from bigdl.runtime.key_value_store import (
 )
 
 CHUNK = 8 << 20  # bytes of one value
-CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
-_GREET_S = 120.0  # a driver that is busy greets late
-_LOOK_S = 1.0  # seconds after which one who waits lets other threads use the connection
 
 
 class Unreachable(Exception):
@@ -78,7 +75,7 @@ class Address:
         Raises
         ------
         Unreachable
-            If no connection can be opened within `CONNECT_S` seconds.
+            If no connection can be opened within `WORKER_CONNECT_S` seconds.
         """
         return AttemptChannel(Connection(self), attempt)
 
@@ -170,7 +167,7 @@ class Connection:
 
     def _open(self) -> None:
         """Connect; again where the other end has too many connections to wait for this one."""
-        end = time.monotonic() + PROVE_S
+        end = time.monotonic() + PROOF_S
         while True:
             try:
                 return self._connect()
@@ -178,7 +175,7 @@ class Connection:
                 if time.monotonic() > end:
                     raise Unreachable(
                         f"{self._address.host}:{self._address.port} (it closed every connection "
-                        f"for {PROVE_S:g} s; others that are not of this run may open too many)"
+                        f"for {PROOF_S:g} s; others that are not of this run may open too many)"
                     ) from error
                 time.sleep(random.uniform(0.02, 0.2))
 
@@ -187,13 +184,13 @@ class Connection:
         is_greeted = False
         try:
             connection = socket.create_connection(
-                (self._address.host, self._address.port), CONNECT_S
+                (self._address.host, self._address.port), WORKER_CONNECT_S
             )
         except OSError as error:
             raise Unreachable(f"{where} ({error})") from error
         try:
             keep_alive(connection)
-            connection.settimeout(_GREET_S)
+            connection.settimeout(GREETING_S)
             if self._address.certificate is not None:
                 tls = self._address.certificate.context(server=False)
                 connection = tls.wrap_socket(connection)
@@ -277,8 +274,8 @@ def _waits(seconds: float | None) -> Iterator[float]:
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
-        yield max(0.0, min(left, _LOOK_S))
-        if left <= _LOOK_S:
+        yield max(0.0, min(left, LINE_SHARE_S))
+        if left <= LINE_SHARE_S:
             return
 
 

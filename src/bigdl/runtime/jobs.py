@@ -19,6 +19,13 @@ from dataclasses import replace
 from typing import Any
 
 from bigdl.common.errors import BigDLError, JobStopped, UsageError, WorkerError, WorkerLost
+from bigdl.common.timeouts import (
+    DRIVER_LOOK_S,
+    ERROR_GRACE_S,
+    LOSS_NOTICE_S,
+    STAGE_LEAVE_S,
+    WORKERS_END_S,
+)
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import AttemptChannel, Channel, Inbox
 from bigdl.runtime.engine import Engine, user_import_path
@@ -103,10 +110,6 @@ def worker_lost(unfinished: list[dict], reason: str, reason_of_several: str = ""
 logger = logging.getLogger("bigdl.orca")
 
 OnEvent = Callable[[str, Any], None]
-
-LOOK_S = 0.05  # seconds between two looks of the driver
-_LEAVE_S = 3.0  # seconds that survivors of a failed stage get to leave
-_GRACE_S = 1.0  # seconds that workers get to end by themselves after the first error
 
 
 OTHER_FAILED = "another worker failed"
@@ -205,9 +208,10 @@ class AttemptMonitor:
         if self._failed_at is None:
             return
         waited = time.monotonic() - self._failed_at
-        if waited > _GRACE_S:
+        if waited > ERROR_GRACE_S:
             request_stop(self._line, OTHER_FAILED)
-        if waited > 2 * _GRACE_S:  # one that cannot look for the order: native code keeps the GIL
+        # One cannot look for the order where native code keeps the GIL.
+        if waited > 2 * ERROR_GRACE_S:
             self._cancel()
             self._failed_at = float("inf")
 
@@ -219,11 +223,11 @@ class AttemptMonitor:
 
 def await_survivors(line: AttemptChannel, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
-    end = time.monotonic() + _LEAVE_S
+    end = time.monotonic() + STAGE_LEAVE_S
     while (remaining := unfinished(line, world_size)) and time.monotonic() < end:
         if len(remaining) == 1:
             end = min(end, time.monotonic() + 0.3)
-        time.sleep(LOOK_S)
+        time.sleep(DRIVER_LOOK_S)
 
 
 def disconnected(line: AttemptChannel, world_size: int) -> list[int]:
@@ -241,9 +245,6 @@ def workers_at(line: AttemptChannel, places: Iterable[int]) -> list[dict]:
     keys = [f"who/{place}" for place in places]
     return [line.get_json(key) for key in keys if line.has(key)]
 
-
-_END_S = 5.0  # seconds that workers get to end when they are told to
-_NOTICE_S = 2.0  # seconds that survivors get to notice that a peer went away
 
 PROCESS_ENDED = (
     "its Python process ended unexpectedly",
@@ -490,7 +491,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
                 self._take()
                 if self.lost and lost_at is None:
                     lost_at = time.monotonic()
-                if lost_at is not None and time.monotonic() - lost_at > _NOTICE_S:
+                if lost_at is not None and time.monotonic() - lost_at > LOSS_NOTICE_S:
                     self._stop(OTHER_LOST)
                     lost_at = float("inf")
                 poll()
@@ -504,7 +505,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
             self._kills[place]()
 
     def _take(self) -> None:
-        for call in wait(self._running, LOOK_S, FIRST_COMPLETED).done:
+        for call in wait(self._running, DRIVER_LOOK_S, FIRST_COMPLETED).done:
             place, error = self._running.pop(call), call.exception()
             if error is None:
                 self.outcomes[place] = call.result()
@@ -520,7 +521,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
         with contextlib.suppress(Exception):
             request_stop(self._line, why)
         with contextlib.suppress(Exception):
-            end = time.monotonic() + _END_S
+            end = time.monotonic() + WORKERS_END_S
             while self._running and time.monotonic() < end:
                 self._take()
         self.cancel()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import PROOF_S, QUESTION_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.frames import (
     ANSWER_SIZE,
@@ -35,11 +36,9 @@ from bigdl.runtime.frames import (
 
 logger = logging.getLogger("bigdl.orca")
 
-PROVE_S = 10.0  # seconds within which a connection must prove itself
 _STRANGERS = 256  # connections at once that have not proved themselves; the oldest one must go
 _BACKLOG = 1024  # connections that wait to be taken
 _TOLD = 20  # lines in the log about closed connections; of more only every hundredth
-_WAIT_S = 60.0  # seconds that a question may wait for its answer
 _BUFFER = 1 << 20  # bytes that are read ahead
 
 
@@ -260,7 +259,7 @@ class KeyValueServer:
         except OSError as error:  # a process that is killed leaves like this
             if not is_proved:
                 late = isinstance(error, TimeoutError)
-                reason = f"it did not prove itself within {PROVE_S:g} s" if late else "it went away"
+                reason = f"it did not prove itself within {PROOF_S:g} s" if late else "it went away"
                 self._tell(writer, reason)
         except NotProved as error:
             self._tell(writer, str(error))
@@ -278,7 +277,7 @@ class KeyValueServer:
             self._displace()
         self._strangers[writer] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
-            async with asyncio.timeout(PROVE_S):
+            async with asyncio.timeout(PROOF_S):
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
                 hands = Handshake(self._secret)
@@ -363,7 +362,7 @@ class KeyValueServer:
             return True
         try:
             if seconds:
-                async with asyncio.timeout(min(seconds, _WAIT_S)):
+                async with asyncio.timeout(min(seconds, QUESTION_S)):
                     await there.wait()
             return there.is_set()
         except TimeoutError:

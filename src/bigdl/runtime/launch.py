@@ -21,14 +21,12 @@ from typing import Any, cast
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.common.timeouts import LAUNCH_GRACE_S, LAUNCH_LOOK_S, OUTPUT_DRAIN_S
 from bigdl.runtime.messages import Message, encode, encoded, opened
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 
 __all__ = ["LaunchTimeout", "launch"]
 
-_GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
-_TICK_S = 0.1  # seconds between two looks at workers that say nothing
-_DRAIN_S = 2.0  # seconds to pass on the last output, which another process may hold open
 _TAIL_LINES = 20
 _LONGEST_TAIL_LINE = 2000
 _LONGEST_LINE = 1 << 20
@@ -184,7 +182,7 @@ class _LaunchedWorker(WorkerProcess):
             self.hang_up()
 
     def _note_loss(self) -> None:
-        self.end(_GRACE_S)
+        self.end(LAUNCH_GRACE_S)
         self.close_output()
         tail = self._errors.tail()
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
@@ -199,12 +197,12 @@ class _LaunchedWorker(WorkerProcess):
         with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
             status = None if self.has_ended() else psutil.Process(self.process.pid).status()
             if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                self.process.wait(_GRACE_S)
+                self.process.wait(LAUNCH_GRACE_S)
 
     def close_output(self) -> None:
         """Pass on what the worker, which has ended, left behind."""
         for output in (self._output, self._errors):
-            output.join(_DRAIN_S)
+            output.join(OUTPUT_DRAIN_S)
 
 
 def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[Any]:
@@ -230,10 +228,10 @@ def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[
             )
         lines = [worker.line for worker in running if not worker.has_answered]
         if lines:
-            wait(lines, _TICK_S)
+            wait(lines, LAUNCH_LOOK_S)
         else:
             with suppress(subprocess.TimeoutExpired):
-                running[0].process.wait(_TICK_S)
+                running[0].process.wait(LAUNCH_LOOK_S)
 
 
 def _stop(workers: Sequence[_LaunchedWorker]) -> None:
@@ -244,7 +242,7 @@ def _stop(workers: Sequence[_LaunchedWorker]) -> None:
         for worker in workers:
             if not worker.has_answered and not worker.has_ended():
                 worker.process.terminate()
-        psutil.wait_procs([worker.process for worker in workers], _GRACE_S)
+        psutil.wait_procs([worker.process for worker in workers], LAUNCH_GRACE_S)
     finally:  # also when the user interrupts again
         for worker in workers:
             worker.end()

@@ -22,6 +22,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.private_folders import process_folder
+from bigdl.common.timeouts import COLLECTIVE_S, LOCAL_EXIT_S
 from bigdl.runtime.channel import AttemptChannel, Channel, Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -41,7 +42,6 @@ from bigdl.runtime.task import Task, execute
 from bigdl.runtime.worker import ChannelConnection
 
 _LOOPBACK = "127.0.0.1"
-_EXIT_S = 2.0  # seconds that a process gets to end once it has hung up
 
 
 class LocalEngine(Engine):
@@ -79,7 +79,7 @@ class LocalEngine(Engine):
         *,
         workers_per_node: int = 1,
         channel_port: int = 0,
-        timeout: float = 1800.0,
+        timeout: float = COLLECTIVE_S,
         log_to_driver: bool = True,
         in_process: bool = False,
     ):
@@ -336,7 +336,7 @@ class LocalWorker(WorkerProcess):
         try:
             self.result()
         except EOFError:
-            self.end(_EXIT_S)
+            self.end(LOCAL_EXIT_S)
             cause = self.exit_message()
             raise WorkerLost(f"A worker could not be started: its process {cause}") from None
 

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.common.timeouts import POOL_GRACE_S
 from bigdl.runtime.messages import Message, encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess
 
 __all__ = ["CpuSlot", "PoolWorker", "Stage", "TaskError", "WorkerManager", "WorkerPool"]
-
-_GRACE_S = 2.0  # seconds that a worker has to end by itself
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class WorkerManager:
 
     def loss(self, worker: PoolWorker) -> WorkerLost:
         """Return the error of a worker that has hung up; it is ended for sure."""
-        worker.end(_GRACE_S)
+        worker.end(POOL_GRACE_S)
         place = f"worker {worker.rank} of {self._stages[worker.stage].name}"
         return WorkerLost(f"{place} {worker.exit_message()}; the next call starts a new one")
 
@@ -161,7 +160,7 @@ class WorkerManager:
             return  # a forked child has no say here
         for worker in self.all_workers():
             worker.hang_up()
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + POOL_GRACE_S
         for worker in self.all_workers():
             worker.end(max(0.0, deadline - time.monotonic()))
         for function in self._functions:

@@ -29,9 +29,9 @@ from bigdl.common.cpu import (
     usable_cores,
 )
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import KERNEL_KILL_S
 from bigdl.runtime.messages import Message, encode, opened, receive, send
 
-_KILL_S = 2.0  # seconds that the kernel has to end a process
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # The worker finds this package where the caller found it.
@@ -239,7 +239,7 @@ class WorkerProcess:
             self.process.wait(grace)
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel
-            self.process.wait(_KILL_S)
+            self.process.wait(KERNEL_KILL_S)
 
     def exit_message(self) -> str:
         """Return how the process ended, to follow "the worker"."""

@@ -22,6 +22,7 @@ from bigdl.common.cpu import wait_passively
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
+from bigdl.common.timeouts import CAUSE_S, CLEAN_UP_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, AttemptChannel, LineLost, own_address
 from bigdl.runtime.engine import Leaving, PeerLost
@@ -167,10 +168,6 @@ def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
             shard_of[taker], owner[free] = free, taker
             free = left
     return shard_of
-
-
-_CAUSE_S = 1.0  # seconds that a worker whose peer went away waits for the cause to be known
-_CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up the end of a task
 
 
 @dataclass(frozen=True)
@@ -432,8 +429,8 @@ class Task:
         When a process was lost, Spark is about to close our connection; it is quieter to be ended
         by the driver than by that.
         """
-        self.worker.clean_up(_CLEAN_UP_S)
-        end = time.monotonic() + _CAUSE_S
+        self.worker.clean_up(CLEAN_UP_S)
+        end = time.monotonic() + CAUSE_S
         with contextlib.suppress(RuntimeError):  # it may be the line that went away
             while time.monotonic() < end:
                 if self._line.count("failed"):  # an error ends the job, so no attempt will follow
@@ -451,7 +448,7 @@ class Task:
         worker.driver.report({"order": order, "rank": worker.rank, **report})
         if isinstance(sys.stderr, Log):  # who reads the logs of a cluster finds it there, too
             sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")
-        worker.clean_up(_CLEAN_UP_S)
+        worker.clean_up(CLEAN_UP_S)
         remove_spools(worker.shards)
 
 

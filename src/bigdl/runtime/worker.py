@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import COLLECTIVE_S, HEARTBEAT_S
 
 if TYPE_CHECKING:
     from bigdl.runtime.channel import AttemptChannel
@@ -60,7 +61,7 @@ class Worker:
     driver: DriverConnection = field(default_factory=lambda: DriverConnection(), repr=False)
     host: str = "127.0.0.1"
     local_dir: str = ""
-    timeout: float = 1800.0
+    timeout: float = COLLECTIVE_S
     certificate: Any = field(default=None, repr=False)
     may_leave: bool = False
 
@@ -237,7 +238,6 @@ def check_size(what: str, data: bytes) -> None:
         )
 
 
-_BEAT = 0.5  # seconds between two heartbeats
 _LINES = 10_000  # newest lines that wait for the next heartbeat
 _PART = 1 << 16  # characters of a line without an end
 
@@ -267,7 +267,7 @@ class HeartbeatThread(threading.Thread):
     def run(self):
         while not self._stopping.is_set():
             try:
-                if self._line.await_key("abort", _BEAT):
+                if self._line.await_key("abort", HEARTBEAT_S):
                     self._exit()
                 with self._flushing:
                     self.flush(self._line)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, WorkerLost, one_line
+from bigdl.common.timeouts import VOTE_S
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
-_VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
+_VOTE_STEPS = 10  # between two votes, if these take less than VOTE_S
 _UNSAVED = "unsaved"  # topic of a final state that could not be written
 _WARNING = "warning"  # begin of the topics of what workers say to the user
 
@@ -838,7 +839,7 @@ class WorkerCheckpointer(Checkpointer):
         votes = self._sync.all_gather([float(self._worker.is_leaving()), pace])
         slowest = max(seconds for _, seconds in votes)
         self._voted_at, self._voted_step = now, step
-        self._next_vote = step + max(1, int(min(_VOTE_S / max(slowest, 1e-6), _VOTE_STEPS)))
+        self._next_vote = step + max(1, int(min(VOTE_S / max(slowest, 1e-6), _VOTE_STEPS)))
         return any(is_leaving for is_leaving, _ in votes)
 
     def leave(self) -> None:

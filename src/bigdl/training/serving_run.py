@@ -18,11 +18,11 @@ from typing import Any, Self
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.timeouts import METRICS_S
 from bigdl.training.chart import PanelChart, table_of
 
 _REQUEST = "request"
 _PARTS = {"latency_50_ms": 0.5, "latency_95_ms": 0.95, "latency_99_ms": 0.99}
-_TIMEOUT_S = 10.0
 
 
 class _Stage:
@@ -230,7 +230,7 @@ class ServingRun:
             from urllib.request import Request, urlopen
 
             request = Request(self._source, headers=self._headers)
-            with urlopen(request, timeout=_TIMEOUT_S) as answer:
+            with urlopen(request, timeout=METRICS_S) as answer:
                 return answer.read().decode()
         text = self._source()
         return text.decode() if isinstance(text, bytes) else text

@@ -8,7 +8,8 @@ from typing import Any
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-_LOCK_TIMEOUT_S = 120  # that a process waits while others write to the same SQLite file
+from bigdl.common.timeouts import STUDY_LOCK_S
+
 _lock = threading.Lock()
 
 
@@ -50,7 +51,7 @@ def open_database(url: str, *, write_ahead: bool = False) -> RDBStorage:
     """
     if not url.startswith("sqlite"):
         return RDBStorage(url)
-    arguments: dict[str, Any] = {"timeout": _LOCK_TIMEOUT_S}
+    arguments: dict[str, Any] = {"timeout": STUDY_LOCK_S}
     if write_ahead:
         arguments["factory"] = _WriteAheadConnection
     return SQLiteStorage(url, engine_kwargs={"connect_args": arguments})

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.common.timeouts import CLOCK_STEP_S
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,6 @@ RETRY_OF = "retry_of"
 """User attribute: the number of the lost trial that this one repeats."""
 
 _PROCESS = "process"
-_CLOCK_STEP_S = 2.0  # by which a clock that is set moves the start of a process
 _DIRECTIONS = ("minimize", "maximize")
 _log = logging.getLogger(__name__)
 
@@ -444,6 +444,6 @@ def _is_gone(process: Any) -> bool:
     try:
         current = psutil.Process(pid)
         is_alive = current.status() != psutil.STATUS_ZOMBIE
-        return not is_alive or abs(current.create_time() - started) > _CLOCK_STEP_S
+        return not is_alive or abs(current.create_time() - started) > CLOCK_STEP_S
     except psutil.NoSuchProcess:
         return True

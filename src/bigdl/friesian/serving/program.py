@@ -34,6 +34,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.memory import freeze_modules
+from bigdl.common.timeouts import RECOMMENDER_CLOSE_S, RECOMMENDER_END_S, SILENCE_S
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.clients import (
     RecommenderClient,
@@ -70,12 +71,10 @@ from bigdl.nano.serving.ending import end_within, say
 from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
-from bigdl.nano.serving.workers import SILENCE, Siblings, Worker, Workers
+from bigdl.nano.serving.workers import Siblings, Worker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
-_GRACE = 5.0  # seconds that requests have at the end
-_CLOSE_SECONDS = 3.0  # more, until the process ends whatever runs
 _SWITCH = 0.0005  # seconds
 _WAITING_THREADS = 8  # of a recommender whose stages wait for others
 _LOOK = 2.0  # seconds between looks at the files of index and models
@@ -175,7 +174,7 @@ class Serving:
                 shares_port,
             )
             self.ports[name] = started.port
-            self._servers.append(partial(started.stop, server.get("grace_s", _GRACE)))
+            self._servers.append(partial(started.stop, server.get("grace_s", RECOMMENDER_END_S)))
         if "http_port" in server:
             recommender = self._recommender if "recommender" in wanted else None
             web = config.checked(
@@ -192,7 +191,7 @@ class Serving:
                 ),
             )
             self.ports["http"] = web.port
-            self._servers.append(partial(web.stop, server.get("grace_s", _GRACE)))
+            self._servers.append(partial(web.stop, server.get("grace_s", RECOMMENDER_END_S)))
 
     def _begin_watching(self) -> None:
         """Look for new files from now on, if there are some that can be replaced."""
@@ -714,8 +713,8 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()
         say("ending")
-        grace = config.get("server.grace_s", _GRACE)
-        end_within(grace + _CLOSE_SECONDS, "bigdl-friesian-serve")
+        grace = config.get("server.grace_s", RECOMMENDER_END_S)
+        end_within(grace + RECOMMENDER_CLOSE_S, "bigdl-friesian-serve")
     return 0
 
 
@@ -731,8 +730,8 @@ def _serve_by_workers(
     host = _security(config).host
     program = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve"]
     command = [*program, "--config", str(options.config), *more]
-    grace = config.get("server.grace_s", _GRACE)
-    silence = config.get("server.worker_timeout_s", SILENCE)
+    grace = config.get("server.grace_s", RECOMMENDER_END_S)
+    silence = config.get("server.worker_timeout_s", SILENCE_S)
     with Workers(command, count, host, ports, grace, silence) as workers:
         listed = ", ".join(f"{names[key]} {port}" for key, port in workers.ports.items())
         print(f"ready on {host}: {listed}; {count} workers", flush=True)

@@ -27,11 +27,11 @@ import numpy as np
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.timeouts import WRITER_LOCK_S
 from bigdl.friesian.serving.rows import Features, Layout, Rows, gathered
 from bigdl.friesian.serving.store import FeatureStore, no_table
 
 _AT_ONCE = 1000  # rows of one command while a version is written
-_LOCK_TIME = 3600.0  # seconds after which the lock of a writer that died is free
 
 
 class RedisStore(FeatureStore):
@@ -161,7 +161,7 @@ class RedisStore(FeatureStore):
 
     @contextmanager
     def _writer(self) -> Iterator[None]:
-        lock = self._redis.lock(f"{self._prefix}lock", timeout=_LOCK_TIME)
+        lock = self._redis.lock(f"{self._prefix}lock", timeout=WRITER_LOCK_S)
         try:
             lock.acquire()
             try:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.timeouts import REPLICA_AWAY_S
 from bigdl.friesian.serving.clients import RemoteFeatures, RemoteRecall, joined_features
 from bigdl.friesian.serving.index import Candidates, best_first
 from bigdl.friesian.serving.metrics import ServingMetrics
@@ -29,7 +30,6 @@ from bigdl.friesian.serving.rows import Features
 logger = logging.getLogger(__name__)
 
 _REFUSALS = {"INVALID_ARGUMENT", "UNAUTHENTICATED", "OUT_OF_RANGE", "FAILED_PRECONDITION"}
-_AWAY_SECONDS = 0.5  # for which a replica that failed is asked last
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Replicas:
             except rpc_error as error:
                 if error.code().name in _REFUSALS:
                     raise
-                replica.away_until = time.monotonic() + _AWAY_SECONDS
+                replica.away_until = time.monotonic() + REPLICA_AWAY_S
                 reasons.append(one_line(error))
             else:
                 replica.away_until = 0.0

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
 from bigdl.common.private_folders import cache_directory, remove_old
+from bigdl.common.timeouts import OLD_CHOICE_S
 from bigdl.nano.acceleration.spread import Spread
 
 _MOST_FILES = 256
 _MOST_BYTES = 1 << 16  # of one file
-_OLDEST_S = 90 * 24 * 3600.0
 LEAST_GAIN = 1.03
 """Speed-up from which on another way than the plain one is chosen."""
 
@@ -217,7 +217,7 @@ def _is_private(directory: Path) -> bool:
 
 
 def _shrink(directory: Path) -> None:
-    remove_old(directory.iterdir(), _OLDEST_S)
+    remove_old(directory.iterdir(), OLD_CHOICE_S)
     files = sorted(directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[_MOST_FILES:]:
         file.unlink(missing_ok=True)

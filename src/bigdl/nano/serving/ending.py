@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 
-_LAST_SECONDS = 5  # until the system ends a process in which no thread of Python runs
+from bigdl.common.timeouts import LAST_S
 
 
 def say(sentence: str) -> None:
@@ -46,4 +46,4 @@ def end_within(seconds: float, name: str) -> None:
     threading.Thread(target=end, name="end", daemon=True).start()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # of the system: needs no lock of Python
-        signal.setitimer(signal.ITIMER_REAL, seconds + _LAST_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, seconds + LAST_S)

@@ -23,16 +23,14 @@ from typing import Any
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
+from bigdl.common.timeouts import GRPC_DRAIN_S, GRPC_END_S, MESSAGE_S
 from bigdl.nano.serving.access import AccessError, ForbiddenError, only_authorization
 
 __all__ = ["Call", "GrpcPort", "GrpcRefusal"]
 
 _log = logging.getLogger(__name__)
 
-MESSAGE_SECONDS = 30.0  # within which the message of a request has to be there
 _OPEN, _QUICK, _WORK = "open", "quick", "work"  # groups of methods
-_DRAIN_SECONDS = 0.2
-_END_SECONDS = 5.0  # beyond those that requests have at the end
 _HEALTH = "/grpc.health.v1.Health/"
 _QUICK_THREADS = 4
 _BUSY = "Too many requests at the same time; try again later"
@@ -198,7 +196,7 @@ class GrpcPort:
         quick_methods: Sequence[str] = (),
         pem: tuple[bytes, bytes] | None = None,
         shares_port: bool = False,
-        message_seconds: float = MESSAGE_SECONDS,
+        message_seconds: float = MESSAGE_S,
     ):
         grpc = require("grpc", "serving")
         require("grpc.aio", "serving")
@@ -271,9 +269,9 @@ class GrpcPort:
             return
         self._is_ending = self._has_ended = True
         # gRPC cancels what has come and nobody has taken: it gets its refusal first.
-        time.sleep(min(_DRAIN_SECONDS, seconds))
+        time.sleep(min(GRPC_DRAIN_S, seconds))
         with suppress(FutureTimeoutError):
-            self._loop.run(self._server.stop(seconds), seconds + _END_SECONDS)
+            self._loop.run(self._server.stop(seconds), seconds + GRPC_END_S)
         del self._server
         self._loop.close()
         for pool in (self._pool, self._quick_pool):

@@ -16,22 +16,18 @@ from typing import Any
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
+from bigdl.common.timeouts import HEAD_S, IDLE_S, LATE_S, LOST_S, SENDING_S
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_HEADERS = 256
 _MOST_BESIDE_BYTES = 64 << 10  # between parts of a body: sizes and extensions of chunks
-_HEAD_SECONDS = 20
-_IDLE_SECONDS = 75
 # Of what has come, that are parsed in one step. All requests in them are made at once, and each
 # takes a hundred times the memory of its bytes.
 _PARSED_BYTES = 16 << 10
 _PARSED_BODY_BYTES = 64 << 10  # within a body
-_SENDING_SECONDS = 20  # within which a client reads some of its answer
 _LEAST_SENT_BYTES = 16 << 10  # in that time
-_LOST_SECONDS = 60  # until the system gives up what a client does not take
 # What may follow of a request that is answered already: so its client gets the answer.
-_LATE_SECONDS = 10
 _MOST_LATE_BYTES = 64 << 20
 
 
@@ -79,7 +75,7 @@ class HttpThread:
             if shares_port:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                milliseconds = _LOST_SECONDS * 1000
+                milliseconds = LOST_S * 1000
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             self._socket.bind((host, port))
             self._socket.listen(2048)
@@ -99,7 +95,7 @@ class HttpThread:
             access_log=False,
             log_config=None,
             log_level="error",
-            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_keep_alive=IDLE_S,
             server_header=False,
             ssl_certfile=None if tls is None else str(tls[0]),
             ssl_keyfile=None if tls is None else str(tls[1]),
@@ -220,7 +216,7 @@ def _limited_protocol() -> type:
                 self.held = b""
                 return
             if self.in_head and self.head_timer is None:
-                self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+                self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
             while self.held and not self.pipeline and not self.transport.is_closing():
                 size = _PARSED_BODY_BYTES if self.in_body else _PARSED_BYTES
                 part, self.held = self.held[:size], self.held[size:]
@@ -254,7 +250,7 @@ def _limited_protocol() -> type:
         def on_message_begin(self) -> None:
             self.head_bytes = self.head_count = self.beside_bytes = 0
             self.in_head = True
-            self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+            self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
             super().on_message_begin()
 
         def on_url(self, url: bytes) -> None:
@@ -321,7 +317,7 @@ def _limited_protocol() -> type:
             self._watch_sending()
             if self.in_body and self.cycle.response_complete and not self.transport.is_closing():
                 self.late_bytes = 0
-                self.late_timer = self.loop.call_later(_LATE_SECONDS, self.transport.abort)
+                self.late_timer = self.loop.call_later(LATE_S, self.transport.abort)
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
@@ -341,7 +337,7 @@ def _limited_protocol() -> type:
                 return
             self.unsent_bytes, self.has_sent = self.transport.get_write_buffer_size(), False
             if self.unsent_bytes:
-                self.sending_timer = self.loop.call_later(_SENDING_SECONDS, self._check_sending)
+                self.sending_timer = self.loop.call_later(SENDING_S, self._check_sending)
 
         def _check_sending(self) -> None:
             self.sending_timer = None

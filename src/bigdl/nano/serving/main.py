@@ -15,14 +15,14 @@ from bigdl.common.checks import check_integer
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
+from bigdl.common.timeouts import CLOSE_S, REQUESTS_END_S, SILENCE_S
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.ending import end_within, say
 from bigdl.nano.serving.repository import ModelRepository
-from bigdl.nano.serving.server import STOP_SECONDS, ModelServer, allow_many_connections
+from bigdl.nano.serving.server import ModelServer, allow_many_connections
 from bigdl.nano.serving.service import ServingLimits
 from bigdl.nano.serving.workers import (
-    SILENCE,
     Siblings,
     Worker,
     Workers,
@@ -30,7 +30,6 @@ from bigdl.nano.serving.workers import (
 )
 
 _NAME = "bigdl-serve"
-_CLOSE_SECONDS = 5.0  # beyond the time of requests at the end, until the process ends whatever runs
 _PORTS = {"http": "--http-port", "grpc": "--grpc-port"}
 
 
@@ -64,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--worker-timeout",
         type=float,
-        default=SILENCE,
+        default=SILENCE_S,
         metavar="SECONDS",
         help="replace a worker without a sign of life for that long (default 30; 0: never)",
     )
@@ -194,7 +193,7 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     else:
         print(f"ready {served}", flush=True)
     stopped.wait()
-    end_within(options.drain_seconds + STOP_SECONDS + _CLOSE_SECONDS, _NAME)
+    end_within(options.drain_seconds + REQUESTS_END_S + CLOSE_S, _NAME)
     if options.drain_seconds:
         server.drain(options.drain_seconds)
     server.close()
@@ -216,7 +215,7 @@ def _serve_by_workers(
             code="argument-missing",
             argument="--http-port",
         )
-    grace = options.drain_seconds + STOP_SECONDS
+    grace = options.drain_seconds + REQUESTS_END_S
     command = [sys.executable, "-m", "bigdl.nano.serving.main", *given]
     with Workers(
         command, options.workers, options.host, ports, grace, options.worker_timeout

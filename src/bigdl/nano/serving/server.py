@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import REQUESTS_END_S
 from bigdl.nano.serving.access import (
     Tokens,
     changes_allowed,
@@ -28,8 +29,6 @@ from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 __all__ = ["ModelServer"]
-
-STOP_SECONDS = 30.0
 
 
 class ModelServer:
@@ -166,7 +165,7 @@ class ModelServer:
         """The port of gRPC."""
         return None if self._grpc is None else self._grpc.port
 
-    def close(self, seconds: float = STOP_SECONDS) -> None:
+    def close(self, seconds: float = REQUESTS_END_S) -> None:
         """Take no more requests, answer those that are under way, and close the models.
 
         Parameters

@@ -34,19 +34,13 @@ from typing import Any, Self
 from bigdl.common.checks import MOST_PORT, check_integer, check_number
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.private_folders import LockedFolder
+from bigdl.common.timeouts import SIBLING_ANSWER_S, SIGN_S, SILENCE_S, WORKER_END_S, WORKER_PAUSE_S
 from bigdl.nano.serving.service import InferenceService
 
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-_PAUSE = 1.0  # seconds before another worker for one that did not live longer
-_ANSWER_SECONDS = 2.0  # that another worker has to answer
 _LONGEST_FOLDER = 90  # bytes: it holds sockets, whose paths may have 107
-_SIGN_SECONDS = 1.0  # between two signs of life, and between two looks for them
-SILENCE = 30.0
-"""Seconds without a sign of life after which a worker is replaced: more than any call keeps the
-interpreter for itself, or a busy machine keeps a process waiting."""
-_END_SECONDS = 10.0  # more than the grace, until a worker is killed
 
 
 class WorkerStartError(BigDLError, RuntimeError):
@@ -191,7 +185,7 @@ class Siblings:
                 pass
             except OSError:  # the folder is gone; then the parent cannot look either
                 pass
-            if self._ended.wait(_SIGN_SECONDS):
+            if self._ended.wait(SIGN_S):
                 return
 
     def ask(self, name: str, content: bytes = b"") -> dict[int, bytes]:
@@ -203,7 +197,7 @@ class Siblings:
             with contextlib.suppress(OSError, EOFError), Client(self._path(number)) as line:
                 line.send_bytes(name.encode())
                 line.send_bytes(content)
-                if line.poll(_ANSWER_SECONDS):
+                if line.poll(SIBLING_ANSWER_S):
                     answers[number] = line.recv_bytes()
         return answers
 
@@ -224,7 +218,7 @@ def _wait_for(loop: asyncio.AbstractEventLoop) -> None:
     """Return when an event loop of another thread has run."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
-    while not answered.wait(_SIGN_SECONDS) and not loop.is_closed():
+    while not answered.wait(SIGN_S) and not loop.is_closed():
         pass
 
 
@@ -296,10 +290,10 @@ class Workers:
         host: str,
         ports: Mapping[str, int],
         grace: float,
-        silence: float = SILENCE,
+        silence: float = SILENCE_S,
     ):
         self._command, self._count, self._grace = list(command), count, grace
-        self._looks = math.ceil(check_number("The worker timeout", silence, 0) / _SIGN_SECONDS)
+        self._looks = math.ceil(check_number("The worker timeout", silence, 0) / SIGN_S)
         self._ended = threading.Event()
         self._reserved: list[socket.socket] = []
         self._processes: list[subprocess.Popen] = []
@@ -351,7 +345,7 @@ class Workers:
         while not self._ended.wait(0.05):
             is_look = bool(self._looks) and time.monotonic() >= next_look
             if is_look:
-                next_look = time.monotonic() + _SIGN_SECONDS
+                next_look = time.monotonic() + SIGN_S
             for number, process in enumerate(self._processes):
                 status = process.poll()
                 if status is None and is_look:
@@ -360,14 +354,15 @@ class Workers:
                         logger.warning(
                             "The worker %s has given no sign of life for %g s; it is killed",
                             number,
-                            self._looks * _SIGN_SECONDS,
+                            self._looks * SIGN_S,
                         )
                         process.kill()
                         status = process.wait()
                 if status is None or self._ended.is_set():
                     continue
                 logger.warning("The worker %s ended with %s; another is started", number, status)
-                if time.monotonic() - begun[number] < 2 * _PAUSE and self._ended.wait(_PAUSE):
+                lived = time.monotonic() - begun[number]
+                if lived < 2 * WORKER_PAUSE_S and self._ended.wait(WORKER_PAUSE_S):
                     return
                 if process.stdout is not None:
                     process.stdout.close()
@@ -385,7 +380,7 @@ class Workers:
             keeper.join()
         for process in self._processes:
             process.terminate()
-        end = time.monotonic() + self._grace + _END_SECONDS
+        end = time.monotonic() + self._grace + WORKER_END_S
         for process in self._processes:
             try:
                 process.wait(max(end - time.monotonic(), 0.1))

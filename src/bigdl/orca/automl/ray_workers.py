@@ -24,7 +24,8 @@ from ray.util.placement_group import PlacementGroup
 
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.common.storage import write_bytes
-from bigdl.orca.automl.trial import CLEAN_UP_S, TrialJob, TrialRun
+from bigdl.common.timeouts import CLEAN_UP_S, TRIAL_FAILURE_S
+from bigdl.orca.automl.trial import TrialJob, TrialRun
 from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
 
@@ -32,7 +33,6 @@ ACTOR = "bigdl_search_actor"
 """The entry of Tune's configurations that names the SearchActor."""
 
 _STATE = "state.pkl"
-_GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
 
 
 class SearchActor:
@@ -205,7 +205,7 @@ class TuneTrial(tune.Trainable):
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
         with _watched(calls, self._line):
             result, failure = cast("TrialWorker", self._member).call(name, *arguments)
-        failures = _failures(calls, None if failure is None else _GRACE_S)
+        failures = _failures(calls, None if failure is None else TRIAL_FAILURE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
             raise lost[0]
@@ -263,7 +263,7 @@ def _watched(calls: list, line: AttemptChannel | None) -> Iterator[None]:
             if any(_failure(call) is not None for call in done) and not over.is_set():
                 with contextlib.suppress(Exception):  # it was closed just now
                     cast("AttemptChannel", line).count("failed", 1)
-                if not over.wait(_GRACE_S):
+                if not over.wait(TRIAL_FAILURE_S):
                     os._exit(1)
                 return
 

@@ -20,11 +20,10 @@ import numpy as np
 from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import CLEAN_UP_S
 from bigdl.orca.automl.metrics import Evaluator
 from bigdl.runtime.worker import DriverConnection, Worker
 from bigdl.training.state import seed_everything
-
-CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
 
 
 @dataclass(frozen=True)

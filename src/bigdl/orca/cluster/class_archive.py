@@ -18,11 +18,9 @@ from pathlib import Path
 
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import cache_directory, remove_old
+from bigdl.common.timeouts import UNUSED_CLASSES_S
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
-
-UNUSED_S = 30 * 24 * 3600.0
-"""Seconds after which an archive that nobody used is removed."""
 
 # Loads what programs usually load, and prints the class path.
 _PROGRAM = """
@@ -135,7 +133,7 @@ def make_class_archive() -> Path:
         if archive.exists():
             return archive
         archive.parent.mkdir(parents=True, exist_ok=True)
-        remove_old(archive.parent.glob("*.jsa"), UNUSED_S)
+        remove_old(archive.parent.glob("*.jsa"), UNUSED_CLASSES_S)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             classes, made = Path(folder, "classes"), Path(folder, "archive")
             options = f"-XX:DumpLoadedClassList={classes} -Xlog:cds=off"

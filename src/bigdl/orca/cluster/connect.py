@@ -27,6 +27,7 @@ import cloudpickle
 
 from bigdl.common.errors import BigDLError, UsageError, first_line, require
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.timeouts import TASK_CONNECT_S
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
 from bigdl.orca.cluster.launch import quiet_query_errors
 from bigdl.orca.cluster.pieces import PIECE, PIECES, pieces, pieces_frame, whole_values
@@ -50,7 +51,6 @@ NO_RAY = (
     'cluster itself, or init_orca_context(runtime="ray", address=...)'
 )
 
-_REACH_S = 2.0  # seconds within which a task must be able to open a connection to this process
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -469,7 +469,7 @@ def has_server(session: Any) -> bool:
 
 def _listens(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port), _REACH_S).close()
+        socket.create_connection((host, port), TASK_CONNECT_S).close()
     except OSError:
         return False
     return True
@@ -597,7 +597,7 @@ def _looker(file: str) -> Callable[[], dict]:
 
 
 def _connector(host: str, port: int) -> Callable[[], bool]:
-    patience = _REACH_S
+    patience = TASK_CONNECT_S
 
     def connect():
         import socket

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.common.private_folders import cache_directory, remove_old
+from bigdl.common.timeouts import OLD_ARCHIVE_S
 from bigdl.orca.cluster.spark import is_local
 from bigdl.runtime.engine import user_import_path
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 LARGEST_MODULES = 64 * 2**20
 """Bytes of Python files that are shipped with a program; more is a folder of something else."""
-
-OLD_S = 24 * 3600.0
-"""Age from which an archive of an environment that has changed since is removed."""
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -76,7 +74,7 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
         _pack(kind, root, made)
         os.replace(made, archive)
     # the new one is as young as can be
-    remove_old(directory.glob(f"{family}-*.tar.gz"), OLD_S)
+    remove_old(directory.glob(f"{family}-*.tar.gz"), OLD_ARCHIVE_S)
     return str(archive)
 
 

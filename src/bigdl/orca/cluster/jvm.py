@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import JVM_BROKEN_S, JVM_LOOK_S, JVM_STOPPED_S
 from bigdl.runtime.process import exit_message
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ logger = logging.getLogger("bigdl.orca")
 
 _WATCH = "_bigdl_watch"  # attribute of a gateway
 _NO_ANSWER = "x"
-_LOOK_S = 1.0  # seconds between two looks at the process
-BROKEN_S = 3.0
-"""Seconds that a JVM has to end after its connections broke."""
-
-_STOPPED_S = 30.0  # seconds after which the program is told that its JVM was stopped
 _ADVICE = "call stop_orca_context and init_orca_context, and make again what lived in it"
 
 
@@ -123,11 +119,11 @@ class JvmWatch:
         try:
             answer = self._send(*args, **options)
         except Exception as error:
-            if not _is_broken_connection(error) or (loss := self.loss(BROKEN_S)) is None:
+            if not _is_broken_connection(error) or (loss := self.loss(JVM_BROKEN_S)) is None:
                 raise
             raise loss from None
         # py4j's answer in place of an error where the connection broke while it waited for one
-        if answer == _NO_ANSWER and (loss := self.loss(BROKEN_S)) is not None:
+        if answer == _NO_ANSWER and (loss := self.loss(JVM_BROKEN_S)) is not None:
             raise loss
         return answer
 
@@ -143,7 +139,7 @@ class JvmWatch:
         try:
             return type(connection).send_command(connection, command)
         except Exception as error:
-            if not _is_broken_connection(error) or (loss := self.loss(BROKEN_S)) is None:
+            if not _is_broken_connection(error) or (loss := self.loss(JVM_BROKEN_S)) is None:
                 raise
             connection.close(False)
             raise loss from None
@@ -161,17 +157,17 @@ class JvmWatch:
     def _run(self) -> None:
         """Tell the user once that the JVM was stopped, and will answer when it goes on."""
         paused_at = None
-        while not self._is_stopped.wait(_LOOK_S) and self.loss() is None:
+        while not self._is_stopped.wait(JVM_LOOK_S) and self.loss() is None:
             if not self.is_paused():
                 paused_at = None
             elif paused_at is None:
                 paused_at = time.monotonic()
-            elif time.monotonic() - paused_at > _STOPPED_S:
+            elif time.monotonic() - paused_at > JVM_STOPPED_S:
                 assert self.process is not None
                 logger.warning(
                     "Spark's JVM (process %d) was stopped %g s ago, as by SIGSTOP, and this "
                     "program waits for it: kill -CONT %d lets it go on, and kill -9 %d ends it",
-                    *(self.process.pid, _STOPPED_S, self.process.pid, self.process.pid),
+                    *(self.process.pid, JVM_STOPPED_S, self.process.pid, self.process.pid),
                 )
                 paused_at = float("inf")
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import POD_LOST_S, POD_PLACE_S, PODS_LOOK_S, PODS_START_S
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -19,14 +20,8 @@ NAMESPACE = "spark.kubernetes.namespace"
 SUBMISSION = "bigdl-submission"
 """A label of the driver's pod in cluster mode, whose value no other pod has."""
 
-START_S = 600.0
-"""Seconds in which executors must start; an image may have to be pulled."""
-
 # with a pod that has no node, or with no pod at all; a cluster that adds nodes needs more
-_PATIENCE_S = 60.0
 _WAITING = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-_LOOK_S = 0.5
-_LOST_S = 10.0  # after the end of a pod, in which its node must say that it has ended
 _HOPELESS = frozenset(  # what a container may wait for that does not come
     {
         "CrashLoopBackOff",
@@ -77,7 +72,7 @@ def shortage(sc: "SparkContext") -> str:
     """Return what Kubernetes says of executors that do not come, or ""."""
     asked = int(sc.getConf().get("spark.executor.instances") or 1)
     with _executors(sc) as pods:
-        return pods.reasons(START_S, 0.0, asked)
+        return pods.reasons(PODS_START_S, 0.0, asked)
 
 
 def remove_lost_executors(sc: "SparkContext") -> None:
@@ -135,7 +130,7 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
         logger.info("The program runs in the pod %s %s", name, where)
         while described is None or described[0]["phase"] == "Running":
             lines = pods.print_log(name, lines)
-            time.sleep(_LOOK_S)  # a log ends a moment before its pod
+            time.sleep(PODS_LOOK_S)  # a log ends a moment before its pod
             described = pods.described()
             if described == [] or (described and described[0]["lost"]):
                 raise UsageError(
@@ -148,7 +143,7 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
 
 def _patience(jvm: Any, asked: str | None) -> float:
     times = jvm.org.apache.spark.network.util.JavaUtils
-    return float(times.timeStringAsSec(asked)) if asked else _PATIENCE_S
+    return float(times.timeStringAsSec(asked)) if asked else POD_PLACE_S
 
 
 def _waiting() -> Iterator[float]:
@@ -156,7 +151,7 @@ def _waiting() -> Iterator[float]:
     begin = time.monotonic()
     while True:
         yield time.monotonic() - begin
-        time.sleep(_LOOK_S)
+        time.sleep(PODS_LOOK_S)
 
 
 def _registered(sc: "SparkContext") -> int:
@@ -249,7 +244,7 @@ class Pods(contextlib.AbstractContextManager):
             count = f"only {len(described)} of {number} pods" if described else "no pod"
             reasons.append(f"{count} could be created, and Spark's log says why")
             reasons.append(quotas(self._jvm, self.namespace))
-        if waited > START_S and not any(reasons):
+        if waited > PODS_START_S and not any(reasons):
             reasons = [f"{pod['name']} is {pod['phase']}" for pod in described]
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -285,7 +280,7 @@ def _is_overdue(end: str | None) -> bool:
     """Return True if a pod should have ended by now, by the time at which it had to."""
     if not end:
         return False
-    return time.time() > datetime.fromisoformat(end).timestamp() + _LOST_S
+    return time.time() > datetime.fromisoformat(end).timestamp() + POD_LOST_S
 
 
 def _trouble(pod: dict, is_late: bool) -> str | None:

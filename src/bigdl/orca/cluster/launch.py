@@ -29,6 +29,7 @@ from bigdl.common.cpu import passive_waiting
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import LockedFolder, process_folder
+from bigdl.common.timeouts import JVM_EXIT_S, JVM_STOP_S
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
@@ -66,12 +67,6 @@ START_ATTEMPTS = 3
 
 DAEMON = "bigdl.orca.cluster.python_daemon"
 """The module that forks Spark's Python workers on this machine."""
-
-STOP_S = 60.0
-"""Seconds that a JVM has to stop its context before it is killed."""
-
-EXIT_GRACE_S = 10.0
-"""Seconds that a JVM has to end by itself before it is killed."""
 
 LONGEST_SOCKET = 103
 """Bytes that the path of a Unix socket may have for Spark, on every system."""
@@ -622,7 +617,7 @@ def _stop_context(sc: SparkContext) -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
-    with _stopped_within(sc, STOP_S):
+    with _stopped_within(sc, JVM_STOP_S):
         try:
             sc.stop()
         except Exception as error:
@@ -674,9 +669,9 @@ def _shut_down(gateway: Any) -> None:
     with suppress(OSError):
         process.stdin.close()  # the JVM ends at the end of its standard input
     try:
-        process.wait(EXIT_GRACE_S)
+        process.wait(JVM_EXIT_S)
     except subprocess.TimeoutExpired:
-        logger.warning("The JVM of Spark did not end within %g s and is killed.", EXIT_GRACE_S)
+        logger.warning("The JVM of Spark did not end within %g s and is killed.", JVM_EXIT_S)
         process.kill()
         process.wait()
     if SparkContext._gateway is gateway:

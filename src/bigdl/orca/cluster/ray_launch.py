@@ -27,6 +27,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import LockedFolder
 from bigdl.common.program_state import kept
 from bigdl.common.telemetry import is_allowed, opt_out_variables
+from bigdl.common.timeouts import RAY_ANSWER_S, RAY_LOOK_S, RAY_SHUTDOWN_S, RAY_START_S
 from bigdl.orca.cluster import connect, supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import connect_session
@@ -47,8 +48,6 @@ ENVIRONMENT = {
 _WAIT = "RAY_gcs_server_port_wait_time_s"  # for its start, which a busy machine makes slow
 _SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
 _MAIN = ("gcs_server", "raylet")
-_WATCH_S = 0.5  # seconds between two looks at them
-_SHUTDOWN_S = 25.0  # seconds that Ray gets to leave this process
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
@@ -150,7 +149,7 @@ class RayWatch:
         def stop() -> None:
             watch._is_stopped.set()
             if watch.sentence():
-                watch._is_over.wait(_SHUTDOWN_S)
+                watch._is_over.wait(RAY_SHUTDOWN_S)
             _may_start_by_itself(True)
             cls._of_program = None
 
@@ -172,11 +171,11 @@ class RayWatch:
         sentence = "" if self._is_stopped.is_set() else self.sentence()
         if not sentence:
             return None
-        self._is_over.wait(_SHUTDOWN_S)  # until then a call into Ray may wait for ever
+        self._is_over.wait(RAY_SHUTDOWN_S)  # until then a call into Ray may wait for ever
         return RayLost(sentence)
 
     def _run(self) -> None:
-        while not self._is_stopped.wait(_WATCH_S):
+        while not self._is_stopped.wait(RAY_LOOK_S):
             sentence = self.sentence()
             if sentence and not self._is_stopped.is_set():
                 logger.error(sentence)  # what waits in a call of Ray's own ends without a word
@@ -268,7 +267,6 @@ def _usage_stats() -> dict[str, str]:
     return {USAGE_STATS: variables[USAGE_STATS]} if USAGE_STATS in variables else {}
 
 
-_ANSWER_S = 10.0
 _CLIENT = "ray://"
 _CLIENT_PORT = 10001
 
@@ -295,7 +293,7 @@ def _check_answer(address: str) -> None:
             )
         return  # for Ray to judge
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as line:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_ANSWER_S) as line:
             if os.environ.get("RAY_USE_TLS") != "1" and not _speaks_http2(line):
                 raise OSError("what listens there is no Ray")
     except OSError as error:
@@ -431,7 +429,6 @@ def _store_size() -> int:
     return max(_LEAST_STORE, min(wanted, int(0.9 * shared)) if shared else wanted)
 
 
-_START_S = 120.0  # seconds in which all nodes must have joined
 _WITHOUT_EFFECT = {
     "redis_port": "Ray has no Redis any more",
     "redis_password": "Ray makes a token of its own",
@@ -564,7 +561,7 @@ def _await_slots(cluster: SparkCluster, nodes: int) -> int:
     slots = cluster.await_slots(wanted)
     if not slots:
         raise UsageError(
-            f"No executor of Spark has registered within {_START_S:g} s", code="timeout"
+            f"No executor of Spark has registered within {RAY_START_S:g} s", code="timeout"
         )
     return slots
 
@@ -606,10 +603,10 @@ def nodes_with_cpus() -> list[dict[str, Any]]:
 
 
 def _await_nodes(nodes: int) -> None:
-    end = time.monotonic() + _START_S
+    end = time.monotonic() + RAY_START_S
     while (joined := len(nodes_with_cpus())) < nodes:
         if time.monotonic() > end:
-            raise _not_started(f"{joined} of {nodes} joined within {_START_S:g} s")
+            raise _not_started(f"{joined} of {nodes} joined within {RAY_START_S:g} s")
         time.sleep(0.2)
 
 

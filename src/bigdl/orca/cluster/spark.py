@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import writing
+from bigdl.common.timeouts import EXECUTORS_LOOK_S, EXECUTORS_S
 from bigdl.orca.cluster import kubernetes, plan
 from bigdl.orca.cluster.jvm import JvmWatch, SparkLost, loss_of
 from bigdl.orca.cluster.plan import connect_session
@@ -42,8 +43,6 @@ _AT_LEAST = (
     "spark.dynamicAllocation.initialExecutors",
 )
 _UNLIMITED = 2**31 - 1
-_SLOTS_S = 120.0  # seconds that executors get to register, or to come back
-_LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
 NO_CONTEXT = "No active SparkContext. Please create a SparkContext first: call init_orca_context"
 NEEDS_CONTEXT = (
@@ -257,10 +256,10 @@ class SparkCluster:
         Spark itself would look every 15 s only.
         """
         begin = looked = time.monotonic()
-        while (slots := self.slots()) < number and time.monotonic() < begin + _SLOTS_S:
+        while (slots := self.slots()) < number and time.monotonic() < begin + EXECUTORS_S:
             if (cancelled or threading.Event()).wait(0.1):
                 break
-            if self.is_kubernetes and time.monotonic() > looked + _LOOK_S:
+            if self.is_kubernetes and time.monotonic() > looked + EXECUTORS_LOOK_S:
                 kubernetes.remove_lost_executors(self.sc)
                 looked = time.monotonic()
         return slots

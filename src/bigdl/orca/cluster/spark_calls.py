@@ -20,10 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, short_traceback
 from bigdl.common.private_folders import process_folder
+from bigdl.common.timeouts import (
+    DRIVER_LOOK_S,
+    FAILED_TASKS_S,
+    JVM_BROKEN_S,
+    SPARK_ANSWER_S,
+    SPARK_CANCEL_S,
+    TASKS_LOOK_S,
+)
 from bigdl.orca.cluster import plan, versions
-from bigdl.orca.cluster.jvm import BROKEN_S, is_of_connection, loss_of
+from bigdl.orca.cluster.jvm import is_of_connection, loss_of
 from bigdl.runtime.jobs import (
-    LOOK_S,
     PROCESS_ENDED,
     DriverUnreachable,
     interruptible,
@@ -35,11 +42,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
-
-
-_ANSWER_S = 2.0  # seconds that a remote server gets to answer
-_CANCEL_S = 10.0  # seconds that a cancelled job gets to end
-QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
 
 
 def task_directory(number: int = 0) -> str:
@@ -54,7 +56,6 @@ def task_directory(number: int = 0) -> str:
     return directories[number % len(directories)] or process_folder()
 
 
-_WATCH_S = 0.5  # seconds between two looks for tasks that failed
 _MOST_TASKS = 1000  # of a stage that are looked at
 
 
@@ -124,7 +125,7 @@ class SparkCall:
         with interruptible():
             try:
                 versions.spark_thread(self._run, self._session).start()
-                while wait([self.future], LOOK_S).not_done:
+                while wait([self.future], DRIVER_LOOK_S).not_done:
                     poll()
             except BaseException:
                 self.cancelled.set()
@@ -166,21 +167,23 @@ class SparkCall:
         # a remote server that went away does not answer
         asking = threading.Thread(target=self._ask_to_cancel, daemon=True)
         asking.start()
-        asking.join(None if self._session is None else _ANSWER_S)
+        asking.join(None if self._session is None else SPARK_ANSWER_S)
 
     def _ask_to_cancel(self):
         with contextlib.suppress(Exception):
             self._cancel(self._tag)
 
     def _end(self):
-        end = time.monotonic() + _CANCEL_S
+        end = time.monotonic() + SPARK_CANCEL_S
         while not self.future.done() and time.monotonic() < end:
             if loss_of(self._sc) is not None:
                 return
             self.cancel()  # again and again: a call may be between two of its jobs
             wait([self.future], 0.2)
         if not self.future.done():
-            logger.warning("Spark did not end a job within %g s after its cancellation", _CANCEL_S)
+            logger.warning(
+                "Spark did not end a job within %g s after its cancellation", SPARK_CANCEL_S
+            )
 
 
 def one_row(values: Iterable[Any], schema: str):
@@ -251,7 +254,7 @@ def _print_exc(*args: Any, **options: Any) -> None:
 def _loss(sc: Any, error: BaseException) -> BigDLError | None:
     """Return what an error is if it comes of the end of the JVM."""
     is_known = isinstance(error, BigDLError) or not isinstance(error, Exception)
-    return None if is_known else loss_of(sc, BROKEN_S if is_of_connection(error) else 0.0)
+    return None if is_known else loss_of(sc, JVM_BROKEN_S if is_of_connection(error) else 0.0)
 
 
 class JobCancelled(BigDLError, RuntimeError):
@@ -345,7 +348,7 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
                 raise
             if watch is not None:
                 watch.wait_for_tasks()
-            time.sleep(QUIET_S)
+            time.sleep(FAILED_TASKS_S)
             raise failure from None
 
 
@@ -385,13 +388,13 @@ class TaskWatch:
 
     def wait_for_tasks(self) -> None:
         """Wait for the end of the tasks: those of a cancelled job end later than it."""
-        until = time.monotonic() + _CANCEL_S
+        until = time.monotonic() + SPARK_CANCEL_S
         while time.monotonic() < until and is_busy(self._sc, self._tag):
-            time.sleep(LOOK_S)
+            time.sleep(DRIVER_LOOK_S)
 
     def _run(self) -> None:
         try:
-            while self.failure is None and not self._ended.wait(_WATCH_S):
+            while self.failure is None and not self._ended.wait(TASKS_LOOK_S):
                 self.failure = self._look()
             if self.failure is not None:
                 self._sc.cancelJobsWithTag(self._tag)

@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 from bigdl.common.errors import UsageError
 from bigdl.common.hadoop import hadoop_properties
 from bigdl.common.private_folders import scratch_folder
+from bigdl.common.timeouts import CLUSTER_PROBE_S
 from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
@@ -370,9 +371,6 @@ def _command(
     return (machine.spark_submit, *master, *options, script, *arguments)
 
 
-PROBE_S = 3.0
-"""Seconds in which a cluster must accept a connection."""
-
 Address = tuple[str, int]
 
 _RESOURCE_MANAGER_PORT = 8032
@@ -398,7 +396,7 @@ def check_reachable(addresses: Sequence[Address], what: str, advice: str) -> Add
     reasons = []
     for host, port in addresses:
         try:
-            with socket.create_connection((host, port), PROBE_S):
+            with socket.create_connection((host, port), CLUSTER_PROBE_S):
                 return host, port
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__

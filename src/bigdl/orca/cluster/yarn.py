@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import YARN_LOGS_S
 from bigdl.orca.cluster.standalone import spark_home
 
 logger = logging.getLogger("bigdl.orca")
@@ -130,8 +131,6 @@ def _kept(jvm: Any, files: Any, name: str, write: Any) -> str:
 
 # -- what a driver on the cluster has printed ---------------------------------------------------
 
-_LOGS_S = 60.0  # in which YARN collects the logs of a program that has ended
-
 
 def driver_output(jvm: Any, tag: str) -> dict[str, str]:
     """Return the output of the driver of a program in cluster mode, in its last attempt.
@@ -164,7 +163,7 @@ def driver_output(jvm: Any, tag: str) -> dict[str, str]:
         ]
     finally:
         client.stop()
-    end = time.monotonic() + _LOGS_S
+    end = time.monotonic() + YARN_LOGS_S
     while containers and time.monotonic() < end:
         container, report = max(containers, key=operator.itemgetter(0))
         logs = _logs(jvm, configuration, report, container)

@@ -14,6 +14,7 @@ import time
 import cloudpickle
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import CONNECT_SERVER_LOOK_S, CONNECT_SERVER_S
 from bigdl.orca.cluster.connect import (
     ConnectBytes,
     ConnectCluster,
@@ -29,9 +30,6 @@ from bigdl.runtime.jobs import DriverUnreachable
 from bigdl.runtime.key_value_store import listen
 
 logger = logging.getLogger("bigdl.orca")
-
-_SERVER_S = 30.0  # seconds without a server after which it is given up
-_LOOK_S = 5.0  # seconds between two looks for it
 
 
 class ConnectEngine(SparkEngine):
@@ -148,12 +146,12 @@ class ConnectJob(SparkJob):
             nonlocal seen, looked
             watch.poll()
             now = time.monotonic()
-            if now < looked + _LOOK_S:
+            if now < looked + CONNECT_SERVER_LOOK_S:
                 return
             looked = now
             if self._cluster.has_server():
                 seen = now
-            elif now > seen + _SERVER_S:
+            elif now > seen + CONNECT_SERVER_S:
                 raise ServerLost(self._cluster.host)
 
         return poll

@@ -15,15 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.common.timeouts import DEPARTURES_LOOK_S, GANG_NOTICE_S, GANG_SAY_S
 from bigdl.orca.cluster.spark_calls import SparkCall
 from bigdl.runtime.channel import AttemptChannel
 from bigdl.runtime.jobs import OTHER_LOST, disconnected, request_stop, worker_lost, workers_at
 
 logger = logging.getLogger("bigdl.orca")
 
-_DEPARTURES_S = 1.0  # seconds between two questions about executors that go
-_NOTICE_S = 1.0  # seconds in which the others notice by themselves that a worker is gone
-_SAY_S = 10.0  # seconds after which it is said that workers are waited for
 _GONE = "its process or its executor went away", "their processes or executors went away"
 
 
@@ -60,14 +58,14 @@ class DecommissionWatch(StageWatch):
 
     def __init__(self, line: AttemptChannel, call: SparkCall):
         self._line, self._call = line, call
-        self._next = time.monotonic() + _DEPARTURES_S
+        self._next = time.monotonic() + DEPARTURES_LOOK_S
         self._told = False
 
     def poll(self) -> None:
         """Ask Spark about once a second."""
         if self._told or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _DEPARTURES_S
+        self._next = time.monotonic() + DEPARTURES_LOOK_S
         leaving = self._call.leaving()
         if leaving:
             self._told = True
@@ -139,7 +137,7 @@ class Gang(StageWatch):
             return
         if not came and self._has_executors():  # they compute the input first
             self._changed = now
-        if now - self._begin > _SAY_S and not self._said:
+        if now - self._begin > GANG_SAY_S and not self._said:
             self._said = True
             logger.info(
                 "%d of %d workers have come; the others wait for executors", came, self._world_size
@@ -163,7 +161,7 @@ class Gang(StageWatch):
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-        elif time.monotonic() - self._lost_at > _NOTICE_S:
+        elif time.monotonic() - self._lost_at > GANG_NOTICE_S:
             self._end(worker_lost(workers_at(self._line, lost), *_GONE))
 
     def _end(self, failure: BigDLError) -> None:

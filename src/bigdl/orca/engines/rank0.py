@@ -15,12 +15,11 @@ import time
 from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import RANK0_LEAVE_S
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import CHUNK, Address, AttemptChannel, Channel, LineLost, Unreachable
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import ChannelConnection, DriverConnection, captured
-
-_LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
 
 Row = tuple[int, str, str, bytes | None]
 
@@ -116,7 +115,7 @@ def _leave(spec, line, place, error):
     with contextlib.suppress(LineLost):  # rank 0 and its channel may be gone
         line.set(f"left/{place}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]
-        end = time.monotonic() + _LEAVE_S
+        end = time.monotonic() + RANK0_LEAVE_S
         while not line.has(*others):
             failed = line.count("failed")
             if failed and time.monotonic() > end:

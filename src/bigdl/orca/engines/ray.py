@@ -24,6 +24,13 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.cpu import wait_passively
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.common.private_folders import private_folder, process_folder
+from bigdl.common.timeouts import (
+    ACTOR_START_S,
+    COLLECTIVE_S,
+    INTERRUPT_LOOK_S,
+    NODE_LOSS_S,
+    WORKERS_JOIN_S,
+)
 from bigdl.orca.cluster.ray import RayCluster, refuse_lost
 from bigdl.orca.cluster.ray_launch import ray_calls
 from bigdl.runtime.engine import Engine
@@ -39,9 +46,6 @@ from bigdl.runtime.shards.feed import Feed, InputPlan
 
 logger = logging.getLogger("bigdl.orca")
 
-_START_S = 120.0  # seconds in which a process must be up
-_INTERRUPT_S = 0.1  # seconds in which Ctrl-C is seen
-_ELASTIC_S = 30.0  # seconds in which Ray must notice that a node is gone
 
 _AWAY = "its node went away", "their nodes went away"
 _NODE_DIED = "node has died"  # as Ray says it
@@ -152,10 +156,10 @@ class RayPool:
         """Wait until all actors answer; those that are gone are replaced in the list."""
         import ray
 
-        end = time.monotonic() + _START_S
+        end = time.monotonic() + ACTOR_START_S
         starts = {actor.__ray_ready__.remote(): i for i, (_, actor) in enumerate(actors)}
         while starts:
-            for start in ray.wait(list(starts), timeout=_INTERRUPT_S)[0]:
+            for start in ray.wait(list(starts), timeout=INTERRUPT_LOOK_S)[0]:
                 place = starts.pop(start)
                 node = actors[place][0]
                 try:
@@ -163,12 +167,14 @@ class RayPool:
                 except ray.exceptions.RayActorError as error:
                     if time.monotonic() > end:
                         raise WorkerLost(f"A worker could not be started: {error}") from None
-                    time.sleep(_INTERRUPT_S)
+                    time.sleep(INTERRUPT_LOOK_S)
                     actors[place] = node, self._start(node)
                     starts[actors[place][1].__ray_ready__.remote()] = place
             if starts and time.monotonic() > end:
                 nodes = " and ".join({actors[place][0] for place in starts.values()})
-                raise WorkerLost(f"A worker on node {nodes} did not start within {_START_S:g} s")
+                raise WorkerLost(
+                    f"A worker on node {nodes} did not start within {ACTOR_START_S:g} s"
+                )
 
 
 @functools.lru_cache(maxsize=1)
@@ -194,7 +200,7 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
     end = time.monotonic() + patience
     cluster = RayCluster.from_active()
     try:
-        while not group.wait(_INTERRUPT_S):
+        while not group.wait(INTERRUPT_LOOK_S):
             room = cluster.room(cores)
             if time.monotonic() < end:
                 continue
@@ -255,7 +261,7 @@ class RayJob(CalledJob):
         engine = self._engine
         # nodes may come back, but who can go on with fewer does not wait long
         is_elastic = engine.min_workers is not None and self._attempts > 1
-        patience = min(engine.patience, _ELASTIC_S) if is_elastic else engine.patience
+        patience = min(engine.patience, NODE_LOSS_S) if is_elastic else engine.patience
         with engine.pool.lend(self.num_workers, self._spec.threads, patience) as actors:
             spec = ray.put(self._next_spec())
             answers = [
@@ -321,8 +327,8 @@ class RayEngine(Engine):
         workers_per_node: int = 1,
         min_workers: int | None = None,
         channel_port: int = 0,
-        timeout: float = 1800.0,
-        patience: float = 120.0,
+        timeout: float = COLLECTIVE_S,
+        patience: float = WORKERS_JOIN_S,
         log_to_driver: bool = True,
     ):
         cluster = cluster or RayCluster.from_active()

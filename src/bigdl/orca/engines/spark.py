@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.common.timeouts import COLLECTIVE_S, FAILED_TASKS_S, WORKERS_JOIN_S
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import (
-    QUIET_S,
     SparkCall,
     job_error,
     one_row,
@@ -117,10 +117,10 @@ class SparkEngine(Engine):
         *,
         workers_per_node: int = 1,
         channel_port: int = 0,
-        timeout: float = 1800.0,
+        timeout: float = COLLECTIVE_S,
         log_to_driver: bool = True,
         rendezvous: str = "auto",
-        patience: float = 120.0,
+        patience: float = WORKERS_JOIN_S,
     ):
         self._job_class = SparkJob
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
@@ -296,7 +296,7 @@ class SparkJob(Job):
                 with contextlib.suppress(Exception):
                     request_stop(line, OTHER_FAILED)
                     await_survivors(line, self.num_workers)
-                    time.sleep(QUIET_S)
+                    time.sleep(FAILED_TASKS_S)
                 raise
 
     def _stage(self):

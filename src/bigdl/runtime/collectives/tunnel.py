@@ -21,6 +21,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from bigdl.common.timeouts import TUNNEL_OPEN_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.group_store import GroupStore
 from bigdl.runtime.key_value_store import keep_alive
@@ -34,7 +35,6 @@ _ADDRESS = re.compile(  # a sockaddr_in as it lies in memory
 _MARK = b"\0tunnel of bigdl\0"
 _PORT = struct.Struct("!H")
 _TRIES = 5000  # random ports until one is free
-_S = 60.0  # seconds within which a tunnel must be open
 
 
 class Pump(asyncio.Protocol):
@@ -190,7 +190,11 @@ class Tunnels:
     async def _connect(self, pump: Pump, host: str, port: int, led_to: int | None) -> None:
         tls: dict[str, Any] = {}
         if led_to is not None:
-            tls = {"ssl": self._tls[False], "server_hostname": "", "ssl_handshake_timeout": _S}
+            tls = {
+                "ssl": self._tls[False],
+                "server_hostname": "",
+                "ssl_handshake_timeout": TUNNEL_OPEN_S,
+            }
         try:
             _, other = await self._loop.create_connection(Pump, host, port, **tls)
         except OSError:
@@ -217,7 +221,7 @@ class Tunnels:
         await asyncio.sleep(0)
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TUNNEL_OPEN_S)
 
 
 def _as_gloo_compares(port: int) -> int:

@@ -8,13 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.timeouts import BROKER_CALL_S, BROKER_PAUSE_S, BROKER_S
 
 T = TypeVar("T")
-
-PATIENCE_S = 120.0
-"""How long a call waits for a broker, which may be restarting."""
-_CALL_S = 10.0
-_PAUSE_S = 0.5
 
 
 def confluent_kafka() -> Any:
@@ -66,7 +62,7 @@ def is_passing(error: Any) -> bool:
     return isinstance(reason, kafka) and (reason.retriable() or reason.code() in away)
 
 
-def patiently(call: Callable[[], T], patience: float = PATIENCE_S) -> T:
+def patiently(call: Callable[[], T], patience: float = BROKER_S) -> T:
     """Return what a call returns; it is made again while the broker is away."""
     give_up = time.monotonic() + patience
     while True:
@@ -75,7 +71,7 @@ def patiently(call: Callable[[], T], patience: float = PATIENCE_S) -> T:
         except confluent_kafka().KafkaException as error:
             if not is_passing(error) or time.monotonic() > give_up:
                 raise
-        time.sleep(_PAUSE_S)
+        time.sleep(BROKER_PAUSE_S)
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,7 +94,7 @@ def partitions_of(consumer: Any, topics: list[str]) -> list[tuple[str, int]]:
     """Names and numbers of the partitions of topics, which must exist."""
 
     def ask() -> list[tuple[str, int]]:
-        known = consumer.list_topics(timeout=_CALL_S).topics
+        known = consumer.list_topics(timeout=BROKER_CALL_S).topics
         missing = [name for name in topics if name not in known or not known[name].partitions]
         if missing:
             raise UsageError(
@@ -115,4 +111,6 @@ def partitions_of(consumer: Any, topics: list[str]) -> list[tuple[str, int]]:
 def ends_of(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
     """The first offset that a partition has, and the one after its last."""
     place = confluent_kafka().TopicPartition(topic, partition)
-    return patiently(lambda: consumer.get_watermark_offsets(place, timeout=_CALL_S, cached=False))
+    return patiently(
+        lambda: consumer.get_watermark_offsets(place, timeout=BROKER_CALL_S, cached=False)
+    )

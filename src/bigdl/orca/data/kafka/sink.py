@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.timeouts import BROKER_PAUSE_S, BROKER_S, SINK_CALL_S
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.kafka.client import (
-    PATIENCE_S,
     confluent_kafka,
     consumer_of,
     is_passing,
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 pa = LazyModule("pyarrow", "orca")
-
-_CALL_S = 30.0
-_PAUSE_S = 0.5
 
 
 def write_kafka(
@@ -181,7 +178,7 @@ class _Writer:
             for each in batches
             for pair in zip(each.column(0).to_pylist(), each.column(1).to_pylist(), strict=True)
         ]
-        give_up = time.monotonic() + PATIENCE_S
+        give_up = time.monotonic() + BROKER_S
         while self.next_batch <= batch:
             try:
                 self._transact(rows, batch)
@@ -190,7 +187,7 @@ class _Writer:
                 self.producer = None
                 if not _may_repeat(error) or time.monotonic() > give_up:
                     raise
-                time.sleep(_PAUSE_S)
+                time.sleep(BROKER_PAUSE_S)
                 patiently(self._start)
         return len(rows)
 
@@ -202,9 +199,9 @@ class _Writer:
         producer = kafka.Producer(
             {**defaults, **dict(self.sink.settings), "transactional.id": self.group}
         )
-        producer.init_transactions(_CALL_S)
+        producer.init_transactions(SINK_CALL_S)
         place = kafka.TopicPartition(self.sink.topic, 0)
-        (noted,) = self._consumer().committed([place], timeout=_CALL_S)
+        (noted,) = self._consumer().committed([place], timeout=SINK_CALL_S)
         self.producer, self.next_batch = producer, max(noted.offset, 0)
 
     def _transact(self, rows: list[tuple], batch: int) -> None:
@@ -219,8 +216,8 @@ class _Writer:
                     producer.poll(0.1)
         place = kafka.TopicPartition(self.sink.topic, 0, batch + 1)
         member = self._consumer().consumer_group_metadata()
-        producer.send_offsets_to_transaction([place], member, _CALL_S)
-        producer.commit_transaction(_CALL_S)
+        producer.send_offsets_to_transaction([place], member, SINK_CALL_S)
+        producer.commit_transaction(SINK_CALL_S)
         self.next_batch = batch + 1
 
     def _consumer(self) -> Any:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from bigdl.common.errors import BigDLError, UsageError
+from bigdl.common.timeouts import BROKER_S, SOURCE_POLL_S
 from bigdl.orca.data.kafka.client import (
-    PATIENCE_S,
     confluent_kafka,
     consumer_of,
     ends_of,
@@ -28,7 +28,6 @@ from bigdl.orca.data.kafka.client import (
 NAME = "bigdl-kafka"
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 _ROWS = 1000  # of a batch of Arrow
-_POLL_S = 1.0
 
 Offsets = dict[str, dict[str, int]]
 """The offset of the next record, by topic and number of the partition."""
@@ -164,10 +163,10 @@ def records(consumer: Any, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     kafka = confluent_kafka()
     consumer.assign([kafka.TopicPartition(wanted.topic, wanted.partition, wanted.start)])
     rows: list[tuple] = []
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + BROKER_S
     try:
         while True:
-            messages = consumer.consume(_ROWS, timeout=_POLL_S if not rows else 0.05)
+            messages = consumer.consume(_ROWS, timeout=SOURCE_POLL_S if not rows else 0.05)
             for message in messages:
                 error = message.error()
                 if error is None and message.offset() < wanted.end:
@@ -185,11 +184,11 @@ def records(consumer: Any, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
                     yield batch_of(rows)
                 return
             if messages:
-                give_up = time.monotonic() + PATIENCE_S
+                give_up = time.monotonic() + BROKER_S
             elif time.monotonic() > give_up:
                 raise BigDLError(
                     f"Kafka gave no record of topic {wanted.topic!r}, partition "
-                    f"{wanted.partition}, for {PATIENCE_S:.0f} s"
+                    f"{wanted.partition}, for {BROKER_S:.0f} s"
                 )
             if len(rows) >= _ROWS:
                 yield batch_of(rows)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.timeouts import ACTOR_PLACE_S
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.ray_launch import ray_get
 from bigdl.orca.cluster.spark import SparkCluster
@@ -19,8 +20,6 @@ __all__ = ["RayXShards"]
 
 ray = LazyModule("ray", "ray")
 logger = logging.getLogger("bigdl.orca")
-
-_PLACE_S = 60.0  # how long an actor that was just made is waited for, on a busy machine too
 
 
 class RayXShards(XShards):
@@ -328,7 +327,7 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
         said = states(actor._actor_id.hex()) or {}  # before it is placed it has a nil NodeID
         return said["Address"]["NodeID"] if said.get("State") in ("ALIVE", "DEAD") else None
 
-    end = time.monotonic() + _PLACE_S
+    end = time.monotonic() + ACTOR_PLACE_S
     while None in (nodes := list(map(node_of, actors))) and time.monotonic() < end:
         time.sleep(0.05)
     # an actor without CPUs may be on the head of a Ray on Spark, which has none

@@ -19,6 +19,7 @@ import numpy as np
 
 from bigdl.common.cpu import THREAD_VARIABLES
 from bigdl.common.errors import UsageError
+from bigdl.common.timeouts import STORE_END_S, STORE_LOOK_S
 from bigdl.orca.learn.mxnet.environment import isolated_python
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.process import exit_message
@@ -28,8 +29,6 @@ from bigdl.runtime.worker import Worker
 WEIGHTS = "model.params"
 _STATE = (WEIGHTS, "optimizer.states")
 _PROGRAM = Path(__file__).with_name("program.py")
-_POLL_S = 0.1
-_END_S = 30.0  # seconds that the store gets to end after its workers
 
 
 def run(
@@ -145,7 +144,7 @@ def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
     """Wait for the process that trains, and return what it has left; raise its error."""
     training, *store = processes
     while training.poll() is None and not any(each.poll() for each in store):
-        time.sleep(_POLL_S)
+        time.sleep(STORE_LOOK_S)
     path = folder / "outcome.json"
     if not path.exists():
         code = next(each.returncode for each in processes if each.returncode is not None)
@@ -160,5 +159,5 @@ def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
         raise type(outcome["kind"], (RuntimeError,), {})(f"in MXNet\n{outcome['traceback']}")
     for each in store:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            each.wait(_END_S)
+            each.wait(STORE_END_S)
     return outcome

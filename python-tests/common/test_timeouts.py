@@ -1,0 +1,44 @@
+"""Time limits: in one place, and in the order that they must keep."""
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bigdl.common import timeouts
+from bigdl.orca.cluster import supervisor
+
+SRC = Path(__file__).resolve().parents[2] / "src" / "bigdl"
+ELSEWHERE = (Path(timeouts.__file__), Path(supervisor.__file__))  # a script without the package
+MEASURED = ("_LEAST_S", "_BUDGET_S", "_LEAST_SECONDS")  # of measurements, which are no limits
+
+
+@pytest.mark.parametrize("why", timeouts.ORDERS)
+def test_limits_grow_in_their_order(why):
+    limits = timeouts.ORDERS[why]
+    assert all(first < second for first, second in pairwise(limits)), limits
+
+
+def test_the_supervisor_ends_what_it_runs_before_ray_is_given_up():
+    limits = supervisor.TICK_S, supervisor.GRACE_S, supervisor.STOP_S, timeouts.RAY_SHUTDOWN_S
+    assert all(first < second for first, second in pairwise(limits))
+
+
+def test_every_limit_says_its_reason():
+    body = ast.parse(Path(timeouts.__file__).read_text()).body
+    limits = [n for n, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    assert all(isinstance(body[n + 1], ast.Expr) for n in limits)
+
+
+def test_limits_stand_in_one_module():
+    pattern = re.compile(r"^(\w*_(?:S|SECONDS)) = \d", re.MULTILINE)
+    others = [
+        f"{path.relative_to(SRC)}: {name}"
+        for path in SRC.rglob("*.py")
+        if path not in ELSEWHERE
+        for name in pattern.findall(path.read_text())
+        if name not in MEASURED
+    ]
+    assert others == []
