@@ -167,6 +167,7 @@ setup(
     package_data={"": ["py.typed", "log4j2.properties", "*.binpb", "*.proto", "pods/*.yaml"]},
     entry_points={
         "console_scripts": [
+            "bigdl=bigdl.cli:main",
             "bigdl-prepare=bigdl.orca.cluster.class_archive:main",
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",

@@ -62,6 +62,8 @@ ROOMS = [
     ["bigdl.dllib"],
     ["bigdl.chronos", "bigdl.llm", "bigdl.ppml", "bigdl.serving"],
     ["bigdl.testing"],
+    ["bigdl.demo"],
+    ["bigdl.cli"],
 ]
 PLACE = {name: number for number, names in enumerate(ROOMS) for name in names}
 

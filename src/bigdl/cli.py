@@ -1,0 +1,312 @@
+"""The command ``bigdl``: what is installed here, a demo, the version."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from bigdl.common.cpu import core_count, isa_flags, processor_name
+from bigdl.common.errors import BigDLError
+from bigdl.common.memory import available_memory
+
+__all__ = ["Finding", "diagnose", "main"]
+
+_ISA = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "VNNI (fast int8)",
+    "avx_vnni": "VNNI (fast int8)",
+    "avx512_bf16": "AVX-512 bf16",
+    "amx_bf16": "AMX bf16",
+    "amx_int8": "AMX int8",
+    "asimd": "NEON",
+    "sve": "SVE",
+    "bf16": "bf16",
+    "i8mm": "int8 matrix products",
+}
+_CLUSTER_VARIABLES = (
+    "SPARK_HOME",
+    "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+    "KUBECONFIG",
+    "PYSPARK_PYTHON",
+    "PYSPARK_DRIVER_PYTHON",
+    "SPARK_REMOTE",
+    "RAY_ADDRESS",
+)
+_EXTRAS = {
+    "orca": "Estimators on Spark, and without it",
+    "ray": "the same on Ray",
+    "nano": "faster PyTorch and Lightning on one machine",
+    "tf": "Keras",
+    "automl": "searches of hyper-parameters",
+    "friesian": "features, models and serving of recommenders",
+    "serving": "models behind HTTP and gRPC",
+    "connect": "Spark Connect",
+    "java": "a Java for Spark",
+    "xgboost": "boosted trees",
+    "delta": "Delta Lake tables",
+    "iceberg": "Iceberg tables",
+    "mlflow": "models and runs of MLflow",
+}
+_PROBE_S = 20.0  # seconds in which another Python has to answer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of ``bigdl doctor``.
+
+    Attributes
+    ----------
+    subject : str
+        Such as ``"Java"``.
+    text : str
+        What was found; for a problem with what to do about it.
+    is_problem : bool
+    """
+
+    subject: str
+    text: str
+    is_problem: bool = False
+
+
+def diagnose() -> Iterator[Finding]:
+    """Yield what is installed on this machine, and what would keep BigDL from running.
+
+    Yields
+    ------
+    Finding
+
+    Examples
+    --------
+    >>> from bigdl.cli import diagnose
+    >>> [finding.subject for finding in diagnose()][:3]
+    ['BigDL', 'Python', 'processor']
+    """
+    yield Finding("BigDL", f"{importlib.metadata.version('bigdl')} in {Path(__file__).parent}")
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    yield _processor()
+    yield Finding("memory", f"{available_memory() / 2**30:.1f} GiB available")
+    yield _allocator()
+    if _installed("pyspark") is not None:
+        yield _java()
+        yield from _spark()
+    yield from _environment()
+    yield from _extras()
+
+
+def _processor() -> Finding:
+    flags = isa_flags()
+    features = list(dict.fromkeys(name for flag, name in _ISA.items() if flag in flags))
+    name = processor_name() or platform.processor() or platform.machine()
+    known = ", ".join(features) or "no known extension"
+    return Finding("processor", f"{core_count()} cores, {known} ({name})")
+
+
+def _allocator() -> Finding:
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    for name in ("jemalloc", "tcmalloc"):
+        if name in preloaded:
+            return Finding("allocator", f"{name}, preloaded")
+    return Finding("allocator", "that of the C library, which nano tunes; see bigdl-nano-run")
+
+
+def _java() -> Finding:
+    from bigdl.orca.cluster.java import find_java
+
+    try:
+        java = find_java()
+    except BigDLError as error:
+        return Finding("Java", _sentence(error), is_problem=True)
+    with_home = f"{java.version} of {java.origin} ({java.home})"
+    java.close()
+    return Finding("Java", with_home)
+
+
+def _spark() -> Iterator[Finding]:
+    """Yield Spark's version, and whether its workers would run this Python."""
+    version = _installed("pyspark") or ""
+    home = os.environ.get("SPARK_HOME")
+    release = _release_of(Path(home)) if home else None
+    if home and release is None:
+        yield Finding(
+            "Spark",
+            f"SPARK_HOME={home} holds no Spark; unset it to use pyspark {version}",
+            is_problem=True,
+        )
+    elif release and release.split(".")[:2] != version.split(".")[:2]:
+        yield Finding(
+            "Spark",
+            f"SPARK_HOME={home} is Spark {release}, but the Python package is pyspark {version}; "
+            f"run: pip install pyspark=={release}, or unset SPARK_HOME",
+            is_problem=True,
+        )
+    else:
+        yield Finding("Spark", f"{version}" + (f", SPARK_HOME={home}" if home else ""))
+    python = os.environ.get("PYSPARK_PYTHON")
+    # A session that init_orca_context makes runs its workers on this interpreter.
+    worker = python or "python3"
+    problem = _problem_of_workers(worker)
+    cure = f"set PYSPARK_PYTHON={sys.executable}"
+    if not problem:
+        yield Finding("Spark's workers", f"run {shutil.which(worker) or worker}")
+    elif python:
+        yield Finding("Spark's workers", f"PYSPARK_PYTHON={python} {problem}; {cure}", True)
+    else:
+        yield Finding(
+            "Spark's workers",
+            f"of a session that you make yourself would run {shutil.which(worker) or worker}, "
+            f"which {problem}: {cure} first, or let init_orca_context make the session",
+            is_problem=True,
+        )
+
+
+def _release_of(home: Path) -> str | None:
+    """Return the version of an unpacked Spark; None if it is none."""
+    jars = sorted(home.glob("jars/spark-core_*.jar"))
+    found = re.search(r"-(\d+\.\d+\.\d+)[^-]*\.jar$", jars[0].name) if jars else None
+    return found.group(1) if found else None
+
+
+@cache
+def _problem_of_workers(python: str) -> str:
+    """Return why workers of Spark cannot run on a Python; empty if they can."""
+    path = shutil.which(python)
+    if path is None:
+        return "is not found on PATH"
+    if os.path.realpath(path) == os.path.realpath(sys.executable) and (
+        Path(path).parent == Path(sys.executable).parent
+    ):
+        return ""
+    program = "import sys, bigdl.common; print(*sys.version_info[:2], sep='.')"
+    command = [path, "-c", program]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be started ({_sentence(error)})"
+    if answer.returncode:
+        return "has no BigDL"
+    here = "{}.{}".format(*sys.version_info[:2])
+    there = answer.stdout.strip()
+    return "" if there == here else f"is Python {there}, while this is {here}"
+
+
+def _environment() -> Iterator[Finding]:
+    for name in _CLUSTER_VARIABLES:
+        value = os.environ.get(name)
+        if value and name.endswith(("_DIR", "KUBECONFIG")) and not Path(value).exists():
+            yield Finding("settings", f"{name}={value} does not exist; correct or unset it", True)
+        elif value:
+            yield Finding("settings", f"{name}={value}")
+
+
+def _extras() -> Iterator[Finding]:
+    """Yield for each extra whether its packages are installed, or how to install them."""
+    requirements = [Requirement(line) for line in importlib.metadata.requires("bigdl") or []]
+    for extra, purpose in _EXTRAS.items():
+        wrong = []
+        for requirement in requirements:
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}):
+                continue
+            if marker.evaluate({"extra": extra}):
+                version = _installed(requirement.name)
+                if version is None:
+                    wrong.append(requirement.name)
+                elif not requirement.specifier.contains(version, prereleases=True):
+                    wrong.append(f"{requirement.name} {version} ({requirement.specifier} is asked)")
+        if wrong:
+            missing = ", ".join(wrong[:4]) + (", ..." if len(wrong) > 4 else "")
+            install = f"pip install 'bigdl[{extra}]'"
+            yield Finding(f"[{extra}]", f"not installed: {purpose}; {install} ({missing})")
+        else:
+            yield Finding(f"[{extra}]", f"installed: {purpose}")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _doctor() -> int:
+    problems = 0
+    for finding in diagnose():
+        mark = "!" if finding.is_problem else " "
+        print(f"{mark} {finding.subject:<16} {finding.text}", flush=True)
+        problems += finding.is_problem
+    print(f"\nProblems: {problems}" if problems else "\nNo problem found.")
+    return 1 if problems else 0
+
+
+def _demo(backend: str, epochs: int) -> int:
+    from bigdl.demo import run
+
+    run(backend, epochs)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command ``bigdl``.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the process.
+
+    Returns
+    -------
+    int
+        Exit status: 1 if ``doctor`` found a problem, or if something was refused.
+
+    Examples
+    --------
+    >>> from bigdl.cli import main
+    >>> main(["version"])
+    3...
+    0
+    """
+    parser = argparse.ArgumentParser(prog="bigdl", description="Notebooks become clusters.")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands.add_parser("doctor", help="what is installed, what is missing, and what to do")
+    commands.add_parser("version", help="the version of BigDL")
+    demo = commands.add_parser("demo", help="train, evaluate and predict on a small table")
+    demo.add_argument(
+        "--backend",
+        choices=("auto", "spark", "local"),
+        default="auto",
+        help="spark needs Java; auto takes it if there is one",
+    )
+    demo.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "version":
+            print(importlib.metadata.version("bigdl"))
+            return 0
+        if options.command == "doctor":
+            return _doctor()
+        return _demo(options.backend, options.epochs)
+    except (BigDLError, ModuleNotFoundError) as error:
+        print(f"bigdl: {_sentence(error)}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
