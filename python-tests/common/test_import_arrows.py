@@ -4,6 +4,7 @@ An import inside a function counts like one at the top; one for type checking do
 """
 
 import ast
+import os
 import functools
 import gc
 import subprocess
@@ -163,7 +164,7 @@ def wrong_imports(tree: ast.AST, module: str, *, is_package: bool = False) -> li
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    for path in sorted((SRC / "bigdl").rglob("*.py")):
+    for path in sorted({*(SRC / "bigdl").rglob("*.py")} - {SRC / "bigdl" / "__init__.py"}):
         parts = path.relative_to(SRC).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
@@ -186,8 +187,22 @@ def test_docstrings_say_what_a_thing_is():
     assert questions == []
 
 
-def test_bigdl_is_a_namespace_without_init():
-    assert not (SRC / "bigdl" / "__init__.py").exists()
+def test_bigdl_has_a_version_and_room_for_packages_of_other_distributions(tmp_path):
+    other = tmp_path / "bigdl" / "of_another"
+    other.mkdir(parents=True)
+    (other.parent / "__init__.py").write_text(
+        "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+    )
+    (other / "__init__.py").touch()
+    program = (
+        "import bigdl, importlib.metadata, sys\n"
+        "assert [name for name in sys.modules if name.startswith('bigdl.')] == []\n"
+        "assert bigdl.__version__ == importlib.metadata.version('bigdl')\n"
+        "assert not hasattr(bigdl, 'no_such_name')\n"
+        "import bigdl.of_another, bigdl.common.errors\n"
+    )
+    path = {"PYTHONPATH": f"{SRC}:{tmp_path}"}
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **path})
 
 
 def test_imports_point_one_way():

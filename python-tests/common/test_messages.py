@@ -172,12 +172,3 @@ def test_the_level_of_a_logger_stays_as_the_program_has_set_it(capfd):
         assert logger.level == logging.WARNING
     finally:
         logger.setLevel(before)
-
-
-def test_the_namespace_has_a_version_once_a_room_is_imported():
-    import importlib.metadata
-
-    import bigdl
-
-    assert bigdl.__version__ == importlib.metadata.version("bigdl")  # type: ignore[attr-defined]
-    assert not hasattr(bigdl, "no_such_name")
