@@ -4,9 +4,9 @@ An import inside a function counts like one at the top; one for type checking do
 """
 
 import ast
-import os
 import functools
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -24,7 +24,6 @@ from bigdl.orca.learn.prediction.predictor import PredictOptions
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-
     from mlflow.models import ModelSignature
     from mlflow.models.model import Model, ModelInfo
 
