@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, UsersFrames, type_name
@@ -15,7 +15,7 @@ from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import as_feed, feed_of, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
-from bigdl.orca.learn.backends import BACKENDS, LayerArguments
+from bigdl.orca.learn.backends import BACKENDS
 from bigdl.orca.learn.prediction.predictor import NOT_FITTED, PredictOptions, Predictor
 from bigdl.orca.learn.prediction.sample import Sample, Sampler
 from bigdl.orca.learn.prediction.sql import sql_function
@@ -30,9 +30,6 @@ from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.fit import TrainingSession
-
-if TYPE_CHECKING:
-    from bigdl.orca.parameter_layer.fit.loop import ParameterLayerOptions
 
 
 @dataclass
@@ -265,10 +262,6 @@ class TrainingEstimator(PredictingEstimator):
     @abstractmethod
     def _parameter_layer(self) -> type[TrainingSession]:
         """Return the class of a session that trains by the parameter layer."""
-
-    def _layer_options(self, arguments: LayerArguments) -> ParameterLayerOptions | None:
-        """Return the options of the parameter layer; None where the backend has none."""
-        return self._backend.layer_options(self._options.backend, arguments)
 
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""

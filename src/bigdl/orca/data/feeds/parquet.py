@@ -89,10 +89,10 @@ class ParquetFeed(ColumnFeed):
 
     @functools.cached_property
     def _ranges(self) -> list:
-        return self._table.row_groups(list(self._types))
+        return self._table.row_groups([spec.name for spec in self.specs])
 
     def check(self) -> None:
-        self.specs, self._ranges  # noqa: B018 - are made, and kept
+        self._ranges  # noqa: B018 - is made of the specs, and kept
 
     def follow(self, inputs: list | None) -> None:
         features = [(name, self._types[name]) for name in self.feature_cols or ()]

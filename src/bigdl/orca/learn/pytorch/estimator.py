@@ -507,11 +507,10 @@ Ray also RayXShards or a ray.data.Dataset
         (True, True, 64)
         """
         take_old(self.fit, old)
-        layer = self._layer_options(
-            LayerArguments(
-                transport, group_size, compression, sampling, drop_stragglers, min_workers
-            )
+        keywords = LayerArguments(
+            transport, group_size, compression, sampling, drop_stragglers, min_workers
         )
+        layer = self._backend.layer_options(self._options.backend, keywords)
         callbacks = as_callbacks(callbacks)
         accumulate, local = _check_steps(accumulate_grad_batches, local_steps, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())

@@ -380,11 +380,10 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             When workers were lost more often than `max_failures` allows.
         """
         take_old(self.fit, old)
-        layer = self._layer_options(
-            LayerArguments(
-                transport, group_size, compression, sampling, drop_stragglers, min_workers
-            )
+        keywords = LayerArguments(
+            transport, group_size, compression, sampling, drop_stragglers, min_workers
         )
+        layer = self._backend.layer_options(self._options.backend, keywords)
         self._parts.need()
         callbacks = as_callbacks(callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
