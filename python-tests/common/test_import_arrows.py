@@ -273,16 +273,8 @@ def test_no_circle_between_files_or_between_rooms():
 
 
 CIRCLES_OF_TYPES = {
-    # An engine opens jobs, and a job has its engine; what runs in a worker knows both.
-    *("bigdl.runtime.channel", "bigdl.runtime.engine", "bigdl.runtime.jobs"),
-    *("bigdl.runtime.task", "bigdl.runtime.worker"),
-    # An operator asks batches, which know operators.
-    *("bigdl.friesian.ops.batches", "bigdl.friesian.ops.operator"),
     # Some of XShards' factories return those on Ray.
     *("bigdl.orca.data.xshards.ray", "bigdl.orca.data.xshards.spark"),
-    # A step has a state, which its optimizer takes.
-    *("bigdl.orca.parameter_layer.optimizers", "bigdl.orca.parameter_layer.plan"),
-    "bigdl.orca.parameter_layer.rank",
     # A runner calls callbacks with itself.
     *("bigdl.orca.learn.pytorch.callbacks.base", "bigdl.orca.learn.pytorch.evaluation"),
     "bigdl.orca.learn.pytorch.parts",

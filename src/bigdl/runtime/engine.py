@@ -30,14 +30,13 @@ import sys
 import sysconfig
 from abc import ABC
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     from bigdl.runtime.cluster import Cluster
-    from bigdl.runtime.jobs import Job
     from bigdl.runtime.shards.feed import Feed, InputPlan
 
 
@@ -68,6 +67,23 @@ def user_import_path() -> list[str]:
     return folders
 
 
+class OpenJob(Protocol):
+    """A job whose input is prepared; see :class:`bigdl.runtime.jobs.Job`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def attempt(
+        self,
+        options: dict | None = None,
+        state: bytes | None = None,
+        on_event: Callable[[str, Any], None] | None = None,
+    ) -> list: ...
+
+    def close(self) -> None: ...
+
+
 class Engine(ABC):
     """Runs programs on the workers of a cluster; every engine has its own class of jobs.
 
@@ -86,7 +102,7 @@ class Engine(ABC):
     [{'rank': 0, 'of': 2}, {'rank': 1, 'of': 2}]
     """
 
-    _job_class: Callable[..., Job]
+    _job_class: Callable[..., OpenJob]
 
     def __init__(
         self,
@@ -135,7 +151,7 @@ class Engine(ABC):
         *,
         threads: int | None = None,
         keep_spools: bool = False,
-    ) -> Job:
+    ) -> OpenJob:
         """Check, prepare the input, and return the job (no worker runs yet).
 
         Parameters

@@ -12,16 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.friesian.ops import kinds
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn
+from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn, Request
 
 
 @dataclass(frozen=True)
@@ -219,33 +217,6 @@ def text_of(value: Any) -> str | None:
 _RANKS = 4096  # values of a batch that stand for all of it: ranks are exact to one in so many
 
 
-@dataclass(frozen=True)
-class Request:
-    """A question; executors replace the columns by the names that these have for them.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    """
-
-    columns: tuple[str, ...]
-
-    def of_batch(self, batch: LazyBatch) -> Any:
-        """The partial answer of one batch."""
-        return self._of_columns([batch[name] for name in self.columns])
-
-    def _of_columns(self, columns: list[Values]) -> Any:
-        raise NotImplementedError
-
-    def merged(self, parts: Sequence[Any]) -> Any:
-        """One partial answer in the place of several."""
-        raise NotImplementedError
-
-    def answer(self, part: Any) -> Any:
-        """The answer, from the partial one of all rows."""
-        return part
-
-
 def _summed(parts: Sequence[pa.Table], keys: list[str]) -> pa.Table:
     """The sums of all other columns for each combination of keys."""
     table = pa.concat_tables(parts)
@@ -413,17 +384,3 @@ class TargetSums(Request):
 
     def merged(self, parts: Sequence[pa.Table]) -> pa.Table:
         return _summed(parts, [name for name in parts[0].column_names if name.startswith("key_")])
-
-
-@dataclass(frozen=True)
-class Outcome(Request):
-    """The columns behind an operator that only runs on tables of Spark.
-
-    The answer is a dict from their names to their kinds.
-
-    Attributes
-    ----------
-    step : TableOperator
-    """
-
-    step: Any = None

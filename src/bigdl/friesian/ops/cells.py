@@ -15,13 +15,14 @@ import pyarrow as pa
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import Quantiles, Request, text_of, texts_of
+from bigdl.friesian.ops.batches import Quantiles, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import (
     Function,
     NumberFunction,
     Operator,
     OutputColumn,
+    Request,
     State,
     TableOperator,
     register_operator,

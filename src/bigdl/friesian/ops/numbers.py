@@ -14,12 +14,13 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import MinMax, PositionMinMax, Quantiles, Request
+from bigdl.friesian.ops.batches import MinMax, PositionMinMax, Quantiles
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
 from bigdl.friesian.ops.operator import (
     NumberFunction,
     Operator,
     OutputColumn,
+    Request,
     State,
     register_operator,
 )

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError
 from bigdl.common.plugins import Registry
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Outcome, Request
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
 from bigdl.friesian.ops.spark import col, replace
 
@@ -34,6 +33,53 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 State = Mapping[str, Any]
+
+
+class Columns(Protocol):
+    """Columns by their names, such as those of a LazyBatch."""
+
+    def __getitem__(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question; executors replace the columns by the names that these have for them.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    """
+
+    columns: tuple[str, ...]
+
+    def of_batch(self, batch: Columns) -> Any:
+        """The partial answer of one batch."""
+        return self._of_columns([batch[name] for name in self.columns])
+
+    def _of_columns(self, columns: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def merged(self, parts: Sequence[Any]) -> Any:
+        """One partial answer in the place of several."""
+        raise NotImplementedError
+
+    def answer(self, part: Any) -> Any:
+        """The answer, from the partial one of all rows."""
+        return part
+
+
+@dataclass(frozen=True)
+class Outcome(Request):
+    """The columns behind an operator that only runs on tables of Spark.
+
+    The answer is a dict from their names to their kinds.
+
+    Attributes
+    ----------
+    step : TableOperator
+    """
+
+    step: Any = None
 
 
 class Function(ABC):

@@ -25,12 +25,14 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.batches import Outcome, Request, factored, lengths_of, lists_of, normal
+from bigdl.friesian.ops.batches import factored, lengths_of, lists_of, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import (
     Function,
     Operator,
+    Outcome,
     OutputColumn,
+    Request,
     State,
     TableOperator,
     register_operator,

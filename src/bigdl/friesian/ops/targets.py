@@ -23,9 +23,16 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.batches import Request, TargetSums
+from bigdl.friesian.ops.batches import TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, register_operator
+from bigdl.friesian.ops.operator import (
+    Function,
+    Operator,
+    OutputColumn,
+    Request,
+    State,
+    register_operator,
+)
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 from bigdl.orca.cluster.versions import by_sets, computed, frame_of_arrow, to_arrow

@@ -27,10 +27,17 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import Counts, Request, lengths_of, lists_of, texts_of
+from bigdl.friesian.ops.batches import Counts, lengths_of, lists_of, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
-from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, register_operator
+from bigdl.friesian.ops.operator import (
+    Function,
+    Operator,
+    OutputColumn,
+    Request,
+    State,
+    register_operator,
+)
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.transformer.encoding import ValueSource, sources_of

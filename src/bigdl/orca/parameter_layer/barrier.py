@@ -25,9 +25,9 @@ import numpy as np
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.parameter_layer.messages import Message, Received, pack, unpack
+from bigdl.orca.parameter_layer.messages import Message, RankState, Received, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
-from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
+from bigdl.orca.parameter_layer.rank import Rank, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.host_memory import HostExchange
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync

@@ -13,7 +13,8 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -338,3 +339,67 @@ def _joined(parts):
     if len(parts) == 1:
         return parts[0]
     return b"".join(parts[number] for number in range(len(parts)))
+
+
+class Packable:
+    """Base of what travels with arrays by their numbers, such as buffers."""
+
+    numbered: ClassVar[tuple[str, ...]] = ("buffers",)  # attributes that hold such arrays
+
+    def pack(self) -> bytes:
+        """Return all of it as bytes."""
+        return bytes(self.message())
+
+    def message(self) -> Message:
+        """Return a view of it."""
+        arrays = {name: list(getattr(self, name).items()) for name in self.numbered}
+        return Message({**vars(self), **arrays})
+
+    @classmethod
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`, with views of the data."""
+        packable = cls(**unpack(data))
+        for name in cls.numbered:
+            setattr(packable, name, dict(getattr(packable, name)))
+        return packable
+
+
+@dataclass
+class RankState(Packable):
+    """A slice of the weights with all that belongs to it.
+
+    Attributes
+    ----------
+    weights : ndarray of float32
+        The slice, in full precision whatever is sent.
+    optimizer : list of dict
+        State of the optimizer, for each segment.
+    buffers : dict of int to ndarray
+        Those buffers of the model that are merged here and have changed since the start.
+    residual : ndarray of float32 or None
+        What encoding has taken from this rank's gradients, of all parameters.
+    records : list of dict
+        Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+    is_halted : bool
+        True if a step of this group was discarded: those after it are not made.
+    """
+
+    weights: np.ndarray
+    optimizer: list[dict]
+    buffers: dict[int, np.ndarray] = field(default_factory=dict)
+    residual: np.ndarray | None = None
+    records: list[dict] = field(default_factory=list)
+    is_halted: bool = False
+
+    def begin_group(self) -> None:
+        """Forget what was only about the group before."""
+        self.records, self.is_halted = [], False
+
+    @classmethod
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`; nothing is a view of the data."""
+        state = super().unpack(data)
+        state.weights = state.weights.copy()
+        state.buffers = {number: buffer.copy() for number, buffer in state.buffers.items()}
+        state.residual = None if state.residual is None else state.residual.copy()
+        return state

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from bigdl.orca.parameter_layer.messages import RankState
     from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Segment
-    from bigdl.orca.parameter_layer.rank import RankState
 
 _ELEMENTWISE = (
     "SGD",

@@ -24,7 +24,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.orca.parameter_layer.rank import RankState
+    from bigdl.orca.parameter_layer.messages import RankState
 
 
 def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:

@@ -41,6 +41,7 @@ from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import (
     Inbox,
     Message,
+    RankState,
     codec_for,
     frame_of_file,
     frames_of,
@@ -48,7 +49,7 @@ from bigdl.orca.parameter_layer.messages import (
 )
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, folder_of_messages, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
-from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, Replica, replica_of
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import job_number, user_error
 from bigdl.runtime.task import describe, read_to_end, reopen, task_environment

@@ -25,10 +25,10 @@ from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.fit.figures import ParameterLayerFigures
 from bigdl.orca.parameter_layer.fit.replica import FlatModel, ParameterLayerReplica
-from bigdl.orca.parameter_layer.messages import codec_for
+from bigdl.orca.parameter_layer.messages import RankState, codec_for
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
-from bigdl.orca.parameter_layer.rank import RankState, changed
+from bigdl.orca.parameter_layer.rank import changed
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 from bigdl.runtime.collectives.base import GradientSync
