@@ -150,6 +150,11 @@ def test_the_example_of_inference_in_the_readme_runs(tmp_path):
     ],
 )
 def test_a_page_runs(page, tmp_path):
-    for module in {"docs/orca/hugging-face.md": ["transformers"]}.get(name(page), ()):
+    needed = {
+        "docs/orca/hugging-face.md": ["transformers"],
+        "docs/data/accelerate.md": ["accelerate"],
+        "docs/data/hugging-face.md": ["transformers", "accelerate"],
+    }
+    for module in needed.get(name(page), ()):
         pytest.importorskip(module)
     run(program(page), tmp_path)

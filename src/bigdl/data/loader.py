@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 import sys
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["TableLoader"]
+
+logger = logging.getLogger("bigdl.data")
 
 _FORMAT = 1
 _GROUP_ROWS = 16 << 10  # rows that one gather fetches, of several small batches
@@ -302,7 +305,16 @@ class TableLoader:
         """
         epoch = check_integer("epoch", epoch, 0)
         if not (self._is_resumed and epoch == self._epoch):
+            if self._is_resumed and self._next:
+                logger.warning(
+                    "The state that was loaded is of epoch %d, after %d of its rows, and "
+                    "set_epoch(%d) leaves the rest of them out",
+                    self._epoch,
+                    self._next,
+                    epoch,
+                )
             self._active = None
+            self._is_resumed = False
             self._epoch, self._next, self._step = epoch, 0, 0
 
     # -- state -------------------------------------------------------------------------------------
@@ -328,6 +340,9 @@ class TableLoader:
         (0, 4, 10)
         """
         _refuse_worker("state_dict()")
+        return self._state_at(self._epoch, self._next, self._step)
+
+    def _state_at(self, epoch: int, next_row: int, step: int) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "table": self._source.name,
@@ -336,10 +351,39 @@ class TableLoader:
             "rows": self.rows,
             "seed": self.seed,
             "order": dict(self._order()),
-            "epoch": self._epoch,
-            "next": self._next,
-            "step": self._step,
+            "epoch": epoch,
+            "next": next_row,
+            "step": step,
         }
+
+    def state_after(self, state: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Return the state of a loop that has made steps since another state.
+
+        For frameworks that take batches before they use them.
+
+        Parameters
+        ----------
+        state : dict
+            Of :meth:`state_dict`.
+        steps : int
+            Of this batch size and number of ranks, within one epoch.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from bigdl.data import TableLoader
+        >>> loader = TableLoader(pa.table({"x": range(10)}), batch_size=4)
+        >>> begin = loader.state_dict()
+        >>> [loader.state_after(begin, steps)["next"] for steps in (1, 2)]
+        [4, 8]
+        >>> loader.state_after(begin, 3)["epoch"]
+        1
+        """
+        epoch, start, made = state["epoch"], state["next"], state["step"]
+        size = self.world_size
+        if steps >= self._steps(self.rows - start, size):
+            return self._state_at(epoch + 1, 0, 0)
+        return self._state_at(epoch, start + steps * self.batch_size * size, made + steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a loop was, with any number of ranks and any batch size.
@@ -503,7 +547,7 @@ class TableLoader:
         folder = process_folder() if self._cache is None else str(private_folder(self._cache))
         return store_in_folder(self.fields, rows, pieces, folder)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Iteration:
         _refuse_worker("A TableLoader")
         if self._active is not None and self._active.received and not self._is_resumed:
             # the loop was left within an epoch: the next one begins
@@ -518,6 +562,29 @@ class TableLoader:
         self._is_resumed = False
         self._active = _Iteration(self)
         return self._active
+
+    def example(self, step: int = 0) -> Any:
+        """Return a batch as those of epoch 0, without receiving it: for shapes and types.
+
+        Parameters
+        ----------
+        step : int
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from bigdl.data import TableLoader
+        >>> loader = TableLoader(pa.table({"x": range(10)}), batch_size=4)
+        >>> loader.example()["x"].shape, loader.state_dict()["next"]
+        (torch.Size([4]), 0)
+        """
+        rank, size = self._grid()
+        order = make_order(self._order(), self.rows, self.seed, 0)
+        reader = _Reader(self, order, rank, size, 0)
+        try:
+            return reader.batches(step, step + 1, reader.prepare(step, step + 1))[0]
+        finally:
+            reader.close()
 
     def close(self) -> None:
         """Remove what is on disk, if no other process uses it; the next iteration makes it again.
@@ -746,6 +813,11 @@ class _Iteration:
         self._ready: deque[Any] = deque()
         self.received = False
         self._finalizer = weakref.finalize(self, _end, self._pool, self._reader)
+
+    @property
+    def left(self) -> int:
+        """Number of steps that are left."""
+        return self._count - self._given
 
     def __iter__(self) -> _Iteration:
         return self

@@ -1,0 +1,116 @@
+"""Training loops of other frameworks go on from their own checkpoints, row by row."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import loader_programs
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROWS = 500
+STEPS = -(-ROWS // loader_programs.BATCH)  # of an epoch
+KILLED = STEPS + 8
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A table whose rows are numbered."""
+    path = tmp_path / "table"
+    path.mkdir()
+    numbers = np.arange(ROWS)
+    x = np.random.default_rng(0).random(ROWS, dtype="f4")
+    for part, rows in enumerate(np.array_split(numbers, 3)):
+        table = pa.table({"id": rows, "x": x[rows], "y": 2 * x[rows]})
+        pq.write_table(table, path / f"{part}.parquet")
+    return tmp_path
+
+
+def run(framework, folder, log, *steps, ranks=1, **variables):
+    """Run a program, and return its lines by rank."""
+    command = [sys.executable]
+    if framework == "torchrun":
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [loader_programs.__file__, framework, str(folder), str(folder / log)]
+    done = subprocess.run(
+        [*command, *map(str, steps)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+    if steps:
+        assert done.returncode not in (0, 2), done.stderr
+        assert framework == "torchrun" or done.returncode == -signal.SIGKILL, done.stderr
+    else:
+        assert done.returncode == 0, done.stderr[-3000:]
+    return [
+        [json.loads(line) for line in (folder / f"{log}.{rank}").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+
+
+def copied(folder, name):
+    other = folder / name
+    other.mkdir()
+    (other / "table").symlink_to(folder / "table")
+    return other
+
+
+FRAMEWORKS = {
+    "plain": "torch",
+    "lightning": "pytorch_lightning",
+    "fabric": "lightning_fabric",
+    "accelerate": "accelerate",
+    "trainer": "accelerate",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_killed_program_goes_on_with_the_same_rows_and_losses(folder, framework):
+    pytest.importorskip(FRAMEWORKS[framework])
+    check_resume(folder, framework)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
+def test_a_killed_fit_of_keras_goes_on_with_the_same_rows_and_weights(folder, backend):
+    pytest.importorskip("keras")
+    pytest.importorskip(backend)
+    check_resume(folder, "keras", KERAS_BACKEND=backend)
+
+
+def check_resume(folder, framework, **variables):
+    (whole,) = run(framework, copied(folder, "whole"), "log", **variables)
+    for epoch in range(loader_programs.EPOCHS):
+        rows = [row for ids, _ in whole[epoch * STEPS : (epoch + 1) * STEPS] for row in ids]
+        assert sorted(rows) == list(range(ROWS))
+    other = copied(folder, "other")
+    (before,) = run(framework, other, "before", KILLED, **variables)
+    assert before == whole[:KILLED]
+    (after,) = run(framework, other, "after", **variables)
+    resumed = len(whole) - len(after)
+    assert STEPS < resumed <= KILLED  # within the second epoch
+    assert after == whole[resumed:]
+
+
+@pytest.mark.slow
+def test_two_killed_ranks_are_resumed_by_three(folder):
+    """By torchrun, and the state in a checkpoint of torch.distributed.checkpoint."""
+    before = run("torchrun", folder, "before", KILLED // 2, ranks=2)
+    after = run("torchrun", folder, "after", ranks=3)
+    state = {"steps": min(map(len, before)), "epoch": 0}
+    steps = -(-ROWS // (2 * loader_programs.BATCH))
+    saved = state["steps"] // loader_programs.EVERY * loader_programs.EVERY
+    in_epoch = saved % steps
+    kept = [ids for lines in before for ids, _ in lines[saved - in_epoch : saved]]
+    three = -(-(ROWS - in_epoch * 2 * loader_programs.BATCH) // (3 * loader_programs.BATCH))
+    rest = [ids for lines in after for ids, _ in lines[:three]]
+    assert sorted(row for ids in kept + rest for row in ids) == list(range(ROWS))
+    losses = [sum(loss for _, loss in step) / 3 for step in zip(*after, strict=True)]
+    assert losses[-1] < 0.1 * losses[0]
