@@ -40,7 +40,7 @@ def run(framework, folder, log, *steps, ranks=1, **variables):
         [*command, *map(str, steps)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
     )
     if steps:

@@ -105,6 +105,7 @@ def test_a_delta_table_is_read_at_a_version(tmp_path):
     assert ids(TableLoader(deltalake.DeltaTable(path, version=0))) == list(range(ROWS))
 
 
+@pytest.mark.slow
 def test_an_iceberg_table_is_read_at_a_snapshot(tmp_path):
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog.sql import SqlCatalog
