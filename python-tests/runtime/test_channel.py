@@ -18,7 +18,7 @@ import pytest
 from bigdl.common.errors import UsageError
 from bigdl.runtime.channel import CHUNK, Address, Channel, Inbox, Unreachable
 from bigdl.runtime.engine import PeerLost
-from bigdl.runtime.frames import GREETING_SIZE, TRY_AGAIN, Handshake
+from bigdl.runtime.key_value_store import GREETING_SIZE, TRY_AGAIN, Handshake
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.distributed import DistError, TCPStore
 
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, Channel, LineLost, Unreachable
-from bigdl.runtime.frames import (
+from bigdl.runtime.key_value_store import (
     ANSWER_SIZE,
     BODY_LIMIT,
     GREETING_SIZE,
@@ -315,10 +315,10 @@ def test_a_hundred_workers_at_once(channel):
 
 def test_one_who_waits_is_woken(channel):
     line = channel.address.connect(1)
-    assert line.await_key("abort", 0.05) is False
+    assert line.has("abort", seconds=0.05) is False
     threading.Timer(0.2, channel.line(1).set, ("abort", "")).start()
     started = time.monotonic()
-    assert line.await_key("abort", 60) is True
+    assert line.has("abort", seconds=60) is True
     assert time.monotonic() - started < 30
 
 

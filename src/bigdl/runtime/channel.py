@@ -5,7 +5,7 @@ server is bound to the driver's own address (loopback in local mode).  It outliv
 it carries the rendezvous, the heartbeat, progress, logs, errors, results and the order to stop.  It
 carries bytes and JSON: nothing that comes from a worker is ever unpickled.  Every connection and
 every message is proved by the secret of the run, which travels with the tasks and never over the
-channel; see :mod:`~bigdl.runtime.frames`.
+channel; see :mod:`~bigdl.runtime.key_value_store`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from typing import Any
 from bigdl.common.timeouts import GREETING_S, LINE_SHARE_S, PROOF_S, WORKER_CONNECT_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
-from bigdl.runtime.frames import (
+from bigdl.runtime.key_value_store import (
     GREETING_SIZE,
     PROOF_SIZE,
     SIZES_SIZE,
     TRY_AGAIN,
     Handshake,
-    NotProved,
-    new_secret,
-    read_sizes,
-)
-from bigdl.runtime.key_value_store import (
     KeyValueServer,
     KeyValueStore,
+    NotProved,
     keep_alive,
     listen,
+    new_secret,
+    read_sizes,
 )
 
 CHUNK = 8 << 20  # bytes of one value
@@ -109,12 +107,13 @@ class Connection:
         self._lost: str | None = None
         self._open()
 
-    def __del__(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Hang up."""
-        self._break()
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+    __del__ = close
 
     def hang_up(self) -> None:
         """Hang up although another thread waits for an answer, which is told that it is gone."""
@@ -223,35 +222,23 @@ class Connection:
             try:
                 if self._socket is None:  # an exception of this process broke off a message
                     self._open()
-                return self._exchange(head, body, is_answered)
+                connection: Any = self._socket
+                pieces = self._ours.close(head, body)
+                for piece in [b"".join(pieces)] if len(body) < _LITTLE else pieces:
+                    connection.sendall(piece)
+                if not is_answered:
+                    return None, b""
+                sizes = _received(connection, SIZES_SIZE)
+                answer = [_received(connection, size) for size in read_sizes(sizes)]
+                tag = _received(connection, self._theirs.tag_size)
+                return self._theirs.open(sizes, answer[0], answer[1], tag)
             except (OSError, NotProved, Unreachable) as error:
-                self._break()
+                self.close()
                 self._lost = f"The connection to the channel is gone: {error}"
                 raise LineLost(self._lost) from error
             except BaseException:
-                self._break()
+                self.close()
                 raise
-
-    def _exchange(self, head, body, is_answered):
-        connection: Any = self._socket
-        pieces = self._ours.close(head, body)
-        if len(body) < _LITTLE:
-            connection.sendall(b"".join(pieces))
-        else:
-            for piece in pieces:
-                connection.sendall(piece)
-        if not is_answered:
-            return None, b""
-        sizes = _received(connection, SIZES_SIZE)
-        of_head, of_body = read_sizes(sizes)
-        head, body = _received(connection, of_head), _received(connection, of_body)
-        tag = _received(connection, self._theirs.tag_size)
-        return self._theirs.open(sizes, head, body, tag)
-
-    def _break(self):
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
 
 
 _LITTLE = 1 << 16  # bytes that are copied rather than sent by themselves
@@ -378,13 +365,9 @@ class AttemptChannel:
     def set_json(self, key: str, value) -> None:
         self.set(key, json.dumps(value))
 
-    def has(self, *keys: str) -> bool:
-        """Return True if all `keys` are there."""
-        return self.store.has([self._prefix + key for key in keys])
-
-    def await_key(self, key: str, seconds: float) -> bool:
-        """Return True as soon as `key` is there, False if it is not after some seconds."""
-        return self.store.has([self._prefix + key], seconds)
+    def has(self, *keys: str, seconds: float = 0) -> bool:
+        """Return True as soon as all `keys` are there, False if they are not after some seconds."""
+        return self.store.has([self._prefix + key for key in keys], seconds)
 
     def get(self, key: str) -> bytes:
         """The value; waits for it."""
@@ -396,10 +379,6 @@ class AttemptChannel:
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""
         return self.store.add(self._prefix + key, by)
-
-    def hang_up(self) -> None:
-        """End the connection, also while another thread waits for an answer."""
-        self.store.hang_up()
 
     def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as the connection of this line ends; for lines of workers."""
@@ -418,7 +397,7 @@ class AttemptChannel:
             self.set(f"met/{key}", "")
             return
         longest = max(0.1, world_size / 100) if longest is None else longest
-        while not self.await_key(f"met/{key}", longest):
+        while not self.has(f"met/{key}", seconds=longest):
             if self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all had met")
 

@@ -54,24 +54,6 @@ def active_jobs() -> tuple[int, ...]:
     return tuple(sorted(_active))
 
 
-def pickled(fn: Callable) -> bytes:
-    """A program by value, so that lambdas and classes of a notebook work.
-
-    Raises
-    ------
-    UsageError
-        If it is no function, or refers to something that cannot be pickled.
-    """
-    if not callable(fn):
-        raise UsageError(
-            f"fn should be a function of a worker, got {type(fn).__name__}",
-            code="argument-type",
-            argument="fn",
-        )
-    advice = "create such objects inside the function instead"
-    return pickled_by_value(fn, "The program cannot be shipped to the workers", advice)
-
-
 class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
@@ -292,7 +274,14 @@ class Job(contextlib.AbstractContextManager):
         self._spools: list[dict] | None = None  # by rank, once all are known
         self._resources = contextlib.ExitStack()
         self._input_plan = InputPlan(None, None)
-        program = pickled(fn)
+        if not callable(fn):
+            raise UsageError(
+                f"fn should be a function of a worker, got {type(fn).__name__}",
+                code="argument-type",
+                argument="fn",
+            )
+        failure = "The program cannot be shipped to the workers"
+        program = pickled_by_value(fn, failure, "create such objects inside the function instead")
         try:
             number = self._resources.enter_context(job_number())
             self._resources.callback(lambda: self._input_plan.close())

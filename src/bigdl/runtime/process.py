@@ -141,39 +141,30 @@ class WorkerProcess:
         self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
-        with _within_limits(rank):
-            self._start(slot, make, env or {}, captured, tied)
-
-    def _start(
-        self,
-        slot: CpuSlot,
-        make: Message,
-        env: Mapping[str, str | None],
-        captured: bool,
-        tied: bool,
-    ) -> None:
-        self.line, worker_end = multiprocessing.Pipe()
+        env = env or {}
         stream = subprocess.PIPE if captured else None
         added = env.get("PYTHONPATH") or ""
         paths = [*filter(None, added.split(os.pathsep)), *sys.path]
         path = repr([entry for entry in paths if isinstance(entry, str)])
-        ends = worker_end.fileno(), os.getpid()
-        with worker_end:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, ends)],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                bufsize=0,
-                pass_fds=[worker_end.fileno()],
-                env=_environment(slot.threads, env),
-                # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
-                process_group=0,
-            )
-        settings = (slot.cores, sys.argv, captured, tied)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
-            send(self.line, encode(settings))
-        self.start_call(make)
+        with _within_limits(rank):
+            self.line, worker_end = multiprocessing.Pipe()
+            ends = worker_end.fileno(), os.getpid()
+            with worker_end:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, path, *map(str, ends)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    bufsize=0,
+                    pass_fds=[worker_end.fileno()],
+                    env=_environment(slot.threads, env),
+                    # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
+                    process_group=0,
+                )
+            settings = (slot.cores, sys.argv, captured, tied)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
+                send(self.line, encode(settings))
+            self.start_call(make)
 
     def call(self, message: Message) -> None:
         """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""

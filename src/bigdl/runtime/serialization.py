@@ -11,6 +11,7 @@ import functools
 import hmac
 import io
 import pickle
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
@@ -67,7 +68,9 @@ def value_pickler() -> type:
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if type(value) is not types.CodeType:
-                of_keras = keras_objects.reduced(value)
+                of_keras: Any = NotImplemented
+                if "keras" in sys.modules or "tensorflow" in sys.modules:
+                    of_keras = keras_objects.reduced(value)
                 return super().reducer_override(value) if of_keras is NotImplemented else of_keras
             make, parts = self.dispatch_table[types.CodeType](value)
             named = [_file_of(value) if part == "<dynamic-code>" else part for part in parts]

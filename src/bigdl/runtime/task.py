@@ -285,7 +285,7 @@ def await_first(line: AttemptChannel, place: int) -> str:
     not be, for the cluster would take its outcome and end the other.
     """
     while not line.has(f"left/{place}"):
-        if line.await_key(f"gone/{place}", 0.5):
+        if line.has(f"gone/{place}", seconds=0.5):
             line.count("failed", 1)  # nobody shall wait for this task
             return "void"
     return "copy"
@@ -388,7 +388,10 @@ class Task:
         import cloudpickle
 
         spec, line, worker = self._spec, self._line, self.worker
-        wanted = self._wanted_ranks()
+        wanted: Sequence[int] = range(spec.world_size)  # where no spools ask for other ranks
+        if spec.by_host and spec.world_size > 1:
+            hosts = line.all_gather("host", self._place, worker.host, spec.world_size)
+            wanted = ranks_by_host(hosts)
         if spec.spools is not None:
             read_to_end(batches)  # of an empty frame
             chosen = choose_shards(spec, self._place, line, wanted)
@@ -415,13 +418,6 @@ class Task:
             line.barrier("results", spec.world_size, longest=0.5)
             remove_spools(worker.shards)
         return "ok"
-
-    def _wanted_ranks(self) -> Sequence[int]:
-        """The ranks of all tasks, where no spools ask for others."""
-        number = self._spec.world_size
-        if not self._spec.by_host or number == 1:
-            return range(number)
-        return ranks_by_host(self._line.all_gather("host", self._place, self.worker.host, number))
 
     def _await_cause(self):
         """Give the driver time to see what happened.

@@ -267,7 +267,7 @@ class HeartbeatThread(threading.Thread):
     def run(self):
         while not self._stopping.is_set():
             try:
-                if self._line.await_key("abort", HEARTBEAT_S):
+                if self._line.has("abort", seconds=HEARTBEAT_S):
                     self._exit()
                 with self._flushing:
                     self.flush(self._line)
@@ -285,7 +285,7 @@ class HeartbeatThread(threading.Thread):
         """End the thread at once, and send what is left by another connection."""
         with self._flushing:
             self._stopping.set()
-            self._line.hang_up()  # it waits for a beat to be over
+            self._line.store.hang_up()  # it waits for a beat to be over
         self.join(timeout=10)
         self._log.end_line()
         with contextlib.suppress(Exception):
