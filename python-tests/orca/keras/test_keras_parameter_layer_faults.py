@@ -84,7 +84,8 @@ def loops(monkeypatch):
         made.append(Limited(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(parameter_layer.KerasParameterLayerTraining, "step", staticmethod(limited))
+    run = replace(parameter_layer.run_by_parameter_layer, step=limited)
+    monkeypatch.setattr(parameter_layer, "run_by_parameter_layer", run)
     return made
 
 

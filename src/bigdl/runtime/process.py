@@ -158,7 +158,7 @@ class WorkerProcess:
                     bufsize=0,
                     pass_fds=[worker_end.fileno()],
                     env=_environment(slot.threads, env),
-                    # The terminal's Ctrl-C is for the parent, which then stops its workers in order.
+                    # the terminal's Ctrl-C is for the parent, which then stops its workers in order
                     process_group=0,
                 )
             settings = (slot.cores, sys.argv, captured, tied)

@@ -72,6 +72,8 @@ class TrainingSession:
         Class of the GradientSync.
     keep : int
         How many of the newest checkpoints stay in `model_dir`.
+    run_call : callable
+        Runs a :class:`FitCall` and returns the final state; default by the workers of the engine.
 
     Attributes
     ----------
@@ -79,10 +81,17 @@ class TrainingSession:
         What the last fit or load left.
     """
 
-    def __init__(self, model_dir: str | None, sync: type[GradientSync], keep: int = 2):
+    def __init__(
+        self,
+        model_dir: str | None,
+        sync: type[GradientSync],
+        keep: int = 2,
+        run_call: "Callable[[FitCall], Checkpoint] | None" = None,
+    ):
         self.snapshot: Checkpoint | None = None
         self._model_dir = model_dir
         self._sync, self._keep = sync, keep
+        self._run_call = run_call or run_in_workers
         self._seed: int | None = None
         self._lock = threading.RLock()  # of what trains or replaces the state
         self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
@@ -160,60 +169,76 @@ class TrainingSession:
             Figures of the epochs of this fit.
         """
         with self._alone():
-            return self._fit(engine, feed, program_of, settings, seed, resume, policy, progress)
+            if resume is None:
+                self._is_resumed = False
+                self._epochs = self.position.epochs_with_figures
+                self._steps = self.position.global_step
+            else:
+                self._load_resumed(resume)
+                manifest = {} if self.snapshot is None else self.snapshot.manifest
+                of_data = manifest.get("data"), manifest.get("data_identity")
+                if feed is not None and any(of_data):
+                    feed = feed.at(*of_data)
+            first, goal = self._epochs, settings.goal
+            goal = Goal(
+                None if goal.epochs is None else self._epochs + goal.epochs,
+                None if goal.steps is None else self._steps + goal.steps,
+                first,
+            )
+            end = None if resume is None else self.position.end_of(goal)
+            if end is None:
+                if seed is not None:
+                    self._seed = seed
+                settings = replace(settings, goal=goal, seed=self.seed)
+                self._train(engine, feed, program_of, settings, policy, progress_of(progress))
+                end = self.position.epochs_with_figures
+            figures = self.position.figures(first, end)
+            self._epochs = end
+            self._steps = figures[-1]["global_step"] if figures else self.position.global_step
+            return figures
 
-    def _fit(
-        self, engine, feed, program_of, settings, seed, resume, policy, progress
-    ) -> list[dict]:
-        if resume is None:
-            self._is_resumed = False
-            self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
-        else:
-            self._load_resumed(resume)
-            manifest = {} if self.snapshot is None else self.snapshot.manifest
-            of_data = manifest.get("data"), manifest.get("data_identity")
-            if feed is not None and any(of_data):
-                feed = feed.at(*of_data)
-        first, goal = self._epochs, settings.goal
-        goal = Goal(
-            None if goal.epochs is None else self._epochs + goal.epochs,
-            None if goal.steps is None else self._steps + goal.steps,
-            first,
-        )
-        end = None if resume is None else self.position.end_of(goal)
-        if end is None:
-            if seed is not None:
-                self._seed = seed
-            start = self.snapshot
-            if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
-                start = replace(start, manifest={**start.manifest, "partial": None})
-            self._choose_run()
-            settings = replace(settings, goal=goal, seed=self.seed)
-            if feed is not None:
-                settings = replace(settings, data_version=feed.version, data_identity=feed.identity)
-            if self._run is not None:
-                settings = replace(settings, run_url=self._run.url, keep=self._keep)
-                if start is not None and start.slices is not None:
-                    settings = replace(settings, pinned_checkpoint=checkpoint_name(start))
-            elif policy.max_failures == 0:
-                # nobody would use the checkpoints
-                settings = replace(settings, checkpoint_trigger=None)
-            program = program_of(settings)
-            shown = progress_of(progress)
-            shown.start(engine.num_workers)
-            try:
-                self.snapshot = self._attempt_until_done(
-                    engine, feed, program, start, policy, shown
-                )
-            finally:
-                shown.close()
-            self._is_resumed = False
-            end = self.position.epochs_with_figures
-            shown.finish(self.position.figures(first, end))
-        figures = self.position.figures(first, end)
-        self._epochs = end
-        self._steps = figures[-1]["global_step"] if figures else self.position.global_step
-        return figures
+    def _train(
+        self,
+        engine: Engine,
+        feed: Any,
+        program_of: Callable[[Any], Callable[..., Any]],
+        settings: RunSettings,
+        policy: FailurePolicy,
+        progress: Progress,
+    ) -> None:
+        """Run a program whose settings get what this run and its data decide."""
+        start = self.snapshot
+        if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
+            start = replace(start, manifest={**start.manifest, "partial": None})
+        if self._model_dir is not None:
+            here = "" if self.snapshot is None else checkpoint_name(self.snapshot)
+            # a fit that failed may have left checkpoints that are ahead of this one
+            if self._run is None or self._run.newest() > here:
+                self._run = CheckpointDirectory.create(self._model_dir)
+        if feed is not None:
+            settings = replace(settings, data_version=feed.version, data_identity=feed.identity)
+        if self._run is not None:
+            settings = replace(settings, run_url=self._run.url, keep=self._keep)
+            if start is not None and start.slices is not None:
+                settings = replace(settings, pinned_checkpoint=checkpoint_name(start))
+        elif policy.max_failures == 0:
+            # nobody would use the checkpoints
+            settings = replace(settings, checkpoint_trigger=None)
+        program = program_of(settings)
+        progress.start(engine.num_workers)
+
+        def keep(snapshot: Checkpoint) -> None:
+            self.snapshot = snapshot
+
+        try:
+            self.snapshot = self._run_call(
+                FitCall(engine, feed, program, start, policy, progress, self._sync, self._run, keep)
+            )
+        finally:
+            progress.close()
+        self._is_resumed = False
+        first = settings.goal.first
+        progress.finish(self.position.figures(first, self.position.epochs_with_figures))
 
     def _load_resumed(self, resume) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""
@@ -257,66 +282,85 @@ class TrainingSession:
         self.snapshot = snapshot
         self._seed = snapshot.manifest.get("seed", self._seed)
 
-    def _choose_run(self) -> None:
-        """Take a run's folder that holds nothing beyond the state to start from."""
-        if self._model_dir is None:
-            return
-        here = "" if self.snapshot is None else checkpoint_name(self.snapshot)
-        # a fit that failed may have left checkpoints that are ahead of this one
-        if self._run is None or self._run.newest() > here:
-            self._run = CheckpointDirectory.create(self._model_dir)
 
-    def _attempt_until_done(
-        self, engine, feed, program, start, policy, progress: Progress
-    ) -> Checkpoint:
-        """Run the program from `start` until it has ended or the policy gives up."""
-        kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
-        warned: set[str] = set()
+@dataclass
+class FitCall:
+    """One call of ``fit``, as it is run in the driver.
 
-        def on_event(topic, value):
-            if topic == "progress":
-                progress.update(value)
-            elif topic == "message":
-                doc, blob = value
-                if not doc["topic"].startswith(_WARNING):
-                    kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
-                    return
-                # of several workers and about one subject the first
-                what = doc["text"] if doc["topic"] == _WARNING else doc["topic"]
-                if what not in warned:
-                    warned.add(what)
-                    logger.warning(doc["text"])
+    Attributes
+    ----------
+    engine : Engine
+    feed : bigdl.orca.data.feeds.group.FeedGroup
+    program : callable
+        Runs in the workers; it has ``settings``.
+    start : Checkpoint or None
+        Where it begins; None for the weights that the model is made with.
+    policy : FailurePolicy
+    progress : Progress
+    sync : type of GradientSync
+    run : CheckpointDirectory or None
+        Where the workers write their checkpoints.
+    keep : callable
+        Keeps a state in the Estimator that could not be written.
+    """
 
-        with engine.open(program, feed) as opened:
-            while True:
-                options, state = {}, None
-                if kept["checkpoint"] is not None:
-                    doc, state = kept["checkpoint"].pack()
-                    options = {"snapshot": doc}
-                try:
-                    results = opened.attempt(options, state, on_event)
-                    break
-                except NoRows:
-                    raise UsageError("The training data has no rows", code="data-empty") from None
-                except UsageError as error:
-                    if _UNSAVED not in kept:
-                        raise
-                    self.snapshot = kept[_UNSAVED]
-                    raise error.with_message(
-                        f"{error}; what was trained is kept in this Estimator, so save() can "
-                        "write it elsewhere"
-                    ) from None
-                except WorkerLost as error:
-                    saved = None if self._run is None else self._run.latest()
-                    latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
-                    is_moved = isinstance(error, WorkersMoved)
-                    reason = "no step is lost" if is_moved else policy.allow_retry(error)
-                    where = Position() if latest is None else latest.position
-                    logger.warning("%s; going on from %s (%s)", error, where, reason)
-        name = results[0]["checkpoint"]
-        if name is None:
-            return kept["final"]
-        return cast("CheckpointDirectory", self._run).read(name)
+    engine: Engine
+    feed: Any  # None or a FeedGroup, of a room below
+    program: Any  # callable with settings
+    start: Checkpoint | None
+    policy: FailurePolicy
+    progress: Progress
+    sync: type[GradientSync]
+    run: CheckpointDirectory | None
+    keep: Callable[[Checkpoint], None]
+
+
+def run_in_workers(call: FitCall) -> Checkpoint:
+    """Run a program in workers until it ends or the policy gives up; return the final state."""
+    kept: dict[str, Checkpoint] = {}  # the newest of each topic
+    latest, warned = call.start, set[str]()
+
+    def on_event(topic: str, value: Any) -> None:
+        if topic == "progress":
+            call.progress.update(value)
+        elif topic == "message":
+            doc, blob = value
+            if not doc["topic"].startswith(_WARNING):
+                kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
+                return
+            # of several workers and about one subject the first
+            what = doc["text"] if doc["topic"] == _WARNING else doc["topic"]
+            if what not in warned:
+                warned.add(what)
+                logger.warning(doc["text"])
+
+    with call.engine.open(call.program, call.feed) as opened:
+        while True:
+            options, state = {}, None
+            if latest is not None:
+                options["snapshot"], state = latest.pack()
+            try:
+                results = opened.attempt(options, state, on_event)
+                break
+            except NoRows:
+                raise UsageError("The training data has no rows", code="data-empty") from None
+            except UsageError as error:
+                if _UNSAVED not in kept:
+                    raise
+                call.keep(kept[_UNSAVED])
+                raise error.with_message(
+                    f"{error}; what was trained is kept in this Estimator, so save() can "
+                    "write it elsewhere"
+                ) from None
+            except WorkerLost as error:
+                saved = None if call.run is None else call.run.latest()
+                latest = saved[1] if saved else kept.get("checkpoint", latest)
+                is_moved = isinstance(error, WorkersMoved)
+                reason = "no step is lost" if is_moved else call.policy.allow_retry(error)
+                where = Position() if latest is None else latest.position
+                logger.warning("%s; going on from %s (%s)", error, where, reason)
+    name = results[0]["checkpoint"]
+    return kept["final"] if name is None else cast("CheckpointDirectory", call.run).read(name)
 
 
 def input_facts(settings: RunSettings, inputs: list | None) -> dict:

@@ -29,7 +29,7 @@ from bigdl.runtime.shards.feed import Feed, not_predicted
 from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.checkpoint import Checkpoint
-from bigdl.training.fit import TrainingSession
+from bigdl.training.fit import FitCall, TrainingSession
 
 
 @dataclass
@@ -251,8 +251,10 @@ class TrainingEstimator(PredictingEstimator):
         self._parts, self._options = parts, options
         self._backend = BACKENDS[options.backend]
         self._sync = self._backend.sync()
-        training = self._parameter_layer() if self._backend.has_parameter_layer else TrainingSession
-        self._training = training(options.model_dir, self._sync, options.num_to_keep)
+        run_call = self._parameter_layer() if self._backend.has_parameter_layer else None
+        self._training = TrainingSession(
+            options.model_dir, self._sync, options.num_to_keep, run_call
+        )
 
     @property
     def num_workers(self) -> int:
@@ -260,8 +262,8 @@ class TrainingEstimator(PredictingEstimator):
         return self._engine().num_workers
 
     @abstractmethod
-    def _parameter_layer(self) -> type[TrainingSession]:
-        """Return the class of a session that trains by the parameter layer."""
+    def _parameter_layer(self) -> Callable[[FitCall], Checkpoint]:
+        """Return what runs a fit by the parameter layer."""
 
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""

@@ -52,7 +52,7 @@ from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import TrainingSession
+from bigdl.training.fit import FitCall
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
@@ -347,10 +347,10 @@ class PyTorchEstimator(TrainingEstimator):
         self._shipped_fast: ShippedModel | None = None  # as _shipped, of an accelerated model
         self._said: set[str] = set()  # sentences that the user was told once
 
-    def _parameter_layer(self) -> type[TrainingSession]:
-        from bigdl.orca.learn.pytorch.parameter_layer import TorchParameterLayerTraining
+    def _parameter_layer(self) -> Callable[[FitCall], Checkpoint]:
+        from bigdl.orca.learn.pytorch.parameter_layer import run_by_parameter_layer
 
-        return TorchParameterLayerTraining
+        return run_by_parameter_layer
 
     # -- fit -----------------------------------------------------------------------------------
 

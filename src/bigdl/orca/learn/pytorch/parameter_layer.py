@@ -22,7 +22,7 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.fit.figures import GROUP_PHASES
 from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,
-    ParameterLayerTraining,
+    ParameterLayerRun,
     check_hooks,
 )
 from bigdl.orca.parameter_layer.fit.replica import (
@@ -355,7 +355,4 @@ class TorchDriverModel(DriverModel):
         return entry
 
 
-class TorchParameterLayerTraining(ParameterLayerTraining):
-    """The fits of torch modules by the parameter layer."""
-
-    driver_model = TorchDriverModel
+run_by_parameter_layer = ParameterLayerRun(TorchDriverModel)

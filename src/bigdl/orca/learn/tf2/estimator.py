@@ -33,7 +33,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.figures import NamedFigures
-from bigdl.training.fit import TrainingSession
+from bigdl.training.fit import FitCall
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings
@@ -263,10 +263,10 @@ class KerasEstimator(KerasFiles):
         super().__init__(parts, options)
         self._loss_weight = loss_weight
 
-    def _parameter_layer(self) -> type[TrainingSession]:
-        from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerTraining
+    def _parameter_layer(self) -> Callable[[FitCall], Checkpoint]:
+        from bigdl.orca.learn.tf2.parameter_layer import run_by_parameter_layer
 
-        return KerasParameterLayerTraining
+        return run_by_parameter_layer
 
     def fit(
         self,

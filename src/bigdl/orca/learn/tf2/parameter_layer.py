@@ -18,7 +18,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,
-    ParameterLayerTraining,
+    ParameterLayerRun,
     check_hooks,
 )
 from bigdl.orca.parameter_layer.fit.replica import (
@@ -326,10 +326,7 @@ class KerasDriverModel(DriverModel):
         return numbers_of(model.get_metrics_result())
 
 
-class KerasParameterLayerTraining(ParameterLayerTraining):
-    """The fits of Keras models by the parameter layer."""
-
-    driver_model = KerasDriverModel
+run_by_parameter_layer = ParameterLayerRun(KerasDriverModel)
 
 
 class _GradientStep:

@@ -39,10 +39,10 @@ from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.fit import (
     Checkpointer,
     EpochRunner,
+    FitCall,
     FitContext,
     Hooks,
     Step,
-    TrainingSession,
     TrainState,
     Triggers,
     input_facts,
@@ -559,7 +559,7 @@ class ParameterLayerFit:
         ranks: int,
         start: Checkpoint | None,
         driver_model: Callable[..., DriverModel],
-        step: type[ParameterLayerStep] = ParameterLayerStep,
+        step: Callable[..., ParameterLayerStep] = ParameterLayerStep,
     ):
         self.state = TrainState(program.settings.goal)
         self._context = FitContext(program.settings, self.state)
@@ -682,31 +682,43 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
         )
 
 
-class ParameterLayerTraining(TrainingSession):
-    """:class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
+@dataclass(frozen=True)
+class ParameterLayerRun:
+    """Runs the calls of a :class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
 
-    The program of a fit does not run; the driver takes model and settings from it.
+    The program of the fit does not run; the driver takes model and settings from it.
+
+    Attributes
+    ----------
+    driver_model : callable
+        See :class:`ParameterLayerFit`.
+    step : type of ParameterLayerStep
     """
 
     driver_model: Callable[..., DriverModel]
-    step = ParameterLayerStep
+    step: Callable[..., ParameterLayerStep] = ParameterLayerStep
 
-    def _attempt_until_done(self, engine, feed, program, start, policy, progress):
+    def __call__(self, call: FitCall) -> Checkpoint:
+        engine, program = call.engine, call.program
         options = program.settings.parameter_layer
         options.check(engine.num_workers)
         if options.transport == "shuffle" and isinstance(engine, ConnectEngine):
             refuse('backend="bigdl" with transport="shuffle"', 'pass transport="barrier" to fit')
-        fit = ParameterLayerFit(program, engine.num_workers, start, self.driver_model, self.step)
-        feeds = dict(feed.feeds)
+        fit = ParameterLayerFit(
+            program, engine.num_workers, call.start, self.driver_model, self.step
+        )
+        feeds = dict(call.feed.feeds)
         validation = feeds.pop("validation", None)
+        open_transport: Callable[..., Transport] = _TRANSPORTS[options.transport]
         with contextlib.ExitStack() as opened:
             transport = opened.enter_context(
-                _TRANSPORTS[options.transport](engine, fit.plan, fit.replicas(), FeedGroup(feeds))
+                open_transport(engine, fit.plan, fit.replicas(), FeedGroup(feeds))
             )
             evaluate = None
             if validation is not None:
-                evaluation = fit.model.evaluation(validation, self._sync)
+                evaluation = fit.model.evaluation(validation, call.sync)
                 evaluate = opened.enter_context(
                     engine.open(evaluation, validation, keep_spools=True)
                 ).attempt
-            return fit.run(transport, engine.cluster, policy, progress.update, evaluate)
+            cluster = cast("SparkCluster", engine.cluster)
+            return fit.run(transport, cluster, call.policy, call.progress.update, evaluate)
