@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from bigdl.training.slices import SavedSlices
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
+    _Item = tuple[tuple[int, int], tuple[int, ...], list[Any]]  # see _BatchMaker
 
 
 def casts(
-    names: Sequence[str], own: list, others: list, *, is_target: bool
-) -> dict[tuple[int, str | None], Callable]:
+    names: Sequence[str], own: list[Any], others: list[Any], *, is_target: bool
+) -> dict[tuple[int, str | None], Callable[..., Any]]:
     """Return the casts that bring validation data into the types of the training data.
 
     Parameters
@@ -74,7 +75,7 @@ def casts(
             code="data-schema",
             argument="validation_data",
         )
-    out: dict[tuple[int, str | None], Callable] = {}
+    out: dict[tuple[int, str | None], Callable[..., Any]] = {}
     for number, (name, here, there) in enumerate(zip(names, own, others, strict=False)):
         known = {key: types for key, *types in there}
         for key, *types in here:
@@ -85,17 +86,18 @@ def casts(
     return out
 
 
-def _dtype_like(this, others, name, is_target):
+def _dtype_like(
+    this: Sequence[Any], others: Sequence[Any] | None, name: str, is_target: bool
+) -> torch.dtype | None:
     """The dtype in which values are given to the model; None leaves them as they are."""
     import torch
 
-    is_alike = (
+    if (
         others is not None
         and len(this[1]) == len(others[1])
         and all((this[0] == special) == (others[0] == special) for special in ("bool", TEXT))
-    )
-    if is_alike:
-        return None if this[0] == others[0] else getattr(torch, others[0])
+    ):
+        return None if this[0] == others[0] else cast("torch.dtype", getattr(torch, others[0]))
     if is_target:
         return None
     raise UsageError(
@@ -107,11 +109,11 @@ def _dtype_like(this, others, name, is_target):
     )
 
 
-def _spoken(type_and_shape):
+def _spoken(type_and_shape: Sequence[Any] | None) -> str:
     if type_and_shape is None:
         return "a dict without one of its keys"
     dtype, shape = type_and_shape
-    dtype = "text" if dtype == TEXT else dtype
+    dtype = "text" if dtype == TEXT else str(dtype)
     return f"{dtype} of {len(shape)} dimension{'s' * (len(shape) != 1)} per row" if shape else dtype
 
 
@@ -137,7 +139,7 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 # -- batches of a loader, whose types are seen when they are made ----------------------------------
 
 
-def zero_column(leaves: list, rows: int) -> Any:
+def zero_column(leaves: list[Any], rows: int) -> Any:
     """Return rows of zeros or empty texts of a column as ``BatchSource.types`` tells it."""
     arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
     return arrays.get(None, arrays)
@@ -176,7 +178,7 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
     return batch
 
 
-def shuffle_memory(config: dict, threads: int) -> int:
+def shuffle_memory(config: dict[str, Any], threads: int) -> int:
     """Bytes that the shuffled rows of one worker may take.
 
     That is ``config["shuffle_memory"]``, or this worker's share of half of the memory that is
@@ -206,7 +208,7 @@ class BatchSource(ABC):
     rows: int
     fingerprint: int
     drop_last = False
-    types: list | None = None
+    types: list[Any] | None = None
     is_stream = False  # whether every worker has read iterable data by itself
 
     @property
@@ -215,7 +217,7 @@ class BatchSource(ABC):
         return self.fingerprint
 
     @abstractmethod
-    def take_types(self, types: list | None, training: BatchSource) -> None:
+    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes that they have in the training data.
 
         Parameters
@@ -237,7 +239,13 @@ class BatchSource(ABC):
 
     @abstractmethod
     def order(
-        self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Callable
+        self,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Callable[..., Any],
     ) -> Any:
         """The order of an epoch; the batches of ``ranges()`` (start, stop) are read in turn."""
 
@@ -247,7 +255,7 @@ class BatchSource(ABC):
         """Return the order of a pass over the rows, whose batches are read from a step on."""
         plan = copy.copy(plan)  # it remembers where it was read last
 
-        def ranges():
+        def ranges() -> Iterator[tuple[int, int]]:
             return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
 
         of_epoch = settings.shuffle, settings.seed, number, rank, window, ranges
@@ -282,11 +290,11 @@ class BatchSource(ABC):
         epoch: int,
         rank: int,
         window: int,
-        ranges: Callable,
+        ranges: Callable[..., Any],
     ) -> Any:
         """Return the order of :meth:`order` without the rows that are not in a share."""
 
-    def facts(self, window: int) -> dict:
+    def facts(self, window: int) -> dict[str, Any]:
         """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""
         return {
             "rows": self.rows,
@@ -359,7 +367,8 @@ class TensorShard(BatchSource):
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
         self._features: list[Places] = []
         self._labels: list[Places] = []
-        self._casts: dict = {}  # place -> what brings its values into the types of other data
+        # by place: what brings its values into the types of other data
+        self._casts: dict[tuple[int, int | None], Callable[[torch.Tensor], torch.Tensor]] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         self._texts: dict[int, np.dtype] = {}  # of the tensors that hold the bytes of texts
         if not self.rows:
@@ -390,7 +399,7 @@ class TensorShard(BatchSource):
         self._words = {i: w for i, t in self._tensors.items() if (w := _as_words(t)) is not None}
         leaves = shard.spool.leaves
 
-        def type_of(key, i, j):
+        def type_of(key: str | None, i: int, j: int | None) -> list[Any]:
             dtype = TEXT if is_text(leaves[i].dtype) else leaves[i].dtype
             return [key, dtype, list(leaves[i].shape) if j is None else []]
 
@@ -408,7 +417,7 @@ class TensorShard(BatchSource):
                     column=name,
                 )
 
-    def take_types(self, types: list | None, training: BatchSource) -> None:
+    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
         if self.types is None or types is None:
             return
         both = zip((self._features, self._labels), self._names, self.types, types, strict=True)
@@ -416,7 +425,7 @@ class TensorShard(BatchSource):
             column_casts = casts(names, own, others, is_target=bool(is_target))
             self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
-    def follow(self, inputs: list | None) -> None:
+    def follow(self, inputs: list[Any] | None) -> None:
         """Give out features in the dtypes that they had in an earlier fit, where these are alike.
 
         Parameters
@@ -501,14 +510,23 @@ class TensorShard(BatchSource):
         share = find_rows(self._ids, left, sync)
         return int(share.sum()), share
 
-    def order_of_share(self, share, shuffle, seed, epoch, rank, window, ranges):
+    def order_of_share(
+        self,
+        share: np.ndarray,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Any,
+    ) -> np.ndarray:
         order = self.order(shuffle, seed, epoch, rank, window)
         if order is None:
             return np.flatnonzero(share)
         rows = order[0 : self.rows]
-        return rows[share[rows]]
+        return np.asarray(rows[share[rows]])
 
-    def batch(self, start: int, stop: int, order: Any = None) -> list | dict:
+    def batch(self, start: int, stop: int, order: Any = None) -> list[Any] | dict[str, Any]:
         """Rows `start`...`stop` of the shard's order, copied.
 
         Parameters
@@ -525,7 +543,7 @@ class TensorShard(BatchSource):
         """
         import torch
 
-        taken = {}
+        taken: dict[int, torch.Tensor | tuple[torch.Tensor, ...]] = {}
         if order is not None:
             index = torch.from_numpy(order[start:stop])
         for i, tensor in self._tensors.items():
@@ -537,13 +555,13 @@ class TensorShard(BatchSource):
             else:
                 taken[i] = rows.clone() if order is None else rows
 
-        def values(i, j):
-            column_values = taken[i] if j is None else taken[i][j]
+        def values(i: int, j: int | None) -> Any:
+            column_values = cast("torch.Tensor", taken[i] if j is None else taken[i][j])
             if i in self._texts:
                 return column_values.numpy().view(self._texts[i])[..., 0]
             return self._casts[i, j](column_values) if (i, j) in self._casts else column_values
 
-        def column(places):
+        def column(places: Places) -> Any:
             column_values = {key: values(*place) for key, place in places.items()}
             return column_values.get(None, column_values)
 
@@ -555,7 +573,7 @@ class TensorShard(BatchSource):
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
         return out
 
-    def _gathered(self, i, index):
+    def _gathered(self, i: int, index: torch.Tensor) -> torch.Tensor:
         """Some rows of a tensor."""
         tensor = self._tensors[i]
         if i not in self._words:
@@ -563,7 +581,7 @@ class TensorShard(BatchSource):
         return self._words[i].index_select(0, index).view(tensor.dtype).view(-1, *tensor.shape[1:])
 
 
-def _as_words(tensor):
+def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
     """Rows of 8 bytes as one number each, which are gathered in half of the time; else None."""
     import torch
 
@@ -573,7 +591,7 @@ def _as_words(tensor):
     return tensor.reshape(len(tensor), -1).view(torch.int64)[:, 0]
 
 
-def _target(tensor):
+def _target(tensor: Any) -> Any:
     """Losses that take class indices want int64."""
     import torch
 
@@ -607,7 +625,9 @@ class BatchLayout:
     facts: ClassVar = ("batch_size", "seed", "shuffle", "drop_last", "rows", "fingerprint")
 
     @classmethod
-    def of(cls, settings: RunSettings, known: Sequence[dict], drop_last: bool = False):
+    def of(
+        cls, settings: RunSettings, known: Sequence[dict[str, Any]], drop_last: bool = False
+    ) -> BatchLayout:
         """Return the layout for what every worker knows of its rows."""
         rows, fingerprints, windows = (
             [each[fact] for each in known] for fact in ("rows", "fingerprint", "window")
@@ -616,7 +636,7 @@ class BatchLayout:
         size, shuffle = settings.batch_size, settings.shuffle
         return cls(settings.seed, size, rows, fingerprints, shuffle, drop_last, windows)
 
-    def check(self, manifest: dict, rank: int, *, rows: bool = True) -> None:
+    def check(self, manifest: dict[str, Any], rank: int, *, rows: bool = True) -> None:
         """In the middle of an epoch the batches must be those of the run that was interrupted.
 
         Parameters
@@ -652,7 +672,9 @@ class BatchLayout:
             )
 
 
-def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPlan, BatchLayout]:
+def plan_batches(
+    settings: RunSettings, known: Sequence[dict[str, Any]]
+) -> tuple[BatchPlan, BatchLayout]:
     """The batches of a run.
 
     Parameters
@@ -708,11 +730,12 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
             source.deal(sync.rank, sync.world_size)
 
 
-def all_gather_json(sync: GradientSync, own: Any) -> list:
+def all_gather_json(sync: GradientSync, own: Any) -> list[Any]:
     """JSON-able values of every rank, on every rank; a collective."""
     gathered = sync.gather(json.dumps(own).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
-    return json.loads(cast("bytes", sync.broadcast(both)))
+    everyone: list[Any] = json.loads(cast("bytes", sync.broadcast(both)))
+    return everyone
 
 
 @dataclass
@@ -738,9 +761,11 @@ class BatchSettings:
     label_cols: Sequence[str] | None = None
     num_steps: int | None = None
     weighted: bool = False
-    inputs: list | None = field(default=None, kw_only=True)
+    inputs: list[Any] | None = field(default=None, kw_only=True)
 
-    def open_batches(self, shard: Any, worker: Any, config: dict, made: Any = None) -> BatchSource:
+    def open_batches(
+        self, shard: Any, worker: Any, config: dict[str, Any], made: Any = None
+    ) -> BatchSource:
         """Open the source of batches over a shard.
 
         Parameters
@@ -777,7 +802,7 @@ class BatchSettings:
         return batches
 
 
-def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
+def as_loader(loader: Any, config: dict[str, Any], batch_size: int) -> DataLoader[Any]:
     """The DataLoader that an input stands for.
 
     Parameters
@@ -830,7 +855,7 @@ class _Epoch:
 
     indices: np.ndarray
     seeds: tuple[int, ...]
-    ahead: Iterator | None = None
+    ahead: Iterator[Any] | None = None
 
 
 class LoaderBatches(BatchSource):
@@ -847,7 +872,7 @@ class LoaderBatches(BatchSource):
     drop_last : bool
     """
 
-    def __init__(self, loader: DataLoader, rank: int, world_size: int):
+    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int):
         from torch.utils.data import RandomSampler, SequentialSampler
         from torch.utils.data.distributed import DistributedSampler
 
@@ -876,7 +901,7 @@ class LoaderBatches(BatchSource):
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
-    def take_types(self, types: list | None, training: BatchSource) -> None:
+    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
@@ -885,7 +910,13 @@ class LoaderBatches(BatchSource):
         return 0
 
     def order(
-        self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Callable
+        self,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Callable[..., Any],
     ) -> _Epoch:
         """The order of an epoch; the batches of `ranges` (start, stop) are loaded ahead."""
         indices = self._indices(self._shuffles, seed, epoch)
@@ -898,7 +929,16 @@ class LoaderBatches(BatchSource):
         share = share_samples(left, sync.rank, sync.world_size)
         return len(share), share
 
-    def order_of_share(self, share, shuffle, seed, epoch, rank, window, ranges):
+    def order_of_share(
+        self,
+        share: np.ndarray,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Callable[..., Any],
+    ) -> _Epoch:
         return self._start(_Epoch(share.astype(np.int64), (seed, epoch)), ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
@@ -910,7 +950,7 @@ class LoaderBatches(BatchSource):
     def _evaluation(self) -> _Epoch:
         return _Epoch(self._indices(False, 0, 0), (0, 0))
 
-    def _indices(self, shuffle, seed, epoch):
+    def _indices(self, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
         """Return the samples that this worker takes, in its order."""
         if self._sampler is None:
             indices = np.arange(self._rank, self._count, self._size)
@@ -933,7 +973,7 @@ class LoaderBatches(BatchSource):
         out[:] = drawn[self._rank :: self._size]
         return out
 
-    def _start(self, epoch, ranges):
+    def _start(self, epoch: _Epoch, ranges: Iterator[tuple[int, int]]) -> _Epoch:
         if self._current is not None:
             self._current.ahead = None  # its next batches are made one by one
         self._current = epoch
@@ -945,11 +985,11 @@ class LoaderBatches(BatchSource):
             epoch.ahead = self._processes.load(items)
         return epoch
 
-    def _item(self, epoch, start, stop):
+    def _item(self, epoch: _Epoch, start: int, stop: int) -> _Item:
         seeds = (*epoch.seeds, self._rank, start)
         return (start, stop), seeds, epoch.indices[start:stop].tolist()
 
-    def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list:
+    def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list[Any]:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
         if order is None:
             order = self._evaluation()
@@ -981,13 +1021,13 @@ class _BatchMaker:
     the place and the batch.
     """
 
-    def __init__(self, dataset_and_collate):
+    def __init__(self, dataset_and_collate: tuple[Any, Callable[[list[Any]], Any]]):
         from torch.utils.data import TensorDataset, default_collate
 
         self.dataset, self.collate = dataset_and_collate
         self._is_plain = type(self.dataset) is TensorDataset and self.collate is default_collate
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: _Item) -> tuple[tuple[int, int], Any]:
         bounds, seeds, indices = item
         if self._is_plain:
             import torch
@@ -999,7 +1039,7 @@ class _BatchMaker:
             samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
             return bounds, self.collate(samples)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _BatchMaker, (_ByValue((self.dataset, self.collate)),)
 
 
@@ -1010,45 +1050,46 @@ class _Processes:
     this process would inherit locks of its threads. The server goes with this process.
     """
 
-    def __init__(self, loader):
+    def __init__(self, loader: DataLoader[Any]):
         import multiprocessing
 
         from torch.utils.data import DataLoader
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", __name__])
-        self._items: Iterator = iter(())
+        self._items: Iterator[_Item] = iter(())
         init = loader.worker_init_fn
-        self._loader = DataLoader(
-            _BatchMaker((loader.dataset, loader.collate_fn)),
+        maker: Any = _BatchMaker((loader.dataset, loader.collate_fn))  # has no length
+        self._loader: DataLoader[Any] = DataLoader(
+            maker,
             sampler=self,
             batch_size=None,
             num_workers=loader.num_workers,
             collate_fn=_unchanged,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=None if init is None else _ByValue(init),
+            worker_init_fn=None if init is None else cast("Any", _ByValue(init)),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=True,
             multiprocessing_context=context,
         )
 
-    def load(self, items):
+    def load(self, items: Iterator[_Item]) -> Iterator[tuple[tuple[int, int], Any]]:
         """Yield what a :class:`_BatchMaker` gives for items, loaded ahead."""
         self._items = items
         with isolated_rng(0):  # torch draws a seed for the processes, which need none
             under_way = iter(self._loader)
         yield from under_way
 
-    def close_epoch(self):
+    def close_epoch(self) -> None:
         """Announce nothing more of the epoch before."""
         self._items = iter(())
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[_Item]:
         yield from self._items
 
-    def close(self):
-        iterator = self._loader._iterator
+    def close(self) -> None:
+        iterator: Any = self._loader._iterator
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None
@@ -1057,14 +1098,14 @@ class _Processes:
 class _ByValue:
     """A value that arrives as itself where this is unpickled, even a class of ``__main__``."""
 
-    def __init__(self, value):
+    def __init__(self, value: Any):
         self._value = value
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return cloudpickle.loads, (cloudpickle.dumps(self._value),)
 
 
-def _unchanged(batch):
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
@@ -1072,7 +1113,7 @@ def _unchanged(batch):
 
 
 def spooled(
-    loader: DataLoader,
+    loader: DataLoader[Any],
     folder: str,
     feature_cols: Sequence[str] | None,
     label_cols: Sequence[str] | None,
@@ -1109,7 +1150,7 @@ def spooled(
     return Shard(writer.finish()), keys
 
 
-def _batches_of(loader):
+def _batches_of(loader: DataLoader[Any]) -> DataLoader[Any]:
     """The loader without processes: a stream that is not cut for them would come several times."""
     from torch.utils.data import DataLoader
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bigdl.common.drawing import Chart, Scale
 from bigdl.training.figures import headline
@@ -118,7 +119,7 @@ class FitChart:
         Figures of epochs, as a run keeps them.
     """
 
-    def __init__(self, epochs: Sequence[dict]):
+    def __init__(self, epochs: Sequence[dict[str, Any]]):
         self._epochs = epochs
 
     def write(self, path: str | Path) -> None:
@@ -145,7 +146,7 @@ class FitChart:
         return table_of(rows)
 
     @staticmethod
-    def _speed(entry: dict) -> dict[str, float]:
+    def _speed(entry: dict[str, Any]) -> dict[str, float]:
         seconds = entry["profile"].get("mean_train_epoch_s") or math.inf
         return {"rows/s": entry["num_samples"] / seconds}
 

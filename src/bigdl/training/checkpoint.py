@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import disk_error, is_local_storage, open_file_system, write_reason
@@ -62,7 +62,7 @@ class Checkpoint:
         The folder that it was read from, where the slices lie that its manifest names.
     """
 
-    manifest: dict
+    manifest: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
     url: str | None = None
 
@@ -104,19 +104,19 @@ class Checkpoint:
                 code="checkpoint-damaged",
             ) from None
 
-    def pack(self) -> tuple[dict, bytes]:
+    def pack(self) -> tuple[dict[str, Any], bytes]:
         """Return it as one message: a JSON-able description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
         doc = {"manifest": self.manifest, "sizes": sizes, "url": self.url}
         return doc, b"".join(self.files.values())
 
     @classmethod
-    def unpack_head(cls, doc: dict) -> Checkpoint:
+    def unpack_head(cls, doc: dict[str, Any]) -> Checkpoint:
         """Return the checkpoint of a message without its files."""
         return cls(doc["manifest"], url=doc.get("url"))
 
     @classmethod
-    def unpack(cls, doc: dict, blob: bytes) -> Checkpoint:
+    def unpack(cls, doc: dict[str, Any], blob: bytes) -> Checkpoint:
         files, start = {}, 0
         for name, size in doc["sizes"].items():
             files[name] = blob[start : start + size]
@@ -184,7 +184,7 @@ class CheckpointDirectory:
 
     def is_shared(self) -> bool:
         """Return True if this machine sees what the driver created."""
-        return self._fs.exists(f"{self._root}/.probe")
+        return bool(self._fs.exists(f"{self._root}/.probe"))
 
     def names(self) -> list[str]:
         """Complete checkpoints, oldest first."""
@@ -219,7 +219,9 @@ class CheckpointDirectory:
         if self._fs.exists(f"{self._root}/{name}"):
             self._fs.rm(f"{self._root}/{name}", recursive=True)
 
-    def write_slices(self, aside: str, arrays: dict, rank: int) -> dict[str, dict]:
+    def write_slices(
+        self, aside: str, arrays: dict[str, Any], rank: int
+    ) -> dict[str, dict[str, Any]]:
         """Write the slices of one rank to a folder that :meth:`prepare` made.
 
         Parameters
@@ -328,7 +330,7 @@ class CheckpointDirectory:
             return Position.of(manifest)
 
     @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[dict]:
+    def _reading(self, name: str) -> Iterator[dict[str, Any]]:
         """Give the checked manifest of a checkpoint to a block; say which one fails there."""
         try:
             manifest = json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
@@ -413,7 +415,7 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     return run.read(names[version])
 
 
-def make_private(fs, path: str, mode: int = 0o700) -> None:
+def make_private(fs: Any, path: str, mode: int = 0o700) -> None:
     """Let only its owner use a folder or a file, on this machine and on WebHDFS.
 
     Other stores have no permissions of a file, or set them by a setting of their own.
@@ -425,7 +427,7 @@ def make_private(fs, path: str, mode: int = 0o700) -> None:
             fs.chmod(path, f"{mode:o}")
 
 
-def _names_in(fs, folder: str) -> list[str]:
+def _names_in(fs: Any, folder: str) -> list[str]:
     """Return the names of what is in a folder; none if it is not there."""
     if not fs.exists(folder):
         return []
@@ -438,8 +440,8 @@ class BackgroundWriter:
     What it raised is raised by the next call of :meth:`start` or :meth:`wait`.
     """
 
-    def __init__(self):
-        self._written: Future | None = None
+    def __init__(self) -> None:
+        self._written: Future[Any] | None = None
 
     def start(self, write: Callable[[], None]) -> None:
         """Wait for what is being written, then write this."""
@@ -457,7 +459,7 @@ def in_thread(compute: Callable[[], T]) -> Future[T]:
     """Call a function in a thread of its own, which the end of the process does not wait for."""
     future: Future[T] = Future()
 
-    def run():
+    def run() -> None:
         try:
             future.set_result(compute())
         except BaseException as error:  # raised where the result is taken

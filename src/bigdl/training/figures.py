@@ -16,7 +16,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.state import dumps, loads
 
 
-class NamedFigures(dict):
+class NamedFigures(dict[str, Any]):
     """Figures of an evaluation by the names of BigDL 2.x, also found by those of a fit.
 
     A figure ``validation_<name>`` is also found as ``val_<name>``; it is listed once.
@@ -104,10 +104,10 @@ class EpochSums:
     def values(self) -> tuple[float, ...]:
         return tuple(float(value) for value in astuple(self))
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def all_reduce(self, sync: GradientSync) -> dict | None:
+    def all_reduce(self, sync: GradientSync) -> dict[str, Any] | None:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
         return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
 
@@ -117,7 +117,7 @@ class EpochSums:
         return cls(*map(sum, zip(*map(astuple, everyone), strict=True)))
 
     @staticmethod
-    def merged(everyone: Sequence[EpochSums]) -> dict | None:
+    def merged(everyone: Sequence[EpochSums]) -> dict[str, Any] | None:
         """Figures of workers with these sums; None if none of them did anything."""
         total = EpochSums.total(everyone)
         if not total.rows:
@@ -284,7 +284,7 @@ class LossRule:
 _NO_HEADLINES = (*_DROPPED, "epoch", "batch_count", "num_samples", "last_train_loss", "steps")
 
 
-def headline(entry: dict) -> dict[str, float]:
+def headline(entry: dict[str, Any]) -> dict[str, float]:
     """The losses and metrics of an epoch of any framework."""
     return {
         name: value
@@ -293,7 +293,7 @@ def headline(entry: dict) -> dict[str, float]:
     }
 
 
-def validation_names(figures: dict) -> dict:
+def validation_names(figures: dict[str, Any]) -> dict[str, Any]:
     """Figures of an evaluation under the names that they have in an epoch of ``fit``."""
     return {
         name if name.startswith("val_") else f"val_{name.lower()}": value
@@ -301,14 +301,14 @@ def validation_names(figures: dict) -> dict:
     }
 
 
-def score_of(entry: dict) -> float | None:
+def score_of(entry: dict[str, Any]) -> float | None:
     """The first metric of an epoch, if it has one."""
     reserved = ("val_loss", "val_num_samples")
     names = [n for n in entry if n.startswith("val_") and n not in reserved]
     return entry[names[0]] if names else None
 
 
-def figure_of(figures: dict, monitor: str | None, who: str) -> float:
+def figure_of(figures: dict[str, Any], monitor: str | None, who: str) -> float:
     """The figure of an epoch that somebody monitors.
 
     Parameters
@@ -345,7 +345,9 @@ def figure_of(figures: dict, monitor: str | None, who: str) -> float:
     return float(value)
 
 
-def epoch_as_returned(entry: dict, reduce_results: bool, profile: bool) -> dict | list[dict]:
+def epoch_as_returned(
+    entry: dict[str, Any], reduce_results: bool, profile: bool
+) -> dict[str, Any] | list[dict[str, Any]]:
     """An epoch of the history: the figures of all workers, or a list of every worker's own."""
     kept = {k: v for k, v in entry["profile"].items() if k.endswith("_s") or k == "bytes_per_step"}
     times = {"profile": kept} if profile else {}
@@ -386,19 +388,23 @@ class Figure(float):
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable, types: Any, arguments: tuple = (), keywords: dict | None = None
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch with tensors in place of figures."""
         import torch
 
-        def tensor(value):
+        def tensor(value: Any) -> Any:
             return torch.tensor(float(value)) if isinstance(value, Figure) else value
 
         named = {name: tensor(value) for name, value in (keywords or {}).items()}
         return function(*map(tensor, arguments), **named)
 
 
-class Figures(dict):
+class Figures(dict[str, Any]):
     """Figures by name, where a metric answers to its name in ``fit`` and to that in ``evaluate``.
 
     ``evaluate`` gives ``Accuracy`` and the epochs of ``fit`` have ``val_accuracy``, as in BigDL
@@ -420,16 +426,16 @@ class Figures(dict):
                     return name
         return key
 
-    def __missing__(self, key):
+    def __missing__(self, key: Any) -> Any:
         other = self._other(key)
         if other == key:
             raise KeyError(key)
         return self[other]
 
-    def __contains__(self, key):
+    def __contains__(self, key: object) -> bool:
         return super().__contains__(self._other(key))
 
-    def get(self, key, default=None):
+    def get(self, key: Any, default: Any = None) -> Any:
         """Return a figure under either of its names."""
         return super().get(self._other(key), default)
 
@@ -442,7 +448,7 @@ def _name_of_metric(key: Any) -> str | None:
     return None if name in ("loss", *_NO_HEADLINES) or "train_loss" in name else name
 
 
-def as_returned(figures: dict) -> dict:
+def as_returned(figures: dict[str, Any]) -> dict[str, Any]:
     """Losses and counts as Python numbers, metrics as numbers; a missing one is nan.
 
     A metric of several numbers is a tensor, or a tuple of tensors.
@@ -453,15 +459,15 @@ def as_returned(figures: dict) -> dict:
     )
 
 
-def _number(value):
+def _number(value: Any) -> Any:
     return float("nan") if value is None else value
 
 
-def _metric(value):
+def _metric(value: Any) -> Any:
     return _tensor(value) if isinstance(value, list | dict) else Figure(_number(value))
 
 
-def _tensor(value):
+def _tensor(value: Any) -> Any:
     import torch
 
     if isinstance(value, dict):  # a curve: several tensors

@@ -22,6 +22,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, WorkerLost, one_line
@@ -110,10 +111,10 @@ class TrainingSession:
             self._seed = secrets.randbits(31)
         return self._seed
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.RLock())
 
     @contextlib.contextmanager
@@ -142,14 +143,14 @@ class TrainingSession:
         self,
         engine: Engine,
         feed: Any,
-        program_of: Callable[[Any], Callable],
+        program_of: Callable[[Any], Callable[..., Any]],
         settings: RunSettings,
         *,
         seed: int | None,
         resume: str | None,
         policy: FailurePolicy,
         progress: str,
-    ) -> list[dict]:
+    ) -> list[dict[str, Any]]:
         """Train to ``settings.goal``, which counts from the end of the last fit.
 
         Parameters
@@ -240,7 +241,7 @@ class TrainingSession:
         first = settings.goal.first
         progress.finish(self.position.figures(first, self.position.epochs_with_figures))
 
-    def _load_resumed(self, resume) -> None:
+    def _load_resumed(self, resume: Any) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
             raise UsageError(
@@ -278,7 +279,7 @@ class TrainingSession:
             self._resume(snapshot)
             logger.info("The training goes on from %s/%s", run.url, name)
 
-    def _resume(self, snapshot):
+    def _resume(self, snapshot: Checkpoint) -> None:
         self.snapshot = snapshot
         self._seed = snapshot.manifest.get("seed", self._seed)
 
@@ -363,7 +364,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
     return kept["final"] if name is None else cast("CheckpointDirectory", call.run).read(name)
 
 
-def input_facts(settings: RunSettings, inputs: list | None) -> dict:
+def input_facts(settings: RunSettings, inputs: list[Any] | None) -> dict[str, Any]:
     """Return what the manifest of a checkpoint says of the input.
 
     Parameters
@@ -404,21 +405,21 @@ class TrainState:
     epoch_steps: int | None = None
     sums: EpochSums = field(default_factory=EpochSums)
     rest: RestOfEpoch | None = None
-    _first: dict | None = None  # what is shown of the first epoch that was finished
-    _last: dict | None = None  # the same of the last one
+    _first: dict[str, Any] | None = None  # what is shown of the first epoch that was finished
+    _last: dict[str, Any] | None = None  # the same of the last one
 
-    def close_epoch(self, entry: dict) -> None:
+    def close_epoch(self, entry: dict[str, Any]) -> None:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
         self.sums = EpochSums()
         self._last = {**headline(entry), "epoch": entry["epoch"] - self.goal.first}
         self._first = self._first or self._last
 
-    def entry(self) -> dict:
+    def entry(self) -> dict[str, Any]:
         """Return the first figures of the epoch that ends here."""
         return {"epoch": self.position.epoch + 1, "global_step": self.position.global_step}
 
-    def progress(self, epochs: int, steps: int, loss: float | None) -> dict:
+    def progress(self, epochs: int, steps: int, loss: float | None) -> dict[str, Any]:
         """Return how far the fit is, as :class:`~bigdl.training.progress.Progress` takes it.
 
         Parameters
@@ -522,10 +523,10 @@ class Hooks(ABC):
         """Before the steps of an epoch."""
 
     @abstractmethod
-    def end_epoch(self, entry: dict, is_whole: bool) -> dict[str, Any]:
+    def end_epoch(self, entry: dict[str, Any], is_whole: bool) -> dict[str, Any]:
         """After the steps of an epoch, with its figures; return ``loss`` and ``score``."""
 
-    def close_epoch(self, entry: dict) -> None:  # noqa: B027 - few have to do it
+    def close_epoch(self, entry: dict[str, Any]) -> None:  # noqa: B027 - few have to do it
         """After an epoch that was counted as a whole one."""
 
     @abstractmethod
@@ -558,7 +559,7 @@ class Step(ABC):
         """Make the step and move the position; return True if a checkpoint is due after it."""
 
     @abstractmethod
-    def end_epoch(self) -> dict | None:
+    def end_epoch(self) -> dict[str, Any] | None:
         """Return the figures of the epoch and of its validation; None if no step was made."""
 
     def pull_model(self) -> None:  # noqa: B027 - few have to do it
@@ -658,7 +659,7 @@ class EpochRunner:
         else:
             position.partial = entry
 
-    def _close_epoch(self, entry: dict) -> None:
+    def _close_epoch(self, entry: dict[str, Any]) -> None:
         self.context.state.close_epoch(entry)
         self.hooks.close_epoch(entry)
 
@@ -685,7 +686,9 @@ def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
     return writer
 
 
-def exchange(sync: GradientSync, known: dict) -> tuple[list[dict], list | None]:
+def exchange(
+    sync: GradientSync, known: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[Any] | None]:
     """Return what the workers know of their rows, by rank, and the types of the training data.
 
     Parameters
@@ -723,14 +726,14 @@ class WorkerStep(Step):
         """The training data of this worker."""
 
     @abstractmethod
-    def rank_state(self) -> dict:
+    def rank_state(self) -> dict[str, Any]:
         """Return the state that is this rank's alone."""
 
     @abstractmethod
-    def put_rank_state(self, state: dict) -> None:
+    def put_rank_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`rank_state`."""
 
-    def put_sums(self, states: list[dict]) -> None:
+    def put_sums(self, states: list[dict[str, Any]]) -> None:
         """Add up on this rank what :meth:`rank_state` of all ranks has of an epoch's figures."""
 
     def slices(self) -> "dict[str, np.ndarray]":
@@ -741,7 +744,7 @@ class WorkerStep(Step):
         """Take over this rank's rows of tables that lie in slices."""
 
     @abstractmethod
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """Return what a manifest says of the input, see :func:`input_facts`."""
 
     @abstractmethod
@@ -769,7 +772,7 @@ class WorkerCheckpointer(Checkpointer):
         self._directory: CheckpointDirectory | None = None  # else the driver gets the snapshots
         self.keeps_end = context.settings.run_url is not None
         self._checkpoint: str | None = None  # name of the newest one, on rank 0
-        self._saved: dict | None = None  # its position
+        self._saved: dict[str, Any] | None = None  # its position
         self._next_vote = self._voted_step = 0  # steps of the votes to leave
         self._voted_at = time.monotonic()
 
@@ -854,7 +857,7 @@ class WorkerCheckpointer(Checkpointer):
         doc = json.loads(cast("bytes", self._sync.broadcast(message)))
         return Checkpoint.unpack(doc, cast("bytes", self._sync.broadcast(blob)))
 
-    def _restore_own(self, data: bytes | None, restore: Callable) -> None:
+    def _restore_own(self, data: bytes | None, restore: Callable[..., Any]) -> None:
         """Give this rank what it had, if there were as many ranks."""
         everyone = loads(data) if data else []
         if len(everyone) != self._sync.world_size:
@@ -909,7 +912,13 @@ class WorkerCheckpointer(Checkpointer):
                 snapshot.manifest[IDS] = described.pop(IDS)
             snapshot.manifest["slices"] = described
 
-        def write():
+        if snapshot is None:
+            return
+        if directory is None:
+            self._worker.send(topic, *snapshot.pack())
+            return
+
+        def write(directory: CheckpointDirectory, snapshot: Checkpoint) -> None:
             try:
                 self._checkpoint = directory.write(snapshot, aside)
             except UsageError:
@@ -917,11 +926,7 @@ class WorkerCheckpointer(Checkpointer):
                     self._worker.send(_UNSAVED, *snapshot.pack())
                 raise
 
-        if snapshot is not None:
-            if directory is not None:
-                self._writer.start(write)
-            else:
-                self._worker.send(topic, *snapshot.pack())
+        self._writer.start(partial(write, directory, snapshot))
 
     def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
         """Return ids of the rows that are left of this epoch, if all ranks can write theirs."""
@@ -934,7 +939,7 @@ class WorkerCheckpointer(Checkpointer):
 
     def _write_slices(
         self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
-    ) -> tuple[str, dict[str, list[dict]]]:
+    ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
         """Write the slices of all ranks at once; returns the folder and their descriptions."""
         aside = None
         if self._sync.rank == 0:
@@ -946,7 +951,7 @@ class WorkerCheckpointer(Checkpointer):
         everyone = all_gather_json(self._sync, described)
         return folder, {name: [each[name] for each in everyone] for name in slices}
 
-    def finish(self, is_changed: bool) -> dict:
+    def finish(self, is_changed: bool) -> dict[str, Any]:
         self._state.position.end_fit(self._state.goal)
         if is_changed or self._directory is None or self._saved != self._state.position.to_json():
             self.save(is_last=True, topic="final")

@@ -119,7 +119,7 @@ def read_form(loss: Any, *, to_leaves: bool = False) -> LossForm | None:
 
 def _name(node: Any) -> str:
     """Return the name of a node without the number of the overload."""
-    return node.name().rstrip("0123456789").removesuffix("Backward")
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def ignored_label(loss: Any) -> int | None:
@@ -132,7 +132,7 @@ def ignored_label(loss: Any) -> int | None:
                 continue
             return None
         if _name(node) in _OVER_CLASSES:
-            label = node._saved_ignore_index
+            label = int(node._saved_ignore_index)
             return label - 2**64 if label >= 2**63 else label  # saved as an unsigned number
         waiting += [following for following, _ in node.next_functions]
     return None
@@ -143,8 +143,9 @@ def label_weights(loss: Any) -> torch.Tensor | None:
     node = getattr(loss, "grad_fn", None)
     if node is None or _name(node) not in _OVER_CLASSES or node._saved_reduction != 1:
         return None
-    labels, weights, ignored = node._saved_target, node._saved_weight, ignored_label(loss)
-    kept = labels != ignored
+    labels: torch.Tensor = node._saved_target
+    weights: torch.Tensor | None = node._saved_weight
+    kept = labels.ne(cast("int", ignored_label(loss)))
     if weights is None:
         return kept.double()
     return weights.double()[labels * kept] * kept
@@ -202,7 +203,9 @@ def _terms(node: Any, term: _Term) -> list[_Term]:
     raise _UnreadableError(name)
 
 
-def _of_product(node, name, inputs, term, dims: int = 8) -> tuple[Any, _Term]:
+def _of_product(
+    node: Any, name: str, inputs: Sequence[Any], term: _Term, dims: int = 8
+) -> tuple[Any, _Term]:
     """Return the factor of a product that has the rows, and what that is divided by."""
     is_division = name == "Div"
     if len(inputs) == 1:  # with a Python number
@@ -228,20 +231,20 @@ def _of_product(node, name, inputs, term, dims: int = 8) -> tuple[Any, _Term]:
     return following, _Term(term.divisor * number, is_plain, term.is_divided or is_division)
 
 
-def _is_trained_number(node) -> bool:
+def _is_trained_number(node: Any) -> bool:
     """Return True if a number follows from a trained number alone."""
     for _ in range(8):
         if node is None:
             return False
         if node.name() == _LEAF:
-            return node.variable.numel() == 1
+            return bool(node.variable.numel() == 1)
         if len(node.next_functions) != 1:
             return False
         node = node.next_functions[0][0]
     return False
 
 
-def _of_torch(node, name, term) -> _Term:
+def _of_torch(node: Any, name: str, term: _Term) -> _Term:
     """Return the term of a loss of torch."""
     if node._saved_reduction != 1:  # a sum, or of one element
         return term
@@ -250,7 +253,7 @@ def _of_torch(node, name, term) -> _Term:
     return _Term(term.divisor * node._saved_self.numel(), term.is_plain, True)
 
 
-def _count(node) -> int:
+def _count(node: Any) -> int:
     """Return how many elements of its input each element of a mean is made of."""
     sizes = node._saved_self_sym_sizes
     dims = getattr(node, "_saved_dim", None) or range(len(sizes))
@@ -258,7 +261,7 @@ def _count(node) -> int:
     return math.prod(sizes[dim - 2**64 if dim >= 2**63 else dim] for dim in dims)
 
 
-def _of_elements(node, term) -> list[_Term]:
+def _of_elements(node: Any, term: _Term) -> list[_Term]:
     """Return the terms of a mean or a sum; further means and factors below it count, too."""
     is_first = True
     while node is not None:
@@ -281,7 +284,7 @@ def _of_elements(node, term) -> list[_Term]:
     return [term]
 
 
-def _is_elementwise(node) -> bool:
+def _is_elementwise(node: Any) -> bool:
     """Return True if all of a small graph keeps the shapes that follow from its leaves."""
     waiting, seen = [node], set()
     while waiting:
@@ -302,7 +305,7 @@ def _is_elementwise(node) -> bool:
 def readable_graph() -> Iterator[None]:
     """Make graphs within the block, though gradients are off, and keep no large tensor for them."""
 
-    def shape_alone(tensor):
+    def shape_alone(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel() <= 1:
             return tensor.detach()
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -315,7 +318,7 @@ def readable_graph() -> Iterator[None]:
 # -- trees of tensors ------------------------------------------------------------------------------
 
 
-def map_tensors(function: Callable, value: Any) -> Any:
+def map_tensors(function: Callable[..., Any], value: Any) -> Any:
     """Return a structure of tensors with `function` applied to each.
 
     Parameters
@@ -349,7 +352,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors of a structure."""
     found: list[torch.Tensor] = []
 
-    def take(tensor):
+    def take(tensor: torch.Tensor) -> torch.Tensor:
         found.append(tensor)
         return tensor
 
@@ -360,7 +363,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
     """Return some rows of all tensors that have `rows` of them; others are given as they are."""
 
-    def taken(tensor):
+    def taken(tensor: torch.Tensor) -> torch.Tensor:
         # some sequences have time first
         for dim, size in enumerate(tensor.shape[:2]):
             if size == rows:
@@ -373,7 +376,7 @@ def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
 def requiring_grad(value: Any) -> Any:
     """Return leaves of the same values that require gradients, where they are real numbers."""
 
-    def leaf(tensor):
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
         out = tensor.detach()
         can = out.is_floating_point() or out.is_complex()
         return out.requires_grad_() if can else out
@@ -514,7 +517,7 @@ def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
     if size == 0.0 or math.isinf(size):
         return Finding()
 
-    def fits(expected):
+    def fits(expected: Callable[[Part, Part], float]) -> bool:
         return all(abs(whole.loss - expected(*pair)) <= whole.tolerance * size for pair in pairs)
 
     is_sum = fits(lambda one, other: one.times(1.0) + other.times(1.0))

@@ -65,7 +65,7 @@ def check_manifest(manifest: Any) -> None:
         raise ValueError(f"its manifest has entries of different numbers of workers: {told}")
 
 
-def check_fields(manifest: dict, names: Iterable[str]) -> None:
+def check_fields(manifest: dict[str, Any], names: Iterable[str]) -> None:
     """Refuse a manifest that lacks one of some fields, with a ValueError."""
     missing = [repr(name) for name in names if name not in manifest]
     if missing:

@@ -102,18 +102,18 @@ class Position:
     epoch: int = 0
     batch: int = 0
     global_step: int = 0
-    history: list[dict] = field(default_factory=list)
-    partial: dict | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    partial: dict[str, Any] | None = None
     ends: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, manifest: dict) -> Position:
+    def of(cls, manifest: dict[str, Any]) -> Position:
         """The position in the manifest of a checkpoint."""
         names = {f.name for f in fields(cls)}
         facts = {"batch" if k == "step" else k: v for k, v in manifest.items()}
         return cls(**{k: v for k, v in facts.items() if k in names})
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return {"step" if k == "batch" else k: v for k, v in asdict(self).items()}
 
     @property
@@ -121,7 +121,7 @@ class Position:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
 
-    def close_epoch(self, entry: dict) -> None:
+    def close_epoch(self, entry: dict[str, Any]) -> None:
         """Count the epoch that has these figures as finished."""
         self.history.append(entry)
         self.partial = None
@@ -133,7 +133,7 @@ class Position:
         if not goal.is_reached(self):
             self.ends[goal.key] = self.epochs_with_figures
 
-    def figures(self, first: int, last: int) -> list[dict]:
+    def figures(self, first: int, last: int) -> list[dict[str, Any]]:
         """Figures of the epochs after `first`, up to `last`."""
         everything = [*self.history, *([self.partial] if self.partial else [])]
         return [entry for entry in everything if first < entry["epoch"] <= last]

@@ -54,7 +54,7 @@ class Progress:
     def start(self, workers: int) -> None:
         """Take over how many workers are started, before their start."""
 
-    def update(self, progress: dict) -> None:
+    def update(self, progress: dict[str, Any]) -> None:
         """Take over what rank 0 reported.
 
         Parameters
@@ -65,7 +65,7 @@ class Progress:
             ``last``: figures of the epochs that were finished first and last, or None.
         """
 
-    def finish(self, figures: Sequence[dict]) -> None:
+    def finish(self, figures: Sequence[dict[str, Any]]) -> None:
         """Take over the figures of all epochs."""
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class ProgressBar(Progress):
     def start(self, workers: int) -> None:
         _say_start(workers)
 
-    def update(self, progress: dict) -> None:
+    def update(self, progress: dict[str, Any]) -> None:
         done = progress["epoch"] * progress["steps"] + progress["step"]
         total = progress["epochs"] * progress["steps"]
         text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
@@ -120,25 +120,25 @@ class EpochLines(Progress):
     def start(self, workers: int) -> None:
         _say_start(workers)
 
-    def update(self, progress: dict) -> None:
+    def update(self, progress: dict[str, Any]) -> None:
         last, self._epochs = progress["last"], progress["epochs"]
         if last is not None and last["epoch"] > self._shown:
             self._show(last, progress["first"])
 
-    def finish(self, figures: Sequence[dict]) -> None:
+    def finish(self, figures: Sequence[dict[str, Any]]) -> None:
         self._epochs = self._epochs or len(figures)
         if len(figures) > self._shown:
             first, last = headline(figures[0]), headline(figures[-1])
             self._show({**last, "epoch": len(figures)}, {**first, "epoch": 1})
 
-    def _show(self, last: dict, first: dict | None) -> None:
+    def _show(self, last: dict[str, Any], first: dict[str, Any] | None) -> None:
         if not self._shown and first is not None and first["epoch"] < last["epoch"]:
             print(self._line(first), file=sys.stderr)
         self._shown = last["epoch"]
         seconds = time.monotonic() - self._started
         print(f"{self._line(last)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
-    def _line(self, figures: dict) -> str:
+    def _line(self, figures: dict[str, Any]) -> str:
         values = [f"{name} {value:.4g}" for name, value in figures.items() if name != "epoch"]
         return f"epoch {figures['epoch']}/{self._epochs}: {', '.join(values)}"
 

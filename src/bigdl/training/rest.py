@@ -93,7 +93,7 @@ def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
             for each in range(2):
                 hashes[each, start : start + len(piece)] += words @ factors[each]
     half = np.uint64(32)
-    return (hashes[0] >> half << half) | (hashes[1] >> half)
+    return np.asarray((hashes[0] >> half << half) | (hashes[1] >> half))
 
 
 def _random_words(count: int, first: int = 0) -> np.ndarray:
@@ -135,7 +135,7 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
     receive = [int(row[rank]) for row in sync.all_gather(list(map(float, send)))]
 
     def exchange(values: np.ndarray, there: list[int], back: list[int]) -> np.ndarray:
-        return sync.all_to_all(torch.from_numpy(values), there, back).numpy()
+        return np.asarray(sync.all_to_all(torch.from_numpy(values), there, back).numpy())
 
     asked = exchange(unique[by_assigner].view(np.int64), send, receive).view(np.uint64)
     present = exchange(counts[by_assigner], send, receive)

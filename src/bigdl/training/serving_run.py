@@ -231,7 +231,7 @@ class ServingRun:
 
             request = Request(self._source, headers=self._headers)
             with urlopen(request, timeout=METRICS_S) as answer:
-                return answer.read().decode()
+                return str(answer.read().decode())
         text = self._source()
         return text.decode() if isinstance(text, bytes) else text
 

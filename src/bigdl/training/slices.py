@@ -30,7 +30,7 @@ def file_name(array: str, rank: int) -> str:
     return f"rows.{array}.{rank:05d}.npy"
 
 
-def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict:
+def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict[str, Any]:
     """Write a slice; returns its description.
 
     Parameters
@@ -66,12 +66,12 @@ class SavedSlices:
         The slices of every array, in rank order.
     """
 
-    def __init__(self, url: str, described: dict[str, list[dict]]):
+    def __init__(self, url: str, described: dict[str, list[dict[str, Any]]]):
         self.url = url
         self._fs, self._root = open_file_system(url)
         self._described = described
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Return the arguments that make it."""
         return {"url": self.url, "described": self._described}
 
@@ -194,7 +194,7 @@ class SavedSlices:
             ) from error
 
 
-def _header(content: bytes) -> tuple:
+def _header(content: bytes) -> tuple[Any, ...]:
     """Return shape, order and type of the array whose file begins with these bytes."""
     buffer = io.BytesIO(content)
     try:
@@ -204,7 +204,7 @@ def _header(content: bytes) -> tuple:
         raise ValueError("it does not begin as a file of NumPy's format") from error
 
 
-def _blocks(fs: Any, path: str, described: dict) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(fs: Any, path: str, described: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the rows of a file in blocks, with the place of the first; then check them."""
     with fs.open(path, "rb") as file:
         start = file.read(npy.MAGIC_LEN + 2)

@@ -61,7 +61,7 @@ def loads(data: bytes) -> Any:
     """
     import torch
 
-    def load():
+    def load() -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
     try:
@@ -85,7 +85,7 @@ def loads(data: bytes) -> Any:
 
 
 @functools.cache
-def _plain_types() -> list:
+def _plain_types() -> list[Any]:
     """Return what builds NumPy's values, and classes whose objects are values."""
     builders = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0], _codecs.encode]
     dtypes = [type(np.dtype(code)) for code in np.typecodes["All"]]
@@ -125,11 +125,11 @@ def mixed_seed(*values: int) -> int:
     return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def capture_rng() -> dict:
+def capture_rng() -> dict[str, Any]:
     """The state of the random generators of torch, numpy and random."""
     import torch
 
-    _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
+    _, keys, position, has_gauss, cached = cast("tuple[Any, ...]", np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
@@ -138,7 +138,7 @@ def capture_rng() -> dict:
     }
 
 
-def restore_rng(state: dict) -> None:
+def restore_rng(state: dict[str, Any]) -> None:
     """The inverse of :func:`capture_rng`."""
     import torch
 
@@ -179,11 +179,11 @@ class RunningState(ABC):
         self._merged = self.own()
 
     @abstractmethod
-    def own(self) -> list:
+    def own(self) -> list[Any]:
         """A copy of this worker's values, as tensors."""
 
     @abstractmethod
-    def put(self, values: list) -> None:
+    def put(self, values: list[Any]) -> None:
         """Set this worker's values, e.g. to what :meth:`own` gave."""
 
     def merge(self) -> None:
@@ -205,7 +205,7 @@ class RunningState(ABC):
         finally:
             self.put(own)
 
-    def _merge(self) -> list:
+    def _merge(self) -> list[Any]:
         import torch
 
         values = self.own()
@@ -249,7 +249,7 @@ def check_precision(precision: str | int | None) -> str:
 
 def precision_of(
     name: str, device: torch.device
-) -> Callable[[], contextlib.AbstractContextManager]:
+) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return a function that makes the context of a forward pass."""
     if name == "fp32":
         return contextlib.nullcontext
@@ -345,7 +345,7 @@ def to_cpu(value: Any) -> Any:
     return _moved(value, "cpu")
 
 
-def _moved(value, device):
+def _moved(value: Any, device: torch.device | str) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):

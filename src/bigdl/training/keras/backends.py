@@ -30,6 +30,7 @@ keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
 torch = LazyModule("torch", "orca")
 
+
 _BACKENDS = ("tensorflow", "torch", "jax")
 
 
@@ -42,7 +43,7 @@ def backend_of_program() -> str:
         If the workers cannot train with it.
     """
     keras = require("keras", "tf")
-    name = keras.backend.backend()
+    name: str = keras.backend.backend()
     if name not in _BACKENDS:
         raise UsageError(
             f"Keras computes with {name!r} here, which workers cannot train with; set "
@@ -53,7 +54,9 @@ def backend_of_program() -> str:
     return name
 
 
-def use_backend(name: str, config: dict | None = None, threads: int | None = None) -> None:
+def use_backend(
+    name: str, config: dict[str, Any] | None = None, threads: int | None = None
+) -> None:
     """Import Keras with the driver's backend; in a worker, before anything else imports it.
 
     Parameters
@@ -126,10 +129,13 @@ class Packed:
         advice = "create such objects inside the model creator instead"
         return cls(backend_of_program(), pickled_by_value(objects, failure, advice))
 
-    def unpack(self, config: dict | None = None, threads: int | None = None) -> tuple:
+    def unpack(
+        self, config: dict[str, Any] | None = None, threads: int | None = None
+    ) -> tuple[Any, ...]:
         """Return the objects, in a process that computes with the same backend."""
         use_backend(self.backend, config, threads)
-        return cloudpickle.loads(self.payload)
+        objects: tuple[Any, ...] = cloudpickle.loads(self.payload)
+        return objects
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -146,12 +152,12 @@ class Steps:
     def __init__(self, model: Any):
         self._model = model
 
-    def train(self, batch: tuple) -> dict:
-        """Make an update from ``(x, y, sample_weight)`` of tensors or arrays; return figures."""
+    def train(self, batch: tuple[Any, ...]) -> Any:
+        """Make an update from ``(x, y, sample_weight)``; return what the model's step returns."""
         self._model.train()
         return self._model.train_step(_map(_torch_tensor, batch))
 
-    def test(self, batch: tuple) -> dict:
+    def test(self, batch: tuple[Any, ...]) -> Any:
         """Return the figures of a batch."""
         self._model.eval()
         with torch.no_grad():
@@ -170,18 +176,18 @@ class _TensorFlowSteps(Steps):
 
     def __init__(self, model: Any):
         super().__init__(model)
-        self._traced: dict[tuple, Callable] = {}
+        self._traced: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def train(self, batch):
+    def train(self, batch: tuple[Any, ...]) -> Any:
         return self._run("train_step", batch)
 
-    def test(self, batch):
+    def test(self, batch: tuple[Any, ...]) -> Any:
         return self._run("test_step", batch)
 
-    def predict(self, inputs):
+    def predict(self, inputs: Any) -> Any:
         return _map(_array, self._run("predict_step", (inputs,)))
 
-    def _run(self, name, batch):
+    def _run(self, name: str, batch: tuple[Any, ...]) -> Any:
         batch, step = _map(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
             return step(batch)
@@ -201,21 +207,23 @@ class _JaxSteps(Steps):
     own is trained as it says.
     """
 
-    def train(self, batch):
+    def train(self, batch: tuple[Any, ...]) -> Any:
         model = self._model
         model.make_train_function()
         optimizer = () if model.optimizer is None else model.optimizer.variables
         return self._run(model.train_function, batch, optimizer, model.metrics_variables)
 
-    def test(self, batch):
+    def test(self, batch: tuple[Any, ...]) -> Any:
         model = self._model
         model.make_test_function()
         return self._run(model.test_function, batch, model.metrics_variables)
 
-    def predict(self, inputs):
+    def predict(self, inputs: Any) -> Any:
         return self._model.predict_on_batch(_map(_jax_array, inputs))
 
-    def _run(self, function, batch, *more: Sequence) -> dict:
+    def _run(
+        self, function: Callable[..., Any], batch: tuple[Any, ...], *more: Sequence[Any]
+    ) -> Any:
         import jax
 
         model = self._model
@@ -236,12 +244,12 @@ def steps_of(model: Any) -> Steps:
     return kinds[keras.backend.backend()](model)
 
 
-def _map(function, value):
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), value)
 
 
 def _array(value: Any) -> np.ndarray:
-    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
 def _jax_array(value: Any) -> np.ndarray:
@@ -261,15 +269,15 @@ def _jax_array(value: Any) -> np.ndarray:
     return array
 
 
-def _torch_tensor(value):
+def _torch_tensor(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(_array(value)))
 
 
-def _tf_tensor(value):
+def _tf_tensor(value: Any) -> Any:
     return value if tf.is_tensor(value) else tf.convert_to_tensor(_array(value))
 
 
-def _any_rows(tensor):
+def _any_rows(tensor: Any) -> Any:
     if not isinstance(tensor, tf.Tensor):  # a ragged or sparse tensor
         return tf.type_spec_from_value(tensor)
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

@@ -31,7 +31,7 @@ BATCH_HOOKS = (
 """Hooks that are called for single batches of the training."""
 
 
-def as_callbacks(callbacks: Any) -> list:
+def as_callbacks(callbacks: Any) -> list[Any]:
     """Return a new list of the callbacks that a verb was given.
 
     Raises
@@ -41,15 +41,15 @@ def as_callbacks(callbacks: Any) -> list:
     """
     if callbacks is None:
         return []
-    callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for callback in callbacks:
+    those = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in those:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
                 f"callbacks must be a list of keras.callbacks.Callback, got {callback!r}",
                 code="argument-type",
                 argument="callbacks",
             )
-    return callbacks
+    return those
 
 
 class WorkerCallbacks:
@@ -86,11 +86,11 @@ class WorkerCallbacks:
         )
         folders = [f for f in map(_redirect, self._callbacks) if f is not None]
 
-        def upload(*_):
+        def upload(*_: object) -> None:
             for folder in folders:
                 folder.upload()
 
-        def end_epoch(epoch, logs):
+        def end_epoch(epoch: int, logs: dict[str, Any]) -> None:
             self.logs = dict(logs)
             upload()
 
@@ -103,7 +103,7 @@ class WorkerCallbacks:
             **params,
         )
 
-    def _on_rank(self, callbacks, rank) -> list:
+    def _on_rank(self, callbacks: Sequence[Any], rank: int) -> list[Any]:
         """Return the callbacks that run on a rank."""
         return [c for c in callbacks if rank == 0 or not _writes_only(c)]
 
@@ -142,8 +142,8 @@ class Rank0CallbackBridge(WorkerCallbacks):
         self._model, self._sync, self._verbose = model, sync, params["verbose"]
         super().__init__(callbacks, model, sync.rank, **params)
 
-    def _on_rank(self, callbacks, rank):
-        def share(*_):
+    def _on_rank(self, callbacks: Sequence[Any], rank: int) -> list[Any]:
+        def share(*_: object) -> None:
             share_state(self._model, self._sync)
 
         bridge = [keras.callbacks.LambdaCallback(on_train_begin=share, on_epoch_begin=share)]
@@ -155,14 +155,14 @@ class Rank0CallbackBridge(WorkerCallbacks):
         return [*callbacks, *bridge, self._model.history, *bar]
 
 
-def _writes_only(callback) -> bool:
+def _writes_only(callback: Any) -> bool:
     """Return True for a callback that does nothing but write, such as files."""
     return getattr(callback, "rank0_only", False) or any(
         c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
     )
 
 
-def _numbers(callback) -> tuple[str, dict, dict]:
+def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the class of a callback, its numbers, and its comparisons of ``keras.ops``."""
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {

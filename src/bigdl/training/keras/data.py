@@ -98,7 +98,14 @@ class BatchArguments:
     is_by_position: bool = False
 
     @classmethod
-    def of(cls, model, names, labels=None, weighted=False, class_weight=None) -> BatchArguments:
+    def of(
+        cls,
+        model: Any,
+        names: Sequence[str] | None,
+        labels: Sequence[str] | None = None,
+        weighted: bool = False,
+        class_weight: dict[int, float] | None = None,
+    ) -> BatchArguments:
         """Return the assembly for a model and the columns that it is given."""
         by_name = bool(names) and isinstance(_structure_of(model, "input"), dict)
         own = list(_names_of_outputs(model) or ())
@@ -109,7 +116,7 @@ class BatchArguments:
         loose = not targets or outputs is not targets
         return cls(names, by_name, weighted, class_weight, outputs or None, order, any_form, loose)
 
-    def inputs(self, features: Sequence) -> Any:
+    def inputs(self, features: Sequence[Any]) -> Any:
         """Return ``x`` of the feature columns."""
         if self.by_name:
             return dict(zip(self.names or (), features, strict=True))
@@ -132,7 +139,7 @@ class BatchArguments:
             target = targets[0] if len(targets) == 1 else tuple(targets)
         if self.outputs is not None:
             target = self._of_outputs(target)
-        batch: tuple = (self.inputs(features), target)
+        batch: tuple[Any, ...] = (self.inputs(features), target)
         batch = batch if weights is None else (*batch, weights)
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
 
@@ -174,7 +181,7 @@ class BatchArguments:
         return parts[0] if len(parts) == 1 else parts
 
 
-def _names_of_outputs(model) -> list[str] | None:
+def _names_of_outputs(model: Any) -> list[str] | None:
     """Return the names of a functional model's outputs, by which targets may be given."""
     output = _structure_of(model, "output")
     if isinstance(output, dict):
@@ -212,7 +219,7 @@ def _is_pair(spec: Any) -> bool:
     return isinstance(spec, tuple) and len(spec) in (2, 3)
 
 
-def _structure_of(model, name: str):
+def _structure_of(model: Any, name: str) -> Any:
     """Return a functional model's ``input`` or ``output``; None of one that is not built yet."""
     try:
         return getattr(model, name)
@@ -220,7 +227,7 @@ def _structure_of(model, name: str):
         return None
 
 
-def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
+def with_class_weight(batch: tuple[Any, ...], table: dict[int, float]) -> tuple[Any, ...]:
     """Return a batch whose rows weigh what their class does, besides their own weight.
 
     Classes are whole numbers, or the largest entry of a one-hot row; one without an entry weighs 1.
@@ -291,30 +298,30 @@ class ColumnRows:
     steps: int
     _current: tuple[BatchPlan, Any] | None = None  # batches and order of the pass that is read
 
-    def __init__(self, data: Any, config: dict, worker: Any):
+    def __init__(self, data: BatchSource, config: dict[str, Any], worker: Any):
         self._data = data
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
-    def example(self, types: list | None, assembly: BatchArguments) -> tuple:
+    def example(self, types: list[Any] | None, assembly: BatchArguments) -> tuple[Any, ...]:
         """Return a batch of one row, of zeros where the types of the columns are known."""
         if types is not None:
             inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
             target = targets[0] if len(targets) == 1 else tuple(targets)
-            return assembly([*inputs, target])
+            return cast("tuple[Any, ...]", assembly([*inputs, target]))
         if not self._data.rows:
             raise UsageError(
                 "The loader has fewer samples than there are workers; use fewer workers",
                 code="data-empty",
             )
-        return assembly(self._data.batch(0, 1))
+        return cast("tuple[Any, ...]", assembly(self._data.batch(0, 1)))
 
-    def plan(self, settings: RunSettings, everyone: list[dict]) -> BatchLayout:
+    def plan(self, settings: RunSettings, everyone: list[dict[str, Any]]) -> BatchLayout:
         """Cut the rows of all workers into batches."""
         self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
         return batches
 
-    def take_types(self, types: list | None, training: Any) -> None:
+    def take_types(self, types: list[Any] | None, training: Any) -> None:
         """Give out numbers in the dtypes that they have in the training data."""
         self._data.take_types(types, training._data)
 
@@ -370,7 +377,7 @@ class ColumnRows:
 
     def batches(
         self, assembly: BatchArguments, batch_size: int | None, world_size: int, limit: int | None
-    ) -> Iterator[tuple[tuple, int]]:
+    ) -> Iterator[tuple[tuple[Any, ...], int]]:
         """Yield batch and number of rows, of this worker's rows in their order."""
         size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
@@ -398,7 +405,7 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
 
 
 def open_rows(
-    worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
+    worker: Any, shard: Any, settings: EvaluationSettings, config: dict[str, Any], sync: Any
 ) -> Rows:
     """Return the rows of a shard.
 
@@ -424,7 +431,7 @@ def open_rows(
     return DatasetRows(data, sync)
 
 
-def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict) -> Any:
+def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict[str, Any]) -> Any:
     """Return the data of a shard.
 
     Parameters
@@ -463,7 +470,7 @@ def is_dataset(data: Any) -> bool:
     return tf is not None and isinstance(data, tf.data.Dataset)
 
 
-def build_for(model: Any, batch: tuple) -> None:
+def build_for(model: Any, batch: tuple[Any, ...]) -> None:
     """Make all variables of a model, its metrics and its optimizer, as ``fit`` of Keras does.
 
     Parameters
@@ -473,7 +480,7 @@ def build_for(model: Any, batch: tuple) -> None:
         A batch that it takes.
     """
 
-    def array(value):
+    def array(value: Any) -> Any:
         if value is None:
             return None
         if getattr(value, "dtype", None) == "string":  # a tensor of TensorFlow
@@ -581,7 +588,7 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
         if not any(values):
             for each in seeds:
                 each.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
-    return definition.SerializeToString()
+    return bytes(definition.SerializeToString())
 
 
 class DatasetGraph:
@@ -590,7 +597,7 @@ class DatasetGraph:
     def __init__(self, graph: bytes, spec: Any, is_off: bool):
         self._graph, self._spec, self._is_off = graph, spec, is_off
 
-    def __call__(self, config, batch_size):
+    def __call__(self, config: object, batch_size: object) -> Any:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph)
         dataset = tf.data.experimental.from_variant(variant, self._spec)
         if not self._is_off:
@@ -638,42 +645,46 @@ class DatasetRows:
         self.known: dict[str, Any]
         self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
         self.steps: int | None = None
-        self._class_weight: dict | None = None
+        self._class_weight: dict[int, float] | None = None
         self._passes = 0  # that were begun
 
-    def example(self, types, assembly):
-        def zeros(spec):
+    def example(self, types: Any, assembly: BatchArguments) -> Any:
+        def zeros(spec: Any) -> Any:
             shape = [1, *(1 if n is None else n for n in spec.shape[1:])]
             return tf.zeros(shape, spec.dtype)
 
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
-    def plan(self, settings, everyone):
+    def plan(self, settings: RunSettings, everyone: Any) -> BatchLayout:
         return BatchLayout.of(settings, [])
 
-    def take_types(self, types, training):
+    def take_types(self, types: Any, training: Any) -> None:
         """Leave the tensors as the pipeline makes them."""
 
-    def start(self, assembly, settings, rank, window):
+    def start(self, assembly: BatchArguments, settings: Any, rank: int, window: int) -> None:
         self._class_weight = settings.class_weight
 
-    def batches(self, assembly, batch_size, world_size, limit):
+    def batches(
+        self, assembly: BatchArguments, batch_size: Any, world_size: int, limit: int | None
+    ) -> Iterator[tuple[Any, int]]:
         for batch in self._dataset if limit is None else self._dataset.take(limit):
             part, rows = self._part(batch)
             if rows:
                 yield part, rows
 
     @property
-    def source(self):
+    def source(self) -> BatchSource:
         raise TypeError("a dataset cannot be read by number")
 
-    def steps_of_pass(self, rest, number):
+    def steps_of_pass(self, rest: RestOfEpoch | None, number: int) -> int | None:
         return self.steps
 
-    def ids_from(self, step):
+    def ids_from(self, step: int) -> None:
         """Return None: batches of a dataset have no ids."""
 
-    def parts(self, number, step, *, wrap, rest=None):
+    def parts(
+        self, number: int, step: int, *, wrap: bool, rest: RestOfEpoch | None = None
+    ) -> Iterator[Part]:
         while self._passes < number:  # a dataset counts the times that it was shuffled
             iter(self._dataset)
             self._passes += 1
@@ -690,11 +701,11 @@ class DatasetRows:
             if self._is_shared and (is_first or not is_checked):
                 self._check_equal(batch)
                 is_checked = True
-            if rows and self._class_weight is not None:
+            if part is not None and rows and self._class_weight is not None:
                 part = with_class_weight(part, self._class_weight)
             yield Part(part if rows else None, rows, total)
 
-    def _read(self, wrap) -> Iterator[tuple[Any, bool]]:
+    def _read(self, wrap: bool) -> Iterator[tuple[Any, bool]]:
         """Yield the batches of a pass (or of all from it on) and True for the first of a pass."""
         is_first = False
         while not is_first:  # as it is after a pass without rows
@@ -706,7 +717,7 @@ class DatasetRows:
             if not wrap:
                 return
 
-    def _check_equal(self, batch):
+    def _check_equal(self, batch: Any) -> None:
         """Refuse rows that differ between the workers: some would be read twice, others never."""
         checksum = 0
         for leaf in tf.nest.flatten(batch):
@@ -723,7 +734,7 @@ class DatasetRows:
                 code="data-order",
             )
 
-    def _part(self, batch) -> tuple[Any, int]:
+    def _part(self, batch: Any) -> tuple[Any, int]:
         """Return this worker's part of a batch and its number of rows."""
         rows, rank, size = _rows(batch), self._sync.rank, self._sync.world_size
         if not self._is_shared:
@@ -732,7 +743,7 @@ class DatasetRows:
         return tf.nest.map_structure(lambda leaf: leaf[low:high], batch), high - low
 
 
-def _rows(batch) -> int:
+def _rows(batch: Any) -> int:
     return int(tf.shape(tf.nest.flatten(batch)[0])[0])
 
 

@@ -15,13 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import all_gather_json
+from bigdl.training.batches import BatchSource, all_gather_json
 from bigdl.training.figures import score_of
 from bigdl.training.fit import (
     EpochRunner,
@@ -67,6 +67,9 @@ from bigdl.training.state import capture_rng, restore_rng
 from bigdl.training.tables.keras_model import ModelTables, sharded_layers
 from bigdl.training.tables.place import Place, placed
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclass(kw_only=True)
 class KerasFitSettings(EvaluationSettings, RunSettings):
@@ -110,16 +113,18 @@ class KerasProgram(ABC):
     """
 
     packed: Packed
-    config: dict
+    config: dict[str, Any]
     sync: Any
 
-    def __call__(self, worker: Worker) -> dict:
+    def __call__(self, worker: Worker) -> dict[str, Any]:
         parts, callbacks = self.packed.unpack(self.config, worker.threads)
         with tuned_allocator():
             return self._run(worker, self.sync(worker), parts, callbacks)
 
     @abstractmethod
-    def _run(self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list) -> dict:
+    def _run(
+        self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list[Any]
+    ) -> dict[str, Any]:
         """Compute in a worker."""
 
 
@@ -129,7 +134,9 @@ class KerasFitProgram(KerasProgram):
 
     settings: KerasFitSettings
 
-    def _run(self, worker, sync, parts, callbacks):
+    def _run(
+        self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list[Any]
+    ) -> dict[str, Any]:
         fit = KerasFit(worker, sync, parts, self.settings, callbacks, self.config)
         if self.settings.run_url is None and sharded_layers(fit.model):
             raise UsageError(
@@ -138,7 +145,7 @@ class KerasFitProgram(KerasProgram):
                 code="argument-missing",
                 argument="model_dir",
             )
-        return fit.epochs.run()
+        return cast("dict[str, Any]", fit.epochs.run())
 
 
 class KerasHooks(Hooks):
@@ -180,7 +187,7 @@ class KerasHooks(Hooks):
         )
 
     @property
-    def are_called(self):
+    def are_called(self) -> bool:
         return not self._callbacks.is_empty
 
     @property
@@ -192,9 +199,10 @@ class KerasHooks(Hooks):
     def number(self) -> int:
         """Number of the epoch in its own fit, which is what callbacks count by."""
         settings = self._settings
-        return settings.initial_epoch + self._state.position.epoch - settings.goal.first
+        number: int = settings.initial_epoch + self._state.position.epoch - settings.goal.first
+        return number
 
-    def begin_fit(self):
+    def begin_fit(self) -> None:
         if not self._is_open:
             self.open()
         self._model.stop_training = False
@@ -207,23 +215,23 @@ class KerasHooks(Hooks):
         if self._numbers:
             self._callbacks.put_numbers(self._numbers)
 
-    def end_fit(self):
+    def end_fit(self) -> bool:
         optimizer = self._model.optimizer
         if optimizer is not None:
             optimizer.finalize_variable_values(self._model.trainable_weights)
         self.list.on_train_end()
-        return self.are_called or getattr(optimizer, "use_ema", False)
+        return self.are_called or bool(getattr(optimizer, "use_ema", False))
 
-    def begin_epoch(self):
+    def begin_epoch(self) -> None:
         self._has_step = False
         self.list.on_epoch_begin(self.number)
 
-    def end_batch(self, number: int, figures: dict) -> None:
+    def end_batch(self, number: int, figures: dict[str, Any]) -> None:
         """Call the hooks after a batch of training."""
         self._has_step = True
         self.list.on_train_batch_end(number, figures)
 
-    def end_epoch(self, entry, is_whole):
+    def end_epoch(self, entry: dict[str, Any], is_whole: bool) -> dict[str, Any]:
         self.list.on_epoch_end(self.number, dict(entry["logs"]))
         logs = entry["logs"] = {
             name: value if isinstance(value, list) else float(value)
@@ -233,7 +241,7 @@ class KerasHooks(Hooks):
         self._state.stop = bool(self._model.stop_training)
         return {"loss": logs.get("loss"), "score": score_of(logs)}
 
-    def is_stopped(self, *, in_epoch=False):
+    def is_stopped(self, *, in_epoch: bool = False) -> bool:
         if self._sync is None:
             return self._state.stop
         if in_epoch and not (self._has_step and self._callbacks.stops_in_epoch):
@@ -241,9 +249,9 @@ class KerasHooks(Hooks):
         if self.are_called:
             votes = self._sync.all_gather([float(self._model.stop_training)])
             self._model.stop_training = any(vote[0] for vote in votes)
-        return self._model.stop_training
+        return bool(self._model.stop_training)
 
-    def files(self):
+    def files(self) -> dict[str, bytes]:
         return {
             "model.pt": dump_weights(self._model),
             "optimizer.pt": dump_optimizers(self._model),
@@ -251,7 +259,7 @@ class KerasHooks(Hooks):
             **({} if self._tables is None else self._tables.files()),
         }
 
-    def load(self, files):
+    def load(self, files: dict[str, bytes]) -> None:
         if self._tables is not None:
             files = self._tables.cut(files)
         put_weights(self._model, files["model.pt"])
@@ -260,7 +268,9 @@ class KerasHooks(Hooks):
         self._numbers = files.get("callbacks.json", b"").decode()
 
 
-def entry_of(state: TrainState, sums: dict, logs: dict, memory: Sequence[int]) -> dict:
+def entry_of(
+    state: TrainState, sums: dict[str, Any], logs: dict[str, Any], memory: Sequence[int]
+) -> dict[str, Any]:
     """Return the figures of an epoch as they are kept.
 
     Parameters
@@ -309,10 +319,10 @@ class KerasStep(WorkerStep):
     # -- an epoch ------------------------------------------------------------------------------
 
     @property
-    def is_done(self):
+    def is_done(self) -> bool:
         return self._is_ended or self.context.state.position.batch == self._epoch_steps
 
-    def begin_epoch(self):
+    def begin_epoch(self) -> None:
         position, rest, data = self.context.state.position, self.context.state.rest, self.rows.data
         if not position.batch:
             self.model.reset_metrics()
@@ -323,7 +333,7 @@ class KerasStep(WorkerStep):
         elif self._parts is None:
             self._parts = data.parts(0, position.global_step, wrap=True)
 
-    def run(self, triggers):
+    def run(self, triggers: Triggers) -> bool:
         started = time.perf_counter()
         part = next(cast("Iterator[Part]", self._parts), None)
         if part is None:
@@ -334,7 +344,7 @@ class KerasStep(WorkerStep):
         self._logs = self._train(part, time.perf_counter() - started) or self._logs
         return not self.is_done and triggers.ask()
 
-    def _train(self, part: Part, fetch_s: float) -> dict:
+    def _train(self, part: Part, fetch_s: float) -> dict[str, Any]:
         state, position, rows = self.context.state, self.context.state.position, self.rows
         number = position.batch
         self.hooks.list.on_train_batch_begin(number)
@@ -363,14 +373,15 @@ class KerasStep(WorkerStep):
         self.context.worker.progress(**state.progress(epochs, steps, figures.get("loss")))
         return logs
 
-    def end_epoch(self):
+    def end_epoch(self) -> dict[str, Any]:
         if self.is_done:
             self.running.merge()
         model, sync, rows = self.model, self.context.sync, self.rows
         with kept_values(model.metrics_variables):  # the epoch may go on
             seen = int(self.context.state.sums.rows)
             logs = figures_of(model, self._logs, seen, sync, self._initial_metrics)
-            sums = cast("dict", self.context.state.sums.all_reduce(sync))  # an epoch has rows
+            # an epoch has rows
+            sums = cast("dict[str, Any]", self.context.state.sums.all_reduce(sync))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             peaks = [int(row[0]) for row in sync.all_gather([float(peak)])]
             entry = entry_of(self.context.state, sums, logs, peaks)
@@ -395,23 +406,23 @@ class KerasStep(WorkerStep):
 
     # -- the state -----------------------------------------------------------------------------
 
-    def facts(self):
+    def facts(self) -> dict[str, Any]:
         facts = input_facts(self.context.settings, self.rows.inputs)
         return {**facts, "example": form_of(inputs_of(self.rows.zero_row))}
 
-    def rank_state(self):
+    def rank_state(self) -> dict[str, Any]:
         return {
             "rng": capture_rng(),
             "seeds": values_of(seed_states(self.model)),
             "metrics": values_of(self.model.metrics_variables),
         }
 
-    def put_rank_state(self, state):
+    def put_rank_state(self, state: dict[str, Any]) -> None:
         restore_rng(state["rng"])
         set_values(seed_states(self.model), state["seeds"])
         set_values(self.model.metrics_variables, state["metrics"])
 
-    def put_sums(self, states):
+    def put_sums(self, states: list[dict[str, Any]]) -> None:
         for variable, initial, *values in zip(
             self.model.metrics_variables,
             self._initial_metrics,
@@ -423,18 +434,18 @@ class KerasStep(WorkerStep):
             variable.assign((start + gained).astype(array_of(variable).dtype))
 
     @property
-    def source(self):
+    def source(self) -> BatchSource:
         return self.rows.data.source
 
-    def left(self):
+    def left(self) -> np.ndarray | None:
         if self.context.settings.steps_per_epoch:
             return None
         return self.rows.data.ids_from(self.context.state.position.batch)
 
-    def slices(self):
+    def slices(self) -> dict[str, np.ndarray]:
         return self._tables.arrays()
 
-    def load_slices(self, slices):
+    def load_slices(self, slices: SavedSlices) -> None:
         self._tables.load(slices)
 
 
@@ -517,7 +528,7 @@ class KerasFit:
         parts: Any,
         settings: KerasFitSettings,
         callbacks: Sequence[Any],
-        config: dict,
+        config: dict[str, Any],
         *,
         open_shard: Callable[[Any, Any], Rows] | None = None,
         open_callbacks: Callable[..., WorkerCallbacks] = WorkerCallbacks,
@@ -541,7 +552,7 @@ class KerasFit:
         writer = start(worker, sync)
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
 
-        def rows_of(shard):
+        def rows_of(shard: Any) -> Rows:
             if open_shard is not None:
                 return open_shard(shard, model)
             return open_rows(worker, shard, settings, config, sync)
@@ -578,7 +589,7 @@ def _check_callbacks(tables: ModelTables, callbacks: Sequence[Any]) -> None:
 def evaluate_batches(
     model: Any,
     steps: Any,
-    batches: Iterable,
+    batches: Iterable[Any],
     sync: GradientSync,
     callbacks: Any,
     tables: ModelTables,
@@ -612,7 +623,7 @@ def evaluate_batches(
 
 
 def figures_of(
-    model: Any, logs: dict, rows: int, sync: GradientSync, initial: list
+    model: Any, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
 ) -> dict[str, float]:
     """Return the figures of an epoch, merged over the workers; a collective.
 
@@ -645,7 +656,7 @@ def figures_of(
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures as Python numbers (or lists of them)."""
 
-    def number(value):
+    def number(value: Any) -> Any:
         array = array_of(value)
         return array.item() if array.ndim == 0 else array.tolist()
 
@@ -659,7 +670,9 @@ class EvaluateProgram(KerasProgram):
     settings: EvaluationSettings
     seed: int
 
-    def _run(self, worker, sync, parts, callbacks):
+    def _run(
+        self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list[Any]
+    ) -> dict[str, Any]:
         settings = self.settings
         seed_keras(self.seed)
         with placed(Place.of(worker)):

@@ -16,7 +16,7 @@ layer sends its row count and its sums to the other workers inside the graph of 
 and so do the gradients on their way back through them.  N workers normalize as one process does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -113,7 +113,9 @@ class WorkerSteps:
         self.test = self._steps.test
         self.running = RunningWeights(model, self._sync)
 
-    def train(self, batch: tuple | None, rows: int, total: int, zero_row: tuple) -> dict:
+    def train(
+        self, batch: tuple[Any, ...] | None, rows: int, total: int, zero_row: tuple[Any, ...]
+    ) -> dict[str, Any]:
         """Make a step; a collective.
 
         Parameters
@@ -135,7 +137,7 @@ class WorkerSteps:
         reducer.is_active = True
         self.tables.begin(is_training=bool(rows))
         try:
-            mine = cast("tuple", batch)  # None only without rows
+            mine = cast("tuple[Any, ...]", batch)  # None only without rows
             logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
         except Exception:
             self._check()  # the backend has made another exception of it
@@ -152,14 +154,14 @@ class WorkerSteps:
         self.tables.errors.check()
         self._reducer.check()
 
-    def _weight(self, batch, rows, total) -> float:
+    def _weight(self, batch: tuple[Any, ...] | None, rows: int, total: int) -> float:
         """Return the weight of this worker's loss in that of the whole batch."""
         if self._sync.world_size == 1:
             return 1.0
         loss = self._loss
         if not loss.weights.is_known and loss.weights.is_due():
             finding = Finding(ROWS if self.tables else "")
-            if rows and not self.tables:
+            if batch is not None and rows and not self.tables:
                 finding = loss.find(batch)
             codes = [row[0] for row in self._sync.all_gather([finding.code])]
             if loss.weights.settle(agreed(codes), finding.reason):
@@ -173,7 +175,7 @@ class WorkerSteps:
             whole = sum(row[0] for row in self._sync.all_gather([counted]))
         return counted / whole if whole else 0.0
 
-    def _train_without_rows(self, zero_row):
+    def _train_without_rows(self, zero_row: tuple[Any, ...]) -> dict[str, Any]:
         with kept_values(changed_by_rows(self._model)):
             self._steps.train(zero_row)
         return {}
@@ -202,15 +204,15 @@ class GradientReducer:
         Of the sums inside a graph.
     """
 
-    def __init__(self, sync, batch_rows: int):
+    def __init__(self, sync: GradientSync, batch_rows: int):
         self._sync, self._batch_rows = sync, batch_rows
-        self._tables: dict[tuple, list] = {}
+        self._tables: dict[tuple[Any, ...], list[Any]] = {}
         self.weight = 1.0
         self.has_rows = self.is_active = True
         self.end_forward: Callable[[], None] = lambda: None
         self.errors = StepErrors()
 
-    def attach(self, model: Any, others: Sequence = ()) -> None:
+    def attach(self, model: Any, others: Sequence[Any] = ()) -> None:
         """Let the optimizers of a model, and others, reduce gradients before they apply them.
 
         Layers that want the moments of the whole batch get them, too.
@@ -232,7 +234,13 @@ class GradientReducer:
         for layer in synchronized_layers(model):
             object.__setattr__(layer, "_moments", partial(self._moments, layer))
 
-    def _apply(self, optimizer, reduce, grads, trainable_variables=None):
+    def _apply(
+        self,
+        optimizer: Any,
+        reduce: Callable[[list[Any], list[Any]], list[Any]],
+        grads: Iterable[Any],
+        trainable_variables: Sequence[Any] | None = None,
+    ) -> Any:
         """Stand for ``apply`` of an optimizer."""
         grads = list(grads)
         if not grads:
@@ -242,7 +250,13 @@ class GradientReducer:
             grads = reduce(grads, variables)
         return type(optimizer).apply(optimizer, grads, variables)
 
-    def _stateless_apply(self, optimizer, optimizer_variables, grads, trainable_variables):
+    def _stateless_apply(
+        self,
+        optimizer: Any,
+        optimizer_variables: Any,
+        grads: Iterable[Any],
+        trainable_variables: Sequence[Any],
+    ) -> Any:
         """Stand for ``stateless_apply`` of an optimizer."""
         grads = self._in_step(list(grads), list(trainable_variables))
         return type(optimizer).stateless_apply(
@@ -255,7 +269,7 @@ class GradientReducer:
 
     # -- the torch backend -----------------------------------------------------------------------
 
-    def _of_tensors(self, gradients: Sequence, variables: Sequence) -> list:
+    def _of_tensors(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         self.end_forward()
         parameters = [variable.value for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -268,7 +282,7 @@ class GradientReducer:
 
     # -- the TensorFlow backend ------------------------------------------------------------------
 
-    def _in_graph(self, gradients: Sequence, variables: Sequence) -> list:
+    def _in_graph(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         tables = [
             i
             for i, gradient in enumerate(gradients)
@@ -282,7 +296,7 @@ class GradientReducer:
         shapes = [tuple(variables[i].shape) for i in tables]
         kinds = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
 
-        def reduce(*arrays):
+        def reduce(*arrays: np.ndarray) -> Any:
             return self.errors.raising(self._sum_of_all, kinds, arrays)
 
         back = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
@@ -299,7 +313,9 @@ class GradientReducer:
             out[i] = tf.IndexedSlices(row, place, tf.constant(shape, tf.int64))
         return out
 
-    def _sum_of_all(self, kinds: Sequence[tuple], arrays: Sequence[np.ndarray]) -> list:
+    def _sum_of_all(
+        self, kinds: Sequence[tuple[Any, ...]], arrays: Sequence[np.ndarray]
+    ) -> list[Any]:
         """Return the sums of what a graph has sent: gradients, then values and indices of rows."""
         self.end_forward()
         first = len(arrays) - 2 * len(kinds)
@@ -311,7 +327,12 @@ class GradientReducer:
         rows, places = zip(*self._sum_of_rows(kinds, values, indices), strict=True)
         return [*sums, *rows, *places]
 
-    def _sum_of_rows(self, kinds, all_values, all_indices) -> list[tuple]:
+    def _sum_of_rows(
+        self,
+        kinds: Sequence[tuple[Any, ...]],
+        all_values: Sequence[np.ndarray],
+        all_indices: Sequence[np.ndarray],
+    ) -> list[tuple[Any, ...]]:
         """Return values and indices of the rows of each table that any rank has."""
         key = tuple(kinds)
         if key not in self._tables:  # the same objects each time: the sync keeps buffers for them
@@ -337,7 +358,7 @@ class GradientReducer:
 
     # -- the JAX backend -------------------------------------------------------------------------
 
-    def _in_step(self, gradients: Sequence, variables: Sequence) -> list:
+    def _in_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         import jax
         from jax.experimental import io_callback
 
@@ -355,21 +376,21 @@ class GradientReducer:
             out[i] = keras.ops.cast(value, kind)
         return out
 
-    def _sum_or_zeros(self, *arrays) -> list:
+    def _sum_or_zeros(self, *arrays: Any) -> Any:
         received = [np.asarray(array) for array in arrays]
 
-        def zeros():
+        def zeros() -> list[np.ndarray]:
             return [np.zeros_like(array) for array in received]
 
         return self.errors.instead(zeros, self._summed, received)
 
-    def _summed(self, arrays: Sequence[np.ndarray]) -> list:
+    def _summed(self, arrays: Sequence[np.ndarray]) -> list[Any]:
         self.end_forward()
         return self._sync.sum_arrays(arrays, self.weight)
 
     # -- moments of BatchNormalization -------------------------------------------------------------
 
-    def _moments(self, layer, inputs, mask) -> tuple[Any, Any]:
+    def _moments(self, layer: Any, inputs: Any, mask: Any) -> tuple[Any, ...]:
         """Mean and variance of a layer's inputs on all workers."""
         if mask is None:
             mean, variance = keras.ops.moments(inputs, axes=layer._reduction_axes)
@@ -390,31 +411,31 @@ class GradientReducer:
             for new, old in ((both_mean, mean), (both_variance, variance))
         )
 
-    def _summed_moments(self, values):
+    def _summed_moments(self, values: Any) -> Any:
         """The sum over all workers, with its gradient."""
 
-        @tf.custom_gradient
-        def summed(values):
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def summed(values: Any) -> tuple[Any, Callable[[Any], Any]]:
             return called(self._forward, values), partial(called, self._backward)
 
-        def called(function, values):
+        def called(function: Callable[[Any], Any], values: Any) -> Any:
             result = tf.numpy_function(function, [values], values.dtype, stateful=True)
             result.set_shape(values.shape)
             return result
 
         return summed(values)
 
-    def _forward(self, values):
+    def _forward(self, values: np.ndarray) -> Any:
         return self.errors.raising(self._sync.sum_arrays, [values], float(self.has_rows))[0]
 
-    def _backward(self, gradient):
+    def _backward(self, gradient: np.ndarray) -> Any:
         """Return the gradient of the batch's loss, as this worker's before it is weighted."""
         weight = self.weight if self.has_rows else 0.0
         total = self.errors.raising(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
 
 
-def _coalesced(gradients: Sequence, variables: Sequence) -> list:
+def _coalesced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return gradients that have each row once, as the sum over several workers has it.
 
     Optimizers of Keras that square a gradient would take an id that stands in a batch twice for two
@@ -429,7 +450,7 @@ def _coalesced(gradients: Sequence, variables: Sequence) -> list:
     return out
 
 
-def _wide(tensor):
+def _wide(tensor: Any) -> Any:
     """In a dtype that gradients are summed in."""
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
@@ -505,18 +526,18 @@ class KerasLoss:
                 code="loss-unsupported",
             )
 
-    def find(self, batch: tuple) -> Finding:
+    def find(self, batch: tuple[Any, ...]) -> Finding:
         """Compare the loss of a batch with those of parts of it; the model stays as it is."""
         model = self._model
         if model.optimizer is None or not isinstance(batch, tuple):
             return Finding(ROWS)
 
-        def some(value, index):
+        def some(value: Any, index: Any) -> Any:
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else array_of(leaf)[index.numpy()], value
             )
 
-        def part_of(index):
+        def part_of(index: Any) -> Part:
             x, y, weights = (*some(batch, index), None, None)[:3]
             outputs = model(x, training=False)
             loss = float(array_of(model.compute_loss(x, y, outputs, weights)))
@@ -582,7 +603,7 @@ def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
     return divisors.pop() if divisors else "rows"
 
 
-def check_optimizer(model):
+def check_optimizer(model: Any) -> None:
     """Refuse a model without an optimizer, unless a training step of the user's does without."""
     if model.optimizer is None and type(model).train_step is keras.Model.train_step:
         raise UsageError(

@@ -46,19 +46,19 @@ def to_variable(variable: Any, tensor: torch.Tensor) -> None:
     variable.assign((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
 
-def values_of(variables: Iterable) -> list[torch.Tensor]:
+def values_of(variables: Iterable[Any]) -> list[torch.Tensor]:
     """Return copies of variables as tensors of torch, on the CPU."""
     return [tensor_of(variable) for variable in variables]
 
 
-def set_values(variables: Iterable, values: Iterable) -> None:
+def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
     """Set variables to what :func:`values_of` gave."""
     for variable, value in zip(variables, values, strict=True):
         to_variable(variable, value)
 
 
 @contextlib.contextmanager
-def kept_values(variables: list) -> Iterator[None]:
+def kept_values(variables: list[Any]) -> Iterator[None]:
     """Leave variables as they were before the block."""
     before = values_of(variables)
     yield
@@ -99,7 +99,7 @@ def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
             layer.take_whole(tables[number])
 
 
-def optimizers_of(model: Any) -> list:
+def optimizers_of(model: Any) -> list[Any]:
     """Return the compiled optimizer, and those that a model holds for its own training step."""
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
@@ -202,7 +202,7 @@ def share_state(model: Any, sync: Any) -> None:
             put(model, state)
 
 
-def _put(variables: Sequence, values: Sequence, what, whose):
+def _put(variables: Sequence[Any], values: Sequence[Any], what: str, whose: str) -> None:
     shapes = [tuple(v.shape) for v in variables]
     stored = [tuple(v.shape) for v in values]
     if shapes != stored:
@@ -219,7 +219,7 @@ def _put(variables: Sequence, values: Sequence, what, whose):
     set_values(variables, values)
 
 
-def seed_states(model: Any) -> list:
+def seed_states(model: Any) -> list[Any]:
     """Return the variables that the random layers of a model draw their numbers from."""
     weights = {id(weight) for weight in model.weights}
     return [v for v in model.variables if id(v) not in weights]
@@ -230,7 +230,7 @@ def is_read_in_part(table: Any, batch_rows: int) -> bool:
 
     All workers know that, whichever rows they read.
     """
-    return table.shape[0] > 2 * batch_rows
+    return bool(table.shape[0] > 2 * batch_rows)
 
 
 def form_of(batch: Any) -> Any:
@@ -260,7 +260,7 @@ def zeros_of(form: Any) -> Any:
 # -- what every worker makes from its own rows ---------------------------------------------------
 
 
-def synchronized_layers(model: Any) -> list:
+def synchronized_layers(model: Any) -> list[Any]:
     """Return the layers of a model, at any depth, that want the moments of all workers."""
     return [
         layer
@@ -272,16 +272,16 @@ def synchronized_layers(model: Any) -> list:
 class RunningWeights(RunningState):
     """The weights of a model that are not trained, such as the averages of BatchNormalization."""
 
-    def own(self) -> list:
+    def own(self) -> list[Any]:
         """Return a copy of this worker's."""
         return values_of(self._model.non_trainable_weights)
 
-    def put(self, values: list) -> None:
+    def put(self, values: list[Any]) -> None:
         """Set this worker's, e.g. to what :meth:`own` gave."""
         set_values(self._model.non_trainable_weights, values)
 
 
-def changed_by_rows(model: Any) -> list:
+def changed_by_rows(model: Any) -> list[Any]:
     """Return the metrics and running weights that a step changes by the worker's own rows.
 
     Those of layers whose moments are of all workers are not among them.
@@ -291,7 +291,7 @@ def changed_by_rows(model: Any) -> list:
     return [variable for variable in variables if id(variable) not in shared]
 
 
-def merge_metrics(model: Any, sync: Any, initial: list) -> None:
+def merge_metrics(model: Any, sync: Any, initial: list[Any]) -> None:
     """Make the metrics of a model those of the rows of all workers; a collective.
 
     The state of a metric is what its rows add to the state that it has after ``reset_state``, so

@@ -189,7 +189,7 @@ class KeyedRows:
         if len(ripe):
             self._add(ripe)
             places[is_new] = self.find(new)
-        return places[distinct.places].split([each.shape[1] for each in training])
+        return torch.split(places[distinct.places], [each.shape[1] for each in training])
 
     def _add(self, keys: torch.Tensor) -> None:
         """Give rows to keys."""
@@ -480,7 +480,8 @@ class GrowingEmbedding(ShardedTable):
         """
         numbers = self._with_field(ids.to(torch.int64)).cpu()
         if self.exchange is not None:
-            return self.exchange.fetch(self._number, numbers).to(ids.device)
+            fetched: torch.Tensor = self.exchange.fetch(self._number, numbers)
+            return fetched.to(ids.device)
         self._check_met()
         places = self.rows.find(keys_of_ids(numbers)).to(self.weight.device)
         return functional.embedding(places, self.weight, padding_idx=0, sparse=True)
@@ -571,7 +572,9 @@ class GrowingEmbedding(ShardedTable):
     def used(self, array: torch.Tensor) -> torch.Tensor:
         return array[: self.rows.used]
 
-    def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
+    def load(
+        self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict[str, Any]
+    ) -> None:
         if f"{name}-keys" not in slices.names:
             raise UsageError(
                 f"The checkpoint has no growing table {name}", code="checkpoint-mismatch"
@@ -582,7 +585,9 @@ class GrowingEmbedding(ShardedTable):
             states[key] = self._filled(found.read(f"{name}.{key}"))
 
     @classmethod
-    def whole(cls, slices: SavedSlices, name: str, keys: Sequence[str]) -> tuple[dict, dict]:
+    def whole(
+        cls, slices: SavedSlices, name: str, keys: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         found = KeyedSlices(slices, name, Place())
         prefix = name.removesuffix("weight")
         named = {f"{prefix}{key}": each for key, each in found.saved.arrays().items()}

@@ -46,7 +46,7 @@ class StepErrors:
     def __init__(self) -> None:
         self.first: BaseException | None = None
 
-    def raising(self, function: Callable, *arguments: Any) -> Any:
+    def raising(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function, and keep what it raises."""
         try:
             return function(*arguments)
@@ -54,7 +54,9 @@ class StepErrors:
             self.first = self.first or error
             raise
 
-    def instead(self, value: Callable[[], Any], function: Callable, *arguments: Any) -> Any:
+    def instead(
+        self, value: Callable[[], Any], function: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """Call a function; after an error return a value, as JAX needs it.
 
         An exception would meet the next training of the process, too.
@@ -72,12 +74,12 @@ class StepErrors:
             raise self.first
 
 
-def sharded_layers(model: Any) -> list:
+def sharded_layers(model: Any) -> list[Any]:
     """Return the layers of a model, at any depth, that may have their rows in a table of torch."""
     return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
 
 
-def by_number(model: Any, layers: Sequence) -> dict[int, Any]:
+def by_number(model: Any, layers: Sequence[Any]) -> dict[int, Any]:
     """Return such layers by the numbers of their weights among those of the model."""
     numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
     return {numbers[id(layer.embeddings)]: layer for layer in layers}
@@ -128,7 +130,7 @@ class LayerRows:
         if not self.is_connected:
             return torch.zeros(*ids.shape, self.table.embedding_dim, dtype=self.table.weight.dtype)
         with torch.set_grad_enabled(self.is_training):
-            return self.table(ids)
+            return cast("torch.Tensor", self.table(ids))
 
     def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
         """Return rows, and the number by which :meth:`_take_gradient` knows them."""
@@ -140,7 +142,9 @@ class LayerRows:
 
     def _take_gradient(self, number: Any, gradient: Any) -> np.float32:
         if self.is_training and int(number) < len(self._lookups):
-            self._lookups[int(number)].backward(torch.from_numpy(np.array(gradient)))
+            torch.autograd.backward(
+                self._lookups[int(number)], torch.from_numpy(np.array(gradient))
+            )
         return np.float32(0)
 
     # -- the torch backend -----------------------------------------------------------------------
@@ -150,20 +154,20 @@ class LayerRows:
             shape = *ids.shape, self.table.embedding_dim
             return torch.empty(shape, dtype=anchor.dtype, device="meta")
         rows = self._fetch(ids.detach().to("cpu", torch.int64)).to(ids.device)
-        return _anchored()(anchor, rows)
+        return cast("torch.Tensor", _anchored()(anchor, rows))
 
     # -- the TensorFlow backend ------------------------------------------------------------------
 
-    def _in_graph(self, anchor, ids):
+    def _in_graph(self, anchor: Any, ids: Any) -> Any:
         forms = [anchor.dtype, tf.int32]
 
-        @tf.custom_gradient
-        def lookup(anchor, ids):
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def lookup(anchor: Any, ids: Any) -> tuple[Any, Callable[[Any], Any]]:
             answer = partial(self.errors.raising, self._answer)
             rows, number = tf.numpy_function(answer, [ids], forms, stateful=True)
             rows.set_shape((*ids.shape, anchor.shape[1]))
 
-            def gradient(upstream):
+            def gradient(upstream: Any) -> tuple[Any, None]:
                 take = partial(self.errors.raising, self._take_gradient)
                 sent = [number, tf.convert_to_tensor(upstream)]
                 done = tf.numpy_function(take, sent, tf.float32, stateful=True)
@@ -176,18 +180,18 @@ class LayerRows:
 
     # -- the JAX backend -------------------------------------------------------------------------
 
-    def _in_step(self, anchor, ids):
+    def _in_step(self, anchor: Any, ids: Any) -> Any:
         import jax
         from jax.experimental import io_callback
 
         number_form = jax.ShapeDtypeStruct((), "int32")
         done_form = jax.ShapeDtypeStruct((), "float32")
 
-        def ask(anchor, ids):
+        def ask(anchor: Any, ids: Any) -> Any:
             shape = *ids.shape, anchor.shape[1]
             forms = jax.ShapeDtypeStruct(shape, anchor.dtype), number_form
 
-            def zeros():
+            def zeros() -> tuple[np.ndarray, np.int32]:
                 return np.zeros(shape, anchor.dtype), np.int32(0)
 
             answer = partial(self.errors.instead, zeros, self._answer)
@@ -195,14 +199,14 @@ class LayerRows:
             return io_callback(answer, forms, ids, ordered=True)
 
         @jax.custom_vjp
-        def lookup(anchor, ids):
+        def lookup(anchor: Any, ids: Any) -> Any:
             return ask(anchor, ids)[0]
 
-        def forward(anchor, ids):
+        def forward(anchor: Any, ids: Any) -> tuple[Any, Any]:
             rows, number = ask(anchor, ids)
             return rows, (number, anchor)
 
-        def backward(kept, upstream):
+        def backward(kept: Any, upstream: Any) -> tuple[Any, None]:
             number, anchor = kept
             take = partial(self.errors.instead, np.float32, self._take_gradient)
             io_callback(take, done_form, number, upstream, ordered=True)
@@ -213,17 +217,17 @@ class LayerRows:
 
 
 @functools.cache
-def _anchored() -> Callable:
+def _anchored() -> Callable[..., Any]:
     """Return the function that lets the gradient of rows reach a layer's anchor, as zeros."""
 
     class Anchored(torch.autograd.Function):
         @staticmethod
-        def forward(context, anchor, rows):
+        def forward(context: Any, anchor: Any, rows: Any) -> Any:
             context.save_for_backward(anchor)
             return rows.view_as(rows)
 
         @staticmethod
-        def backward(context, upstream):
+        def backward(context: Any, upstream: Any) -> Any:
             (anchor,) = context.saved_tensors
             return torch.zeros_like(anchor), upstream
 
@@ -386,7 +390,8 @@ class ModelTables:
         return {**files, "model.pt": dumps(model)}
 
     def _table(self, number: int) -> ShardedTable:
-        return self._layers[number].sharded_rows.table
+        table: ShardedTable = self._layers[number].sharded_rows.table
+        return table
 
 
 class _States:
@@ -414,7 +419,7 @@ def optimizers_cut() -> Iterator[None]:
     """
     kind = keras.optimizers.Optimizer
 
-    def load(optimizer, store):
+    def load(optimizer: Any, store: Any) -> None:
         values = {key: store[key][()] for key in store.keys()}  # noqa: SIM118
         for number, variable in enumerate(optimizer.variables):
             value = values.get(str(number))
@@ -453,4 +458,4 @@ def whole_tables(snapshot: Checkpoint) -> Checkpoint:
                 model["weights"][int(number)] = arrays["weight"]
     files = {**snapshot.files, "model.pt": dumps(model), "tables.pt": dumps(states)}
     manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
-    return Checkpoint(cast("dict", manifest), files)
+    return Checkpoint(manifest, files)

@@ -59,7 +59,7 @@ class ShardedTable(torch.nn.Module, ABC):
         self._place = placed_now()
         self.exchange: RowExchange | None = None
         self._number = 0
-        self.states: Callable[[], dict] = dict
+        self.states: Callable[[], dict[str, Any]] = dict[str, Any]
 
     @property
     def is_placed(self) -> bool:
@@ -168,7 +168,9 @@ class ShardedTable(torch.nn.Module, ABC):
         return array
 
     @abstractmethod
-    def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
+    def load(
+        self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict[str, Any]
+    ) -> None:
         """Take over a worker's rows of a checkpoint.
 
         Parameters
@@ -184,16 +186,19 @@ class ShardedTable(torch.nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def whole(cls, slices: SavedSlices, name: str, keys: Sequence[str]) -> tuple[dict, dict]:
+    def whole(
+        cls, slices: SavedSlices, name: str, keys: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return entries of a state dict with all rows, and what an optimizer keeps of them."""
 
     @abstractmethod
     def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
         """Return a function that reads the rows of some ids from mapped files."""
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> ShardedTable:
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedTable:
         if not self.is_placed:
-            return super()._apply(fn, recurse)
+            parent: Any = super()  # whose method has no types
+            return cast("ShardedTable", parent._apply(fn, recurse))
         # rows of a worker stay in its memory, whatever the device of the model
         dtype = fn(self.weight.detach()[:0]).dtype
         if dtype != self.weight.dtype:
@@ -326,13 +331,15 @@ class ShardedEmbedding(ShardedTable):
         """
         rows = self._rows_of(ids.to(torch.int64))
         if self.exchange is not None:
-            return self.exchange.fetch(self._number, rows.cpu()).to(ids.device)
+            fetched: torch.Tensor = self.exchange.fetch(self._number, rows.cpu())
+            return fetched.to(ids.device)
         self._check_met()
         return functional.embedding(rows, self.weight, sparse=True)
 
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the numbers of rows in the whole table."""
-        if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # no values are known
+        is_traced = cast("Any", torch.jit).is_tracing()  # which has no types
+        if not (is_traced or torch.compiler.is_compiling()):  # no values are known
             self._check(ids)
         return ids + self._starts if self._has_fields else ids
 
@@ -388,7 +395,9 @@ class ShardedEmbedding(ShardedTable):
         place = self._place or Place()
         return whole[place.rank :: place.world_size] if place.world_size else whole[:0]
 
-    def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
+    def load(
+        self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict[str, Any]
+    ) -> None:
         if name not in slices.names or slices.rows(name) != self.num_embeddings:
             count = slices.rows(name) if name in slices.names else "no"
             raise UsageError(
@@ -405,7 +414,9 @@ class ShardedEmbedding(ShardedTable):
             states[key] = torch.from_numpy(array)
 
     @classmethod
-    def whole(cls, slices: SavedSlices, name: str, keys: Sequence[str]) -> tuple[dict, dict]:
+    def whole(
+        cls, slices: SavedSlices, name: str, keys: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         states = {key: torch.from_numpy(slices.read(f"{name}.{key}")) for key in keys}
         return {name: torch.from_numpy(slices.read(name))}, states
 
@@ -480,7 +491,9 @@ def arrow_of(ids: np.ndarray, rows: np.ndarray, id_col: str, vector_col: str) ->
     return pa.table({id_col: pa.array(ids), vector_col: vectors})
 
 
-def _initialize(weight: torch.Tensor, rows: int, place: Place, init: Callable, seed: int) -> None:
+def _initialize(
+    weight: torch.Tensor, rows: int, place: Place, init: Callable[..., Any], seed: int
+) -> None:
     """Set the rows of a place to their first values, a chunk of the table after the other."""
     if not len(weight):
         return
@@ -514,10 +527,10 @@ def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) 
         os.unlink(path)
 
 
-def of_rows(state: dict, rows: int) -> dict[str, torch.Tensor]:
+def of_rows(state: dict[str, Any], rows: int) -> dict[str, torch.Tensor]:
     """Return what an optimizer keeps of each row of a weight."""
     return {
-        key: cast("torch.Tensor", value)
+        key: value
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
     }

@@ -78,13 +78,14 @@ class ShardedTables:
         """The slices of this process."""
         return [table.weight for table in self._tables.values()]
 
-    def without(self, parameters: Sequence) -> list:
+    def without(self, parameters: Sequence[Any]) -> list[Any]:
         """Return the parameters that all ranks have."""
         own = {id(weight) for weight in self.weights}
         return [p for p in parameters if id(p) not in own]
 
-    def _state(self, table: ShardedTable) -> dict:
-        return self._optimizer.state.get(table.weight, {})
+    def _state(self, table: ShardedTable) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state.get(table.weight, {})
+        return state
 
     # -- a step; collectives ---------------------------------------------------------------------
 
@@ -114,12 +115,12 @@ class ShardedTables:
 
     # -- the state -------------------------------------------------------------------------------
 
-    def optimizer_state(self) -> dict:
+    def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state dict, without what it keeps of a worker's rows.
 
         Of sharded embeddings it says under ``tables`` which of its parameters they are.
         """
-        state = self._optimizer.state_dict()
+        state: dict[str, Any] = self._optimizer.state_dict()
         if not self._tables:
             return state
         numbers = {id(p): number for number, p in enumerate(_parameters(self._optimizer))}
@@ -198,7 +199,8 @@ class SavedRows:
     def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of some ids."""
         distinct = Distinct(ids)
-        return distinct.spread(torch.from_numpy(self._readers[table](distinct.keys)))
+        rows: torch.Tensor = distinct.spread(torch.from_numpy(self._readers[table](distinct.keys)))
+        return rows
 
 
 def whole(snapshot: Checkpoint) -> Checkpoint:
@@ -217,7 +219,7 @@ def whole(snapshot: Checkpoint) -> Checkpoint:
     return Checkpoint(manifest, files)
 
 
-def whole_table(slices: SavedSlices, name: str) -> tuple[dict, dict]:
+def whole_table(slices: SavedSlices, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return entries of a state dict with all rows, and what an optimizer keeps of them.
 
     Parameters
@@ -230,7 +232,7 @@ def whole_table(slices: SavedSlices, name: str) -> tuple[dict, dict]:
     return kind.whole(slices, name, _keys(slices, name))
 
 
-def _parameters(optimizer: Any) -> list:
+def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
