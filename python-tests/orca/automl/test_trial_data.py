@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from bigdl.orca.automl.model.data import part_of
+from bigdl.training.batches import Pass
 
 
 class Tens(IterableDataset):
@@ -20,7 +21,7 @@ def test_an_iterable_loader_becomes_the_rows_of_a_trial():
     with contextlib.ExitStack() as closing:
         worker = SimpleNamespace(rank=1, world_size=2, at_exit=closing.callback)
         part = part_of(DataLoader(Tens(), batch_size=2), worker)
-        order = part.order(False, seed=0, epoch=1)
+        order = part.order(Pass(False, 0, 1))
         assert order.tolist() == [1, 3]  # the other worker has the rest
         x, y = part.batch(0, 2, order)
         assert x.tolist() == [[1, 1], [3, 3]]

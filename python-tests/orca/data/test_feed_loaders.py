@@ -22,7 +22,7 @@ from torch.utils.data import (
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.shard import SpoolWriter
 from bigdl.runtime.task import reopen
-from bigdl.training.batches import BatchSettings, LoaderBatches, as_loader
+from bigdl.training.batches import BatchSettings, LoaderBatches, Pass, as_loader
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23
@@ -53,7 +53,7 @@ def part(loader, rank=0, size=1):
 def epoch_of(batches, size=4, epoch=0, start=0, announce=True):
     """The batches of an epoch from position `start` on."""
     ranges = [(a, min(a + size, batches.rows)) for a in range(start, batches.rows, size)]
-    order = batches.order(True, 5, epoch, 0, 0, lambda: iter(ranges if announce else ()))
+    order = batches.order(Pass(True, 5, epoch, ranges=lambda: iter(ranges if announce else ())))
     return [batches.batch(*r, order) for r in ranges]
 
 
@@ -124,12 +124,10 @@ def test_processes_load_the_same_batches():
     try:
         for epoch in range(2):
             assert equal(epoch_of(here, epoch=epoch), epoch_of(there, epoch=epoch))
-        order = there.order(True, 5, 0, 0, 0, lambda: iter([(0, 4), (4, 8)]))
+        order = there.order(Pass(True, 5, 0, ranges=lambda: iter([(0, 4), (4, 8)])))
         there.in_order(4)  # an evaluation in between
         assert equal([there.batch(0, 4, order)], epoch_of(here)[:1])
-        assert equal(
-            [there.batch(8, 9, order)], [here.batch(8, 9, here.order(True, 5, 0, 0, 0, list))]
-        )
+        assert equal([there.batch(8, 9, order)], [here.batch(8, 9, here.order(Pass(True, 5, 0)))])
     finally:
         there.close()
 

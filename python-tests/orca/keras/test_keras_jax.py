@@ -81,7 +81,7 @@ def test_compiled_steps_of_two_workers_make_the_updates_of_one(crew):
         reducer.weight = len(x[own]) / 51
         for _ in range(6):
             steps.train((x[own], y[own]))
-            reducer.check()
+            reducer.errors.check()
         alone.fit(x, y, batch_size=51, epochs=6, verbose=0)
         return model.get_weights(), alone.get_weights()
 
@@ -100,7 +100,7 @@ def test_gradients_in_bfloat16_are_summed_alike_on_both(crew):
         reducer, steps = reduced(sync, model, 16)
         for _ in range(2):
             steps.train(rows(8, sync.rank))
-            reducer.check()
+            reducer.errors.check()
         return [np.asarray(weight, "float32") for weight in model.get_weights()]
 
     for one, other in zip(*together(crew, use), strict=True):
@@ -119,7 +119,7 @@ def test_a_peer_that_went_away_is_named_and_the_process_trains_on(crew):
             return "left"
         steps.train(rows(8))
         try:
-            reducer.check()
+            reducer.errors.check()
         except PeerLost:
             return "lost"
         return "nothing"

@@ -190,6 +190,31 @@ def shuffle_memory(config: dict[str, Any], threads: int) -> int:
     return available_memory() // 2 // max(1, core_count() // max(1, threads))
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the rows of a worker, and what their order depends on.
+
+    Attributes
+    ----------
+    shuffle : bool
+    seed : int
+    number : int
+        Of the pass; mostly that of the epoch.
+    rank : int
+    window : int
+        Rows that are shuffled at a time; 0 for all.
+    ranges : callable
+        ``ranges()`` yields the (start, stop) of the batches that are read, in turn.
+    """
+
+    shuffle: bool
+    seed: int
+    number: int
+    rank: int = 0
+    window: int = 0
+    ranges: Callable[[], Iterator[tuple[int, int]]] = lambda: iter(())
+
+
 class BatchSource(ABC):
     """Rows of a worker that can be read in batches, any of them at any time.
 
@@ -238,16 +263,8 @@ class BatchSource(ABC):
         """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""
 
     @abstractmethod
-    def order(
-        self,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Callable[..., Any],
-    ) -> Any:
-        """The order of an epoch; the batches of ``ranges()`` (start, stop) are read in turn."""
+    def order(self, of: Pass) -> Any:
+        """The order of a pass over the rows."""
 
     def order_of_pass(
         self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
@@ -258,10 +275,8 @@ class BatchSource(ABC):
         def ranges() -> Iterator[tuple[int, int]]:
             return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
 
-        of_epoch = settings.shuffle, settings.seed, number, rank, window, ranges
-        if plan.share is not None:
-            return self.order_of_share(plan.share, *of_epoch)
-        return self.order(*of_epoch)
+        of = Pass(settings.shuffle, settings.seed, number, rank, window, ranges)
+        return self.order(of) if plan.share is None else self.order_of_share(plan.share, of)
 
     @abstractmethod
     def ids_from(self, order: Any, start: int) -> np.ndarray | None:
@@ -282,16 +297,7 @@ class BatchSource(ABC):
         """
 
     @abstractmethod
-    def order_of_share(
-        self,
-        share: np.ndarray,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Callable[..., Any],
-    ) -> Any:
+    def order_of_share(self, share: np.ndarray, of: Pass) -> Any:
         """Return the order of :meth:`order` without the rows that are not in a share."""
 
     def facts(self, window: int) -> dict[str, Any]:
@@ -466,15 +472,13 @@ class TensorShard(BatchSource):
         total = sum(tensor.nbytes for tensor in self._tensors.values())
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
-    def order(
-        self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Any = None
-    ) -> Any:
-        """The order of an epoch, for :meth:`batch`."""
-        if not shuffle:
+    def order(self, of: Pass) -> Any:
+        """The order of a pass, for :meth:`batch`."""
+        if not of.shuffle:
             return None
-        if window:
-            return WindowedOrder(self.rows, window, seed, epoch, rank)
-        return permutation(self.rows, seed, epoch, rank)
+        if of.window:
+            return WindowedOrder(self.rows, of.window, of.seed, of.number, of.rank)
+        return permutation(self.rows, of.seed, of.number, of.rank)
 
     def in_order(self, batch_size: int) -> None:
         """The order of an evaluation: as spooled."""
@@ -510,17 +514,8 @@ class TensorShard(BatchSource):
         share = find_rows(self._ids, left, sync)
         return int(share.sum()), share
 
-    def order_of_share(
-        self,
-        share: np.ndarray,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Any,
-    ) -> np.ndarray:
-        order = self.order(shuffle, seed, epoch, rank, window)
+    def order_of_share(self, share: np.ndarray, of: Pass) -> np.ndarray:
+        order = self.order(of)
         if order is None:
             return np.flatnonzero(share)
         rows = order[0 : self.rows]
@@ -909,18 +904,10 @@ class LoaderBatches(BatchSource):
         """Nothing is shuffled in windows: samples are read where they are."""
         return 0
 
-    def order(
-        self,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Callable[..., Any],
-    ) -> _Epoch:
-        """The order of an epoch; the batches of `ranges` (start, stop) are loaded ahead."""
-        indices = self._indices(self._shuffles, seed, epoch)
-        return self._start(_Epoch(indices, (seed, epoch)), ranges())
+    def order(self, of: Pass) -> _Epoch:
+        """The order of a pass, whose batches are loaded ahead."""
+        indices = self._indices(self._shuffles, of.seed, of.number)
+        return self._start(_Epoch(indices, (of.seed, of.number)), of.ranges())
 
     def ids_from(self, order: _Epoch, start: int) -> np.ndarray | None:
         return as_ids(order.indices[start:])
@@ -929,17 +916,8 @@ class LoaderBatches(BatchSource):
         share = share_samples(left, sync.rank, sync.world_size)
         return len(share), share
 
-    def order_of_share(
-        self,
-        share: np.ndarray,
-        shuffle: bool,
-        seed: int,
-        epoch: int,
-        rank: int,
-        window: int,
-        ranges: Callable[..., Any],
-    ) -> _Epoch:
-        return self._start(_Epoch(share.astype(np.int64), (seed, epoch)), ranges())
+    def order_of_share(self, share: np.ndarray, of: Pass) -> _Epoch:
+        return self._start(_Epoch(share.astype(np.int64), (of.seed, of.number)), of.ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
         """The order of an evaluation in batches of so many rows."""

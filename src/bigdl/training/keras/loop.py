@@ -443,10 +443,11 @@ class KerasStep(WorkerStep):
         return self.rows.data.ids_from(self.context.state.position.batch)
 
     def slices(self) -> dict[str, np.ndarray]:
-        return self._tables.arrays()
+        return {} if self._tables is None else self._tables.arrays()
 
     def load_slices(self, slices: SavedSlices) -> None:
-        self._tables.load(slices)
+        if self._tables is not None:
+            self._tables.load(slices)
 
 
 class WorkerRows:
@@ -560,7 +561,8 @@ class KerasFit:
         self.rows = rows = WorkerRows(context, model, rows_of)
         seed_keras(settings.seed, rank + 1)
         steps.attach()
-        _check_callbacks(steps.tables, callbacks)
+        if steps.tables is not None:
+            _check_callbacks(callbacks)
         opened = functools.partial(open_callbacks, callbacks, model, rank)
         self.hooks = hooks = KerasHooks(context, model, opened, steps.tables)
         step = KerasStep(context, model, hooks, steps, rows)
@@ -572,9 +574,9 @@ class KerasFit:
         self.epochs = EpochRunner(context, Triggers(context), hooks, step, checkpointer)
 
 
-def _check_callbacks(tables: ModelTables, callbacks: Sequence[Any]) -> None:
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
     """Refuse what sharded embeddings do not go with."""
-    if tables and any(getattr(c, "restore_best_weights", False) for c in callbacks):
+    if any(getattr(c, "restore_best_weights", False) for c in callbacks):
         raise UsageError(
             "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
             "rows are on all workers; leave it out, and load a checkpoint of model_dir",
@@ -592,7 +594,7 @@ def evaluate_batches(
     batches: Iterable[Any],
     sync: GradientSync,
     callbacks: Any,
-    tables: ModelTables,
+    tables: ModelTables | None,
 ) -> dict[str, float]:
     """Return the figures of a model over the batches of all workers; a collective.
 
@@ -604,19 +606,22 @@ def evaluate_batches(
         Of this worker.
     sync : GradientSync
     callbacks : keras.callbacks.CallbackList
-    tables : ModelTables
+    tables : ModelTables or None
     """
     model.reset_metrics()
-    tables.begin(is_training=False)
+    if tables is not None:
+        tables.begin(is_training=False)
     initial = values_of(model.metrics_variables)
     callbacks.on_test_begin()
     logs, rows = {}, 0
     for index, (batch, rows_of_batch) in enumerate(batches):
         callbacks.on_test_batch_begin(index)
         logs, rows = steps.test(batch), rows + rows_of_batch
-        tables.errors.check()
+        if tables is not None:
+            tables.errors.check()
         callbacks.on_test_batch_end(index, numbers_of(logs))
-    tables.finish()
+    if tables is not None:
+        tables.finish()
     figures = figures_of(model, logs, rows, sync, initial)
     callbacks.on_test_end(figures)
     return figures
@@ -687,12 +692,15 @@ class EvaluateProgram(KerasProgram):
         types = next((each["types"] for each in known if each["types"]), None)
         check_step(model, data, "test_step")
         build_for(model, data.example(types, assembly))
-        tables = ModelTables(model)
-        tables.connect(sync)
+        tables = ModelTables.of(model)
+        if tables is not None:
+            tables.connect(sync)
         weights = sync.broadcast(worker.state() if sync.rank == 0 else None)
+        if weights and tables is not None:
+            weights = tables.cut({"model.pt": weights})["model.pt"]
         if weights:
-            put_weights(model, tables.cut({"model.pt": weights})["model.pt"])
-        if worker.options.get("slices"):
+            put_weights(model, weights)
+        if worker.options.get("slices") and tables is not None:
             tables.load(SavedSlices(**worker.options["slices"]))
         hooks = WorkerCallbacks(callbacks, model, sync.rank).list
         batches = data.batches(assembly, settings.batch_size, sync.world_size, settings.num_steps)

@@ -75,12 +75,12 @@ class WorkerSteps:
     ----------
     running : RunningWeights
         What layers change besides the trained weights.
-    tables : ModelTables
+    tables : ModelTables or None
         The sharded embeddings of the model.
     """
 
     running: RunningWeights
-    tables: ModelTables
+    tables: ModelTables | None
 
     def __init__(
         self,
@@ -105,10 +105,12 @@ class WorkerSteps:
                 entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
                 drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
                 variable.assign(drawn.astype("int64"))
-        self.tables = ModelTables(model, training=True)
-        self.tables.connect(self._sync)
+        self.tables = ModelTables.of(model, training=True)
         self._reducer.attach(model)
-        self._reducer.is_active, self._reducer.end_forward = False, self.tables.finish
+        self._reducer.is_active = False
+        if self.tables is not None:
+            self.tables.connect(self._sync)
+            self._reducer.end_forward = self.tables.finish
         self._steps = steps_of(model)
         self.test = self._steps.test
         self.running = RunningWeights(model, self._sync)
@@ -135,7 +137,8 @@ class WorkerSteps:
         reducer = self._reducer
         reducer.weight, reducer.has_rows = self._weight(batch, rows, total), bool(rows)
         reducer.is_active = True
-        self.tables.begin(is_training=bool(rows))
+        if self.tables is not None:
+            self.tables.begin(is_training=bool(rows))
         try:
             mine = cast("tuple[Any, ...]", batch)  # None only without rows
             logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
@@ -145,14 +148,16 @@ class WorkerSteps:
         finally:
             reducer.is_active = False
         self._check()
-        self.tables.update(reducer.weight)
+        if self.tables is not None:
+            self.tables.update(reducer.weight)
         self.running.rows += rows
         return logs
 
     def _check(self) -> None:
         """Raise what went wrong inside the step."""
-        self.tables.errors.check()
-        self._reducer.check()
+        if self.tables is not None:
+            self.tables.errors.check()
+        self._reducer.errors.check()
 
     def _weight(self, batch: tuple[Any, ...] | None, rows: int, total: int) -> float:
         """Return the weight of this worker's loss in that of the whole batch."""
@@ -160,8 +165,8 @@ class WorkerSteps:
             return 1.0
         loss = self._loss
         if not loss.weights.is_known and loss.weights.is_due():
-            finding = Finding(ROWS if self.tables else "")
-            if batch is not None and rows and not self.tables:
+            finding = Finding("" if self.tables is None else ROWS)
+            if batch is not None and rows and self.tables is None:
                 finding = loss.find(batch)
             codes = [row[0] for row in self._sync.all_gather([finding.code])]
             if loss.weights.settle(agreed(codes), finding.reason):
@@ -262,10 +267,6 @@ class GradientReducer:
         return type(optimizer).stateless_apply(
             optimizer, optimizer_variables, grads, trainable_variables
         )
-
-    def check(self) -> None:
-        """Raise what went wrong in the last step, where the step could not."""
-        self.errors.check()
 
     # -- the torch backend -----------------------------------------------------------------------
 

@@ -237,8 +237,6 @@ def _anchored() -> Callable[..., Any]:
 class ModelTables:
     """The sharded embeddings of a worker's model, and what updates their rows.
 
-    Without any, all methods do nothing.
-
     Parameters
     ----------
     model : keras.Model
@@ -274,8 +272,11 @@ class ModelTables:
         for rows in self._rows:
             rows.errors = self.errors
 
-    def __bool__(self) -> bool:
-        return bool(self._layers)
+    @classmethod
+    def of(cls, model: Any, *, training: bool = False) -> ModelTables | None:
+        """Return the sharded embeddings of a model; None if it has none."""
+        has_tables = any(layer.is_placed for layer in sharded_layers(model))
+        return cls(model, training=training) if has_tables else None
 
     @property
     def _rows(self) -> list[LayerRows]:
@@ -301,15 +302,14 @@ class ModelTables:
 
     def begin(self, *, is_training: bool) -> None:
         """Before a step, or several without gradients."""
-        if self._layers:
-            for layer in self._layers.values():
-                layer.sharded_rows.begin(is_training=is_training)
-                layer.sharded_rows.table.weight.requires_grad_(layer.trainable)
-            for number, optimizer in self._optimizers.items():
-                for group in optimizer.param_groups:
-                    group["lr"] = self._layers[number].current_learning_rate()
-            self._tables.begin()
-            self._is_open = True
+        for layer in self._layers.values():
+            layer.sharded_rows.begin(is_training=is_training)
+            layer.sharded_rows.table.weight.requires_grad_(layer.trainable)
+        for number, optimizer in self._optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = self._layers[number].current_learning_rate()
+        self._tables.begin()
+        self._is_open = True
 
     def finish(self) -> None:
         """Take part in the lookups of the other ranks until their forward passes have ended."""
@@ -326,15 +326,14 @@ class ModelTables:
         weight : float
             Of this rank's loss in that of the batch.
         """
-        if self._layers:
-            self.finish()
-            self._tables.send_gradients(weight)
-            # as torch does by itself, with a warning
-            with torch.sparse.check_sparse_tensor_invariants(enable=False):
-                for optimizer in self._optimizers.values():
-                    optimizer.step()
-            for rows in self._rows:
-                rows.begin(is_training=False)
+        self.finish()
+        self._tables.send_gradients(weight)
+        # as torch does by itself, with a warning
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):
+            for optimizer in self._optimizers.values():
+                optimizer.step()
+        for rows in self._rows:
+            rows.begin(is_training=False)
 
     # -- the state -------------------------------------------------------------------------------
 
@@ -344,8 +343,6 @@ class ModelTables:
 
     def files(self) -> dict[str, bytes]:
         """Return what a checkpoint has besides the rows: the same on all ranks."""
-        if not self._layers:
-            return {}
         from bigdl.training.tables.sharded import of_rows
 
         states = {}
@@ -368,8 +365,6 @@ class ModelTables:
         files : dict of str to bytes
             Of a checkpoint.
         """
-        if not self._layers:
-            return files
         from bigdl.training.tables.sharded import of_rows
 
         files = dict(files)

@@ -91,10 +91,9 @@ class ShardedTables:
 
     def connect(self, sync: GradientSync) -> None:
         """Let the workers fetch rows from each other."""
-        if self._tables:
-            self._exchange = RowExchange(sync)
-            for table in self._tables.values():
-                table.connect(self._exchange)
+        self._exchange = RowExchange(sync)
+        for table in self._tables.values():
+            table.connect(self._exchange)
 
     def begin(self) -> None:
         """Allow reads of rows for a forward pass, or for several without gradients."""

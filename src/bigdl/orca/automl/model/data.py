@@ -22,7 +22,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard, Spool
 from bigdl.runtime.shards.values import columns_of, is_frame, named_by_shard
 from bigdl.runtime.task import read_input
-from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
+from bigdl.training.batches import LoaderBatches, Pass, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class RowsPart(TensorShard):
         """Return 0: rows are shuffled all together."""
         return 0
 
-    def order(self, shuffle: bool, seed: int, epoch: int, *_: Any) -> np.ndarray | None:
+    def order(self, of: Pass) -> np.ndarray | None:
         """Return the places of this worker's rows in an epoch; None for all rows as they are."""
-        if shuffle:
-            return permutation(self._count, seed, epoch)[self._part]
+        if of.shuffle:
+            return permutation(self._count, of.seed, of.number)[self._part]
         return None if self.rows == self._count else np.arange(self._count)[self._part]
 
     def ids_from(self, order: Any, start: int) -> None:
@@ -103,7 +103,7 @@ class RowsPart(TensorShard):
 
     def in_order(self, batch_size: int) -> Any:
         """Return the places of this worker's rows in an evaluation."""
-        return self.order(False, 0, 0)
+        return self.order(Pass(False, 0, 0))
 
 
 class LoaderPart(LoaderBatches):

@@ -16,7 +16,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import FlatLayout, LayerStep
 from bigdl.orca.parameter_layer.rank import Contribution, changed
-from bigdl.training.batches import BatchSource, TensorShard
+from bigdl.training.batches import BatchSource, Pass, TensorShard
 from bigdl.training.state import seed_everything
 
 
@@ -219,10 +219,8 @@ class ParameterLayerReplica(ABC):
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:
-            order = data.order(
-                settings.shuffle, settings.seed, step.epoch, self.rank, self._window, tuple
-            )
-            self._order = step.epoch, order
+            of = Pass(settings.shuffle, settings.seed, step.epoch, self.rank, self._window)
+            self._order = step.epoch, data.order(of)
         order = self._order[1]
         if self._is_exact:
             return data.batch(start, stop, order)
