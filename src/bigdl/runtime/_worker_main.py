@@ -17,7 +17,7 @@ from typing import Any
 
 from bigdl.common.timeouts import PARENT_LOOK_S
 from bigdl.runtime.failure import Failure
-from bigdl.runtime.messages import Message, encode, opened, receive, send
+from bigdl.runtime.messages import encode, opened, receive, send
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,18 +67,14 @@ def _serve(line: Connection) -> None:
         return None
 
     while True:
-        answer = _answer(call, receive(line))
+        message = receive(line)
+        try:
+            answer = encode(call(opened(message)))
+        except BaseException as error:
+            answer = encode(Failure.of(error))
+            answer.failed = True
         send(line, answer)
         answer.close()
-
-
-def _answer(call: Callable[[Any], Any], message: Message) -> Message:
-    try:
-        return encode(call(opened(message)))
-    except BaseException as error:
-        answer = encode(Failure.of(error))
-        answer.failed = True
-        return answer
 
 
 def _die_with(parent: int) -> None:

@@ -405,12 +405,12 @@ class TensorShard(BatchSource):
         self._words = {i: w for i, t in self._tensors.items() if (w := _as_words(t)) is not None}
         leaves = shard.spool.leaves
 
-        def type_of(key: str | None, i: int, j: int | None) -> list[Any]:
-            dtype = TEXT if is_text(leaves[i].dtype) else leaves[i].dtype
-            return [key, dtype, list(leaves[i].shape) if j is None else []]
-
+        forms = [(TEXT if is_text(x.dtype) else x.dtype, list(x.shape)) for x in leaves]
         self.types = [
-            [[type_of(key, *place) for key, place in places.items()] for places in columns]
+            [
+                [[key, forms[i][0], forms[i][1] if j is None else []] for key, (i, j) in p.items()]
+                for p in columns
+            ]
             for columns in (self._features, self._labels)
         ]
         self._names = list(feature_cols), list(label_cols)
@@ -431,17 +431,17 @@ class TensorShard(BatchSource):
             column_casts = casts(names, own, others, is_target=bool(is_target))
             self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
-    def follow(self, inputs: list[Any] | None) -> None:
+    def follow(self, inputs: list[Any]) -> None:
         """Give out features in the dtypes that they had in an earlier fit, where these are alike.
 
         Parameters
         ----------
-        inputs : list or None
+        inputs : list
             Types of the features of that fit, see :attr:`types`.
         """
         import torch
 
-        if self.types is None or inputs is None or len(inputs) != len(self.types[0]):
+        if self.types is None or len(inputs) != len(self.types[0]):
             return
         columns = zip(self._features, self._names[0], self.types[0], inputs, strict=True)
         for places, name, own, others in columns:
@@ -542,7 +542,13 @@ class TensorShard(BatchSource):
         if order is not None:
             index = torch.from_numpy(order[start:stop])
         for i, tensor in self._tensors.items():
-            rows = tensor[start:stop] if order is None else self._gathered(i, index)
+            if order is None:
+                rows = tensor[start:stop]
+            elif i in self._words:
+                rows = self._words[i].index_select(0, index).view(tensor.dtype)
+                rows = rows.view(-1, *tensor.shape[1:])
+            else:
+                rows = tensor.index_select(0, index)
             if i in self._matrices:
                 # not contiguous(): a single row is contiguous already and would not be copied
                 turned = rows.t().clone(memory_format=torch.contiguous_format)
@@ -550,15 +556,15 @@ class TensorShard(BatchSource):
             else:
                 taken[i] = rows.clone() if order is None else rows
 
-        def values(i: int, j: int | None) -> Any:
-            column_values = cast("torch.Tensor", taken[i] if j is None else taken[i][j])
-            if i in self._texts:
-                return column_values.numpy().view(self._texts[i])[..., 0]
-            return self._casts[i, j](column_values) if (i, j) in self._casts else column_values
-
         def column(places: Places) -> Any:
-            column_values = {key: values(*place) for key, place in places.items()}
-            return column_values.get(None, column_values)
+            values: dict[str | None, Any] = {}
+            for key, (i, j) in places.items():
+                value = cast("torch.Tensor", taken[i] if j is None else taken[i][j])
+                if i in self._texts:
+                    values[key] = value.numpy().view(self._texts[i])[..., 0]
+                else:
+                    values[key] = self._casts[i, j](value) if (i, j) in self._casts else value
+            return values.get(None, values)
 
         out = [column(places) for places in self._features]
         if self._is_dict:
@@ -567,13 +573,6 @@ class TensorShard(BatchSource):
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
         return out
-
-    def _gathered(self, i: int, index: torch.Tensor) -> torch.Tensor:
-        """Some rows of a tensor."""
-        tensor = self._tensors[i]
-        if i not in self._words:
-            return tensor.index_select(0, index)
-        return self._words[i].index_select(0, index).view(tensor.dtype).view(-1, *tensor.shape[1:])
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -778,7 +777,8 @@ class BatchSettings:
         """
         if not isinstance(shard, LoaderShard):
             rows = TensorShard(shard, self.feature_cols, self.label_cols)
-            rows.follow(self.inputs)
+            if self.inputs is not None:
+                rows.follow(self.inputs)
             return rows
         from torch.utils.data import IterableDataset
 
@@ -1103,9 +1103,13 @@ def spooled(
     Shard, list of str or None
         The keys of batches that are dicts: those that are named, or all of them.
     """
+    from torch.utils.data import DataLoader
+
+    if loader.num_workers:  # a stream that is not cut for processes would come several times
+        loader = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
     writer = SpoolWriter(folder, 0, "rows", [])
     keys = None
-    for sequence, batch in enumerate(_batches_of(loader)):
+    for sequence, batch in enumerate(loader):
         if isinstance(batch, Mapping):
             batch = dict(batch)
             keys = [*feature_cols, *(label_cols or ())] if feature_cols else list(batch)
@@ -1126,12 +1130,3 @@ def spooled(
                 f"Iterable data must give numbers of equal shapes: {error}"
             ) from None
     return Shard(writer.finish()), keys
-
-
-def _batches_of(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader without processes: a stream that is not cut for them would come several times."""
-    from torch.utils.data import DataLoader
-
-    if loader.num_workers == 0:
-        return loader
-    return DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)

@@ -101,15 +101,12 @@ class EpochSums:
         last = self.last_loss / self.last_counted if self.last_counted else None
         return {"train_loss": self.mean(), "last_train_loss": last}
 
-    def values(self) -> tuple[float, ...]:
-        return tuple(float(value) for value in astuple(self))
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def all_reduce(self, sync: GradientSync) -> dict[str, Any] | None:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
-        return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
+        return self.merged([EpochSums(*values) for values in sync.all_gather(astuple(self))])
 
     @classmethod
     def total(cls, everyone: Iterable[EpochSums]) -> EpochSums:

@@ -21,7 +21,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -965,7 +965,7 @@ class WorkerCheckpointer(Checkpointer):
         manifest = {**position.to_json(), **vars(state.layout), **step.facts()}
         files = {"rng.pt": sync.gather(dumps(step.rank_state()))}
         if position.batch:
-            everyone = sync.all_gather([*state.sums.values(), float(running.rows)])
+            everyone = sync.all_gather([*astuple(state.sums), float(running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
             manifest["is_rest"] = state.rest is not None and state.rest.epoch == position.epoch

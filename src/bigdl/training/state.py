@@ -61,18 +61,16 @@ def loads(data: bytes) -> Any:
     """
     import torch
 
-    def load() -> Any:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
+    load = functools.partial(torch.load, map_location="cpu", weights_only=True)
     try:
-        return load()
+        return load(io.BytesIO(data))
     except pickle.UnpicklingError:
         pass
     with _LOADING:
         known = torch.serialization.get_safe_globals()
         with torch.serialization.safe_globals([g for g in _plain_types() if g not in known]):
             try:
-                return load()
+                return load(io.BytesIO(data))
             except pickle.UnpicklingError as error:
                 name = re.search(r"GLOBAL (\S+)", str(error))
                 what = name.group(1) if name else "an object that torch.load refuses"
@@ -269,7 +267,7 @@ def device_of(worker: Worker, sync: GradientSync) -> torch.device:
     may_use = worker.options.get("use_gpu", True)
     count = torch.cuda.device_count() if may_use and torch.cuda.is_available() else 0
     machine = float(zlib.crc32(socket.gethostname().encode()))
-    assigned = _assigned_gpu(count)
+    assigned = _assigned_gpu(count) if count else None
     this_worker = [machine, float(count), -1.0 if assigned is None else float(assigned)]
     workers = sync.all_gather(this_worker)
     if not all(row[1] for row in workers):

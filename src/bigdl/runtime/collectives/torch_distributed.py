@@ -130,7 +130,8 @@ class TorchDistributedSync(GradientSync):
         return out
 
     def _start_reduce(self, tensor, operation):
-        if self._is_sum_of_many(tensor, operation):
+        is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
+        if self.world_size >= MANY and operation == "sum" and is_dense:
             return self._halving().start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
@@ -141,10 +142,6 @@ class TorchDistributedSync(GradientSync):
             group = self._library.group.WORLD
             self._sums = HalvingDoubling(self._library, self.rank, self.world_size, group)
         return self._sums
-
-    def _is_sum_of_many(self, tensor, operation) -> bool:
-        is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
-        return self.world_size >= MANY and operation == "sum" and is_dense
 
     def _buffer(self, size, dtype, device):
         shared = self._shared_buffer(size, dtype) if device.type == "cpu" else None

@@ -263,14 +263,15 @@ class OptimizerStep:
         self._sparse = may_be_sparse(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
-        self._alone = LocalSteps(sync, built, settings.local_steps)
+        steps = settings.local_steps
+        self._alone = LocalSteps(sync, built, steps) if steps > 1 else None
         self.check()
         self._reset()
 
     def check(self) -> None:
         """Refuse local steps of a loss or a model that they do not go with."""
         is_sum = self._loss_weights.is_sum
-        if self._alone.steps > 1 and (is_sum or self._tables is not None):
+        if self._alone is not None and (is_sum or self._tables is not None):
             what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
                 f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
@@ -305,7 +306,7 @@ class OptimizerStep:
         self._total += total
         if loss is None:
             return
-        if self._alone.steps > 1:
+        if self._alone is not None:
             if counted:
                 self._alone.rows += counted
                 self._run_backward(loss)
@@ -339,7 +340,7 @@ class OptimizerStep:
         """
         parameters = self.parameters
         slices: list[torch.nn.Parameter] = []
-        if self._alone.steps > 1:
+        if self._alone is not None:
             self._update(parameters, slices)
             return self._alone.count(parameters, is_last=is_last)
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)

@@ -391,41 +391,6 @@ class ModelParts:
 
     def configure(self, built: BuiltParts) -> None:
         """Make optimizer and scheduler."""
-        self._build_optimizer(built)
-        _check_trainable(built.model, built.optimizer, built.criterion)
-        if built.tables is not None:
-            built.tables.follow(built.optimizer)
-        if is_lightning(built.model):
-            built.model.trainer.take_parts(built)
-
-    def check_training(self) -> None:
-        """Refuse on the driver a model that cannot be trained, as far as it is known there."""
-        if isinstance(self.model, torch.nn.Module) and not is_lightning(self.model):
-            _check_trainable(self.model, self.optimizer, self.loss)
-
-    def build_loss(self) -> Callable | None:
-        """Return the loss, made by its creator if it has one; None of a module with its own."""
-        criterion = self.loss
-        if criterion is None:
-            return None
-        if not isinstance(criterion, torch.nn.Module) and _takes_config(criterion):
-            criterion = criterion(self.config)
-            if not callable(criterion) or isinstance(criterion, type):
-                raise UsageError(
-                    "The loss creator must return a loss instance or a function of (output, "
-                    f"target), it returned {criterion!r}",
-                    code="function-result",
-                    argument="loss",
-                )
-        if getattr(criterion, "reduction", None) == "none":
-            raise UsageError(
-                "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'",
-                code="loss-unsupported",
-            )
-        return criterion
-
-    def _build_optimizer(self, built):
-
         if isinstance(self.optimizer, torch.optim.Optimizer):
             built.optimizer = self.optimizer
         elif self.optimizer is not None:
@@ -458,13 +423,44 @@ class ModelParts:
                     argument="scheduler_creator",
                 )
             built.monitor, built.frequency = None, 1
-            built.interval = self.interval or getattr(built.scheduler, "interval", "epoch")
+            built.interval = self.interval or str(getattr(built.scheduler, "interval", "epoch"))
         if built.interval == "step" and _is_plateau(built.scheduler):
             raise UsageError(
                 "ReduceLROnPlateau looks at figures of an epoch; use scheduler_step_freq='epoch'",
                 code="argument-conflict",
                 argument="scheduler_step_freq",
             )
+        _check_trainable(built.model, built.optimizer, built.criterion)
+        if built.tables is not None:
+            built.tables.follow(built.optimizer)
+        if is_lightning(built.model):
+            built.model.trainer.take_parts(built)
+
+    def check_training(self) -> None:
+        """Refuse on the driver a model that cannot be trained, as far as it is known there."""
+        if isinstance(self.model, torch.nn.Module) and not is_lightning(self.model):
+            _check_trainable(self.model, self.optimizer, self.loss)
+
+    def build_loss(self) -> Callable | None:
+        """Return the loss, made by its creator if it has one; None of a module with its own."""
+        criterion = self.loss
+        if criterion is None:
+            return None
+        if not isinstance(criterion, torch.nn.Module) and _takes_config(criterion):
+            criterion = criterion(self.config)
+            if not callable(criterion) or isinstance(criterion, type):
+                raise UsageError(
+                    "The loss creator must return a loss instance or a function of (output, "
+                    f"target), it returned {criterion!r}",
+                    code="function-result",
+                    argument="loss",
+                )
+        if getattr(criterion, "reduction", None) == "none":
+            raise UsageError(
+                "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'",
+                code="loss-unsupported",
+            )
+        return criterion
 
 
 def _is_plateau(scheduler) -> bool:
