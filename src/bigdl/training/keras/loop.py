@@ -27,7 +27,6 @@ from bigdl.training.fit import (
     EpochRunner,
     FitContext,
     Hooks,
-    RunSettings,
     TrainState,
     Triggers,
     WorkerCheckpointer,
@@ -62,6 +61,7 @@ from bigdl.training.keras.state import (
     set_values,
     values_of,
 )
+from bigdl.training.position import RunSettings
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import capture_rng, restore_rng
 from bigdl.training.tables.keras_model import ModelTables, sharded_layers

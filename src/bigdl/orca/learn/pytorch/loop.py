@@ -54,7 +54,6 @@ from bigdl.training.fit import (
     EpochRunner,
     FitContext,
     Hooks,
-    RunSettings,
     TrainState,
     Triggers,
     WorkerCheckpointer,
@@ -64,6 +63,7 @@ from bigdl.training.fit import (
     start,
 )
 from bigdl.training.loss_form import Finding, agreed
+from bigdl.training.position import RunSettings
 from bigdl.training.state import (
     RunningState,
     capture_rng,
