@@ -131,43 +131,43 @@ class PredictingEstimator(ABC):
     def _predict(self, data: Any, request: PredictionRequest) -> Any:
         """Predict an input of any kind."""
         self._check_prediction(request)
-        config = self._prediction_config()
-        feed = feed_of(data, request.feature_cols, None, config, framework=self.framework)
+        options = self._predict_options(request)
+        feed = feed_of(data, options.feature_cols, None, options.config, framework=self.framework)
         if feed is None:
             raise not_predicted(type(data).__name__)
-        cluster, rows = self._cluster(feed), None
-        if request.accelerate is not None:
-            rows = self._sampler(request).sample_of(feed, cluster)
+        cluster = self._cluster(feed)
+        rows = None if request.accelerate is None else Sampler(options).sample_of(feed, cluster)
         predictor = self._predictor(request, rows, cluster)
         with UsersFrames():
             return feed.predict(predictor, cluster)
 
-    def _sampler(self, request: PredictionRequest) -> Sampler:
-        return Sampler(request.feature_cols, self._prediction_config(), self._inputs())
+    def _predict_options(self, request: PredictionRequest) -> PredictOptions:
+        """Return what the tasks know of a request."""
+        return PredictOptions(
+            self._prediction_config(),
+            request.feature_cols,
+            request.batch_size,
+            request.output_cols,
+            self._inputs(),
+        )
 
     def _predictor(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
     ) -> Predictor:
         """Return the model as the tasks of a cluster predict with it."""
-        shipped, inputs = self._ship(request, rows, cluster), self._inputs()
+        options = self._predict_options(request)
         if request.accelerate is not None and rows is not None:
-            inputs = rows.leaves
-        options = PredictOptions(
-            self._prediction_config(),
-            request.feature_cols,
-            request.batch_size,
-            request.output_cols,
-            inputs,
-        )
-        return Predictor(shipped, options)
+            options = replace(options, inputs=rows.leaves)
+        return Predictor(self._ship(request, rows, cluster), options)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
         """Return the rows that the user gives as ``sample=``; None without."""
         data = request.sample
         if data is not None:
-            config = self._prediction_config()
-            feed = feed_of(data, request.feature_cols, None, config, framework=self.framework)
-            rows = None if feed is None else self._sampler(request).sample_of(feed, cluster)
+            options = self._predict_options(request)
+            columns = options.feature_cols, None, options.config
+            feed = feed_of(data, *columns, framework=self.framework)
+            rows = None if feed is None else Sampler(options).sample_of(feed, cluster)
             if rows is None:
                 raise UsageError(
                     "sample must be some rows that predict takes, such as a DataFrame, a pandas "

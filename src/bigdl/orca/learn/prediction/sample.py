@@ -6,7 +6,7 @@ only if it has too few rows.  Within a partition the rows are spread over its fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.prediction.predictor import (
+    PredictOptions,
     converted_columns,
     decode_columns,
     fitted_columns,
@@ -99,27 +100,21 @@ class Sampler:
 
     Attributes
     ----------
-    feature_cols : sequence of str
-    config : dict
-        ``dtype`` is that of the floating inputs.
-    inputs : list or None
-        Types of the model's inputs in the training, which the sample gets.
+    options : PredictOptions
+        The sample gets the types of its ``inputs``.
     rows : int
         That a sample has at most.
     """
 
-    feature_cols: Sequence[str]
-    config: dict
-    inputs: list | None = None
+    options: PredictOptions
     rows: int = SAMPLE_ROWS
 
     def take_from_frame(self, frame: DataFrame, partitions: int) -> list:
         """Return the columns of some rows of each of the first partitions of a DataFrame."""
         import pyarrow as pa
 
-        specs, plain, converted = converted_columns(
-            frame, self.config, self.feature_cols, self.inputs
-        )
+        names, known = self.options.feature_cols, self.options.inputs
+        specs, plain, converted = converted_columns(frame, self.options.config, names, known)
         packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
         tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
         batches = [whole_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables]
@@ -127,9 +122,10 @@ class Sampler:
 
     def take_from_shards(self, partition: Iterable) -> Iterator:
         """Yield rows of a partition's first shard that has any, or the error of its data."""
+        names, config, known = self.options.feature_cols, self.options.config, self.options.inputs
         for shard in partition:
             try:
-                columns = fitted_columns(shard, self.feature_cols, self.config, self.inputs)
+                columns = fitted_columns(shard, names, config, known)
             except SourceError as error:
                 yield error
                 return
