@@ -324,26 +324,22 @@ class _AutoXGBoost(AutoEstimator):
 
     def __init__(
         self,
-        logs_dir: str | None,
-        cpus_per_trial: int,
-        name: str | None,
-        remote_dir: str | None,
-        backend: str | None,
-        xgb_configs: dict[str, Any],
+        logs_dir: str | None = None,
+        cpus_per_trial: int = 1,
+        name: str | None = None,
+        remote_dir: str | None = None,
+        *,
+        backend: str | None = None,
+        **xgb_configs: Any,
     ):
         check_positive("cpus_per_trial", cpus_per_trial)
-        if logs_dir is None:
-            root = private_root(tempfile.gettempdir())
-            logs_dir = os.path.join(root, f"auto_xgb_{self._model_type}_logs")
+        own = f"auto_xgb_{self._model_type}"
         super().__init__(
             XGBoostModelBuilder(self._model_type, cpus_per_trial, xgb_configs),
-            logs_dir
-            or os.path.join(
-                private_root(tempfile.gettempdir()), f"auto_xgb_{self._model_type}_logs"
-            ),
+            logs_dir or os.path.join(private_root(tempfile.gettempdir()), f"{own}_logs"),
             {"cpu": cpus_per_trial},
             remote_dir,
-            name or f"auto_xgb_{self._model_type}",
+            name or own,
             backend=backend,
         )
 
@@ -393,18 +389,6 @@ class AutoXGBClassifier(_AutoXGBoost):
 
     _model_type = "classifier"
 
-    def __init__(
-        self,
-        logs_dir: str | None = None,
-        cpus_per_trial: int = 1,
-        name: str | None = None,
-        remote_dir: str | None = None,
-        *,
-        backend: str | None = None,
-        **xgb_configs: Any,
-    ):
-        super().__init__(logs_dir, cpus_per_trial, name, remote_dir, backend, xgb_configs)
-
 
 class AutoXGBRegressor(_AutoXGBoost):
     """Tries configurations of ``xgboost.XGBRegressor`` and keeps the best one.
@@ -427,15 +411,3 @@ class AutoXGBRegressor(_AutoXGBoost):
     """
 
     _model_type = "regressor"
-
-    def __init__(
-        self,
-        logs_dir: str | None = None,
-        cpus_per_trial: int = 1,
-        name: str | None = None,
-        remote_dir: str | None = None,
-        *,
-        backend: str | None = None,
-        **xgb_configs: Any,
-    ):
-        super().__init__(logs_dir, cpus_per_trial, name, remote_dir, backend, xgb_configs)
