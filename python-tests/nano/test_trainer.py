@@ -21,12 +21,12 @@ from training_models import Cnn, OneWeight, Regression, steps_and_zeros, table, 
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import glibc_tunables
-from bigdl.nano.pytorch import InferenceOptimizer, Trainer
+from bigdl.nano.pytorch import InferenceOptimizer, Trainer, compiling
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.trainer import _gpu_of as gpu_of
 from bigdl.nano.pytorch.trainer import fitted_loader
-from bigdl.nano.pytorch.training import compiling, rates
+from bigdl.nano.pytorch.training import rates
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.rates import AS_WRITTEN, COMPILED, COMPILING
 from bigdl.nano.pytorch.training.steps import (
