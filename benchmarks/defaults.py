@@ -122,7 +122,7 @@ def _measures(side):
     if side.endswith("measured"):
         from bigdl.nano.pytorch.training import choosing
 
-        choosing._REPAID = choosing._REPAID_AMX = 2
+        choosing.REPAID_STEPS = choosing.REPAID_STEPS_AMX = 2
 
 
 def trainer_side(name, side):

@@ -47,7 +47,7 @@ def base(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.delenv("BIGDL_SCRATCH_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(private_folders, "_of_process", {})
+    monkeypatch.setattr(private_folders, "process_folders", {})
     return folder
 
 
@@ -178,7 +178,7 @@ def test_what_a_killed_program_left_goes_and_what_another_uses_stays(base):
         killed.kill()
         killed.wait()
         assert os.path.exists(left)
-        private_folders._cleaned.clear()
+        private_folders.cleaned_roots.clear()
         with scratch_folder("next"):
             assert not os.path.exists(left)
             assert Path(used, "file").exists()
@@ -200,11 +200,11 @@ def test_a_process_that_inherits_the_lock_keeps_the_folder(base):
     folder = LockedFolder("ray", remover=False)
     with subprocess.Popen(["sleep", "60"], pass_fds=[folder.descriptor]) as heir:
         folder.hand_over()
-        private_folders._cleaned.clear()
+        private_folders.cleaned_roots.clear()
         LockedFolder("next").close()
         assert os.path.exists(folder._path)
         heir.kill()
-    private_folders._cleaned.clear()
+    private_folders.cleaned_roots.clear()
     LockedFolder("next").close()
     assert not os.path.exists(folder._path)
 
@@ -214,7 +214,7 @@ def test_a_forked_process_has_a_folder_of_its_own_and_leaves_that_of_its_parent(
     child = os.fork()
     if child == 0:
         other = process_folder()
-        for folder in list(private_folders._of_process.values()):
+        for folder in list(private_folders.process_folders.values()):
             folder.close()
         os._exit(int(other == mine or os.path.exists(other)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -223,10 +223,10 @@ def test_a_forked_process_has_a_folder_of_its_own_and_leaves_that_of_its_parent(
 
 def test_programs_that_end_and_begin_at_once_do_not_disturb_each_other(base):
     code = (
-        "from bigdl.common.private_folders import LockedFolder, _cleaned\n"
+        "from bigdl.common.private_folders import LockedFolder, cleaned_roots\n"
         "import os\n"
         "for _ in range(200):\n"
-        "    _cleaned.clear(); folder = LockedFolder('rows', remover=False)\n"
+        "    cleaned_roots.clear(); folder = LockedFolder('rows', remover=False)\n"
         "    assert os.path.isdir(folder._path); folder.close()\n"
     )
     programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]

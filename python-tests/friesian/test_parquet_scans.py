@@ -156,8 +156,8 @@ def test_a_large_file_is_read_in_the_parts_that_spark_has(orca_spark, tmp_path):
 
 
 def test_workers_look_into_many_files(df, monkeypatch):
-    monkeypatch.setattr(table_scans, "_FEW_FILES", 0)
-    monkeypatch.setattr(table_scans, "_OF_TASK", 2)
+    monkeypatch.setattr(table_scans, "FEW_FILES", 0)
+    monkeypatch.setattr(table_scans, "FILES_OF_TASK", 2)
     assert_equal(from_files(df), df)
 
 
@@ -349,13 +349,13 @@ def test_dates_that_spark_would_refuse_if_they_were_early(
 
 
 def test_row_groups_that_are_too_large_for_memory(df, monkeypatch):
-    monkeypatch.setattr(scans, "_MOST_BYTES", 300)
+    monkeypatch.setattr(scans, "MOST_BYTES", 300)
     assert left_to_spark(df)
     assert not left_to_spark(df.select("tiny"))
 
 
 def test_more_parts_of_files_than_can_be_asked_for(df, monkeypatch):
-    monkeypatch.setattr(scan, "_MOST_PARTS", 1)
+    monkeypatch.setattr(scan, "MOST_PARTS", 1)
     assert left_to_spark(df)
 
 
@@ -365,7 +365,7 @@ def test_files_that_pyarrow_cannot_open(df, monkeypatch):
 
 
 def test_another_version_of_spark(df, monkeypatch):
-    monkeypatch.setattr(scan, "_tasks", lambda rdd: rdd.noSuchMethod())
+    monkeypatch.setattr(scan, "splits_of_tasks", lambda rdd: rdd.noSuchMethod())
     assert left_to_spark(df)
     assert_equal(scans.map_batches(df, same, df.schema), df)
 

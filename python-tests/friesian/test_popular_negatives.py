@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigdl.friesian.ops.sequences import _drawn
+from bigdl.friesian.ops.sequences import drawn_negatives
 
 SCHEMA = "user int, item int, seen array<int>"
 
@@ -87,7 +87,7 @@ def test_every_ticket_that_is_left_is_drawn_once(tickets, lists):
         [i for i, n in enumerate(tickets) if i not in each for _ in range(n)] for each in excluded
     ]
     bits = [list(range(len(each))) if each else [5, 7] for each in left]
-    found = _drawn(
+    found = drawn_negatives(
         SimpleNamespace(value=tickets),  # as a broadcast
         pa.array(bits, pa.list_(pa.int64())),
         pa.array(excluded, pa.list_(pa.int64())),

@@ -430,7 +430,7 @@ class Waiting(Linear):
 
 @pytest.mark.parametrize("protocol", ["grpc", "http", "deadline"])
 def test_work_for_a_client_that_has_gone_ends(stages, protocol, monkeypatch):
-    monkeypatch.setattr("bigdl.friesian.serving.recommender._PAIRS", 40)
+    monkeypatch.setattr("bigdl.friesian.serving.recommender.PAIRS_AT_ONCE", 40)
     ranker, users, ended = Waiting(), list(range(1, 101, 2)), []
 
     class Watched(Recommender):

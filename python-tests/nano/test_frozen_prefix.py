@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback, accelerate_frozen_prefix
-from bigdl.nano.pytorch.frozen.features import _code_of
+from bigdl.nano.pytorch.frozen.features import code_of
 from bigdl.nano.pytorch.vision.models import ImageClassifier, resnet18
 
 needs_bf16 = pytest.mark.skipif(
@@ -451,7 +451,7 @@ def test_features_of_other_rows_or_of_another_activation_are_computed_anew(
     assert prefix.cached(TensorDataset(rows.clone(), torch.arange(200)), tmp_path).reused
     rows[101] += 1  # between those that are compared
     assert not prefix.cached(TensorDataset(rows, torch.arange(200)), tmp_path).reused
-    code = {_code_of([nn.Sequential(nn.Linear(2, 2), each)]) for each in (nn.ReLU(), nn.GELU())}
+    code = {code_of([nn.Sequential(nn.Linear(2, 2), each)]) for each in (nn.ReLU(), nn.GELU())}
     assert len(code) == 2  # of equal weights
 
 

@@ -465,7 +465,7 @@ def size_of(path):
 def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(tmp_path, monkeypatch):
     from bigdl.nano.acceleration import onnx_quantization
 
-    monkeypatch.setattr(onnx_quantization, "_LIMIT", 0)
+    monkeypatch.setattr(onnx_quantization, "MOST_BYTES", 0)
     module, x = seeded(Wide), torch.rand(4, 64)
     path = save(trace(module, x), tmp_path / "model", compression="bf16")
     data = path / "onnx_saved_model.onnx.data"

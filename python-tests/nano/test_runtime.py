@@ -68,7 +68,7 @@ def test_a_tuning_lasts_though_nobody_keeps_its_report(monkeypatch):
     tune(**NOTHING | {"threads": 1})
     gc.collect()
     assert os.environ["OMP_NUM_THREADS"] == "1"
-    (tuning_of_this_test,) = runtime._lasting
+    (tuning_of_this_test,) = runtime.lasting_tunings
     tuning_of_this_test.undo()
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
@@ -158,7 +158,7 @@ def test_a_copy_of_a_process_that_keeps_memory_can_fit_and_release_it():
 
 
 def test_a_fit_in_a_task_of_spark_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(runtime, "_in_task_of_spark", lambda: True)
+    monkeypatch.setattr(runtime, "in_task_of_spark", lambda: True)
     before = threading.active_count()
     with runtime.tuned_fit():
         pass
@@ -177,14 +177,14 @@ def test_a_process_that_its_environment_has_tuned_is_left_alone():
 
 @needs_glibc
 def test_in_a_task_of_spark_only_some_memory_is_kept(monkeypatch):
-    monkeypatch.setattr(runtime, "_in_task_of_spark", lambda: True)
+    monkeypatch.setattr(runtime, "in_task_of_spark", lambda: True)
     with tune(threads=False) as report:
         assert "keeps up to 128 MiB of freed memory" in report.applied["allocator"]
 
 
 def test_a_program_without_spark_is_no_task_of_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
-    assert not runtime._in_task_of_spark()
+    assert not runtime.in_task_of_spark()
 
 
 THREADS = """

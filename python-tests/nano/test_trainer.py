@@ -24,8 +24,7 @@ from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer, compiling
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
-from bigdl.nano.pytorch.trainer import _gpu_of as gpu_of
-from bigdl.nano.pytorch.trainer import fitted_loader
+from bigdl.nano.pytorch.trainer import fitted_loader, gpu_of
 from bigdl.nano.pytorch.training import rates
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.rates import AS_WRITTEN, COMPILED, COMPILING
@@ -374,8 +373,8 @@ def fit_that_may_compile(monkeypatch, seconds, cost=0.0, epochs=5):
     clock = Clock()
     monkeypatch.setattr(rates, "time", clock)
     monkeypatch.setattr(compiling, "CompiledForward", compiled_to(seconds))
-    monkeypatch.setattr(compiling, "_SECONDS", cost)
-    monkeypatch.setattr(compiling, "_SECONDS_PER_LAYER", 0)
+    monkeypatch.setattr(compiling, "SECONDS", cost)
+    monkeypatch.setattr(compiling, "SECONDS_PER_LAYER", 0)
     net = LayerThatLasts(clock)
     module = Trainer.compile(net, nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.1))
     run = trainer(max_epochs=epochs, precision=32, inductor="auto")
@@ -411,9 +410,9 @@ def test_layers_are_not_compiled_for_a_few_steps(monkeypatch):
 
 @pytest.mark.slow
 def test_what_is_compiled_in_a_fit_learns_the_same(monkeypatch):
-    monkeypatch.setattr(compiling, "_SECONDS", 0)
-    monkeypatch.setattr(compiling, "_SECONDS_PER_LAYER", 0)
-    monkeypatch.setattr(compiling, "_LEAST_GAIN", 0)
+    monkeypatch.setattr(compiling, "SECONDS", 0)
+    monkeypatch.setattr(compiling, "SECONDS_PER_LAYER", 0)
+    monkeypatch.setattr(compiling, "LEAST_GAIN", 0)
     losses = []
     for inductor in (False, "auto"):
         net = seeded_cnn()

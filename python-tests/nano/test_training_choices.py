@@ -42,8 +42,8 @@ def times(monkeypatch):
 
     real = Measurement.seconds
     monkeypatch.setattr(Measurement, "seconds", measured)
-    monkeypatch.setattr(choosing, "_REPAID", 3)
-    monkeypatch.setattr(choosing, "_REPAID_AMX", 3)
+    monkeypatch.setattr(choosing, "REPAID_STEPS", 3)
+    monkeypatch.setattr(choosing, "REPAID_STEPS_AMX", 3)
     monkeypatch.setattr(choosing, "bf16_instructions", lambda device="cpu": "avx512_bf16")
     monkeypatch.setattr("bigdl.nano.pytorch.training.steps.bf16_instructions", lambda device: "x")
     seconds["asked"] = asked
@@ -128,7 +128,7 @@ def test_what_a_user_does_not_allow_is_measured_and_not_chosen():
 
 
 def test_choices_are_kept_for_their_user_alone_and_bounded(own_choices, monkeypatch):
-    monkeypatch.setattr(choices, "_MOST_FILES", 3)
+    monkeypatch.setattr(choices, "MOST_FILES", 3)
     choice = Choice("b", {"a": Spread.of([1.0]), "b": Spread.of([1.4, 1.5, 1.6])})
     keys = [choices.key_of("model", number) for number in range(6)]
     for key in keys:
@@ -214,7 +214,7 @@ def test_a_choice_that_noise_may_have_made_is_not_kept(times, own_choices):
 
 
 def test_a_short_fit_is_the_plain_program_s(times, monkeypatch):
-    monkeypatch.setattr(choosing, "_REPAID", 100)
+    monkeypatch.setattr(choosing, "REPAID_STEPS", 100)
     ours, run = fitted(fused_optimizers=False)
     plain, _ = fitted(pl.Trainer, accelerator="cpu")
     assert not times["asked"]
@@ -313,7 +313,7 @@ class Measuring(pl.LightningModule):
         return self.net(x)
 
     def setup(self, stage):
-        choosing._REPAID = choosing._REPAID_AMX = 3
+        choosing.REPAID_STEPS = choosing.REPAID_STEPS_AMX = 3
         real, fast = Measurement.seconds, "float32" if self.global_rank else WAYS[1].name
 
         def seconds(measurement, way, *, warm_up):

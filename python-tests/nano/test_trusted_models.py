@@ -160,11 +160,11 @@ def test_a_key_that_a_crash_cut_short_signs_nothing(tmp_path, monkeypatch, caplo
     trust.user_signature("text")
     assert len(file.read_bytes()) == 32
     file.write_bytes(b"")
-    trust._user_key.cache_clear()
+    trust.user_key.cache_clear()
     guessed = hmac.digest(b"", b"text", "sha256").hex()
     assert not trust.is_signed("text", guessed)
     assert "0 bytes in place of 32; remove it" in caplog.text
-    trust._user_key.cache_clear()
+    trust.user_key.cache_clear()
 
 
 def test_a_file_that_is_swapped_while_it_is_loaded_never_runs(saved, tmp_path):

@@ -24,7 +24,7 @@ def two_hosts(monkeypatch):
         ):
             return task.execute(spec, attempt, iter(()), place, directory)
 
-    monkeypatch.setattr(local, "_execute", execute)
+    monkeypatch.setattr(local, "execute_task", execute)
     monkeypatch.setattr(LocalEngine, "places_tasks", True)
 
 

@@ -142,7 +142,7 @@ def test_buckets_make_no_difference(together):
         parameters = [torch.nn.Parameter(torch.randn(n)) for n in (5, 1, 30, 7, 64)]
         found = []
         for bucket in (1 << 22, 8):
-            buckets._BUCKET = bucket
+            buckets.BUCKET_ELEMENTS = bucket
             for parameter in parameters:
                 parameter.grad = parameter.detach().clone()
             sync.all_reduce_gradients(parameters, 1 / 3)
@@ -187,8 +187,8 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
     together, kind, smallest
 ):
     def use(sync):
-        buckets._BUCKET = 8
-        host_memory._SMALL = smallest
+        buckets.BUCKET_ELEMENTS = 8
+        host_memory.SMALL_BYTES = smallest
         net, results, begun = Net(), [], []
         parameters = list(net.parameters())
         make_buffer = sync._buffer
@@ -308,7 +308,7 @@ def test_arrays_are_summed_into_memory_of_their_own(together):
             array.flags.writeable = False
         found = []
         for piece in (1 << 20, 8):
-            buckets._PIECE = piece
+            buckets.PIECE_ELEMENTS = piece
             found.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
         first, second = found
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -209,7 +209,7 @@ def test_a_client_of_grpc_that_reads_nothing_is_cut(monkeypatch):
     from bigdl.nano.serving import grpc_port
 
     for name in ("keepalive_time", "keepalive_timeout"):
-        monkeypatch.setitem(grpc_port._MILLISECONDS, name, 1000)
+        monkeypatch.setitem(grpc_port.MILLISECONDS, name, 1000)
     port = echo_port(lambda content, call: bytes(16 << 20))
     with socket.create_server(("127.0.0.1", 0)) as between, suppress(OSError):
         channel = grpc.insecure_channel(f"127.0.0.1:{between.getsockname()[1]}")

@@ -35,7 +35,7 @@ from bigdl.nano.serving import (
     Signature,
     TensorSpec,
 )
-from bigdl.nano.serving.http_app import _BodyThreads
+from bigdl.nano.serving.http_app import BodyThreads
 from bigdl.nano.serving.messages import SERVICE, check_fields, messages
 from bigdl.nano.serving.open_inference import parse_json, read_request
 from bigdl.nano.serving.runners import ModelRunner
@@ -405,7 +405,7 @@ def test_requests_that_are_too_large_together_are_refused_but_for_small_ones():
 
 def test_bodies_wait_for_threads_and_the_event_loop_for_none_of_them():
     async def use():
-        threads, gate, done = _BodyThreads(), threading.Event(), []
+        threads, gate, done = BodyThreads(), threading.Event(), []
         works = [asyncio.create_task(threads.run(gate.wait, 1 << 20)) for _ in range(256)]
         await asyncio.sleep(0)  # all have begun; the loop goes on
         with pytest.raises(OverloadError, match="Too many large requests"):

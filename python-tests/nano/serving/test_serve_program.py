@@ -15,7 +15,7 @@ import pytest
 from refusals import refused
 
 from bigdl.nano.serving import Client, ServerError
-from bigdl.nano.serving.main import _started, make_parser
+from bigdl.nano.serving.main import make_parser, started_server
 
 ROWS = np.ones((1, 3), "float32")
 PROGRAM = [sys.executable, "-m", "bigdl.nano.serving.main"]
@@ -195,7 +195,7 @@ def test_a_variable_without_a_token_is_no_open_server(
     monkeypatch.setenv("BIGDL_SERVE_TOKEN", token)
     options = make_parser().parse_args([folder, "--http-port", "0", "--grpc-port", "-1"])
     with refused("argument-value", "BIGDL_SERVE_TOKEN", "holds no token"):
-        _started(options, shares_port=False)
+        started_server(options, shares_port=False)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_another_spark_has_another_archive(java_home, tmp_path, monkeypatch):
 
 
 def test_a_java_that_makes_no_archives_is_named(java_home, monkeypatch):
-    monkeypatch.setattr(class_archive, "_PROGRAM", "raise SystemExit('no such option')")
+    monkeypatch.setattr(class_archive, "PROGRAM", "raise SystemExit('no such option')")
     with refused("program-failed"):
         class_archive.make_class_archive()
     assert not list(class_archive.class_archive(java_home).parent.iterdir())

@@ -259,10 +259,10 @@ def test_an_image_of_root_is_named_with_what_to_do():
         "image": "mine:1",
         "message": "container has runAsNonRoot and image will run as root",
     }
-    reason = kubernetes._trouble(waiting, is_late=False)
+    reason = kubernetes.trouble_of(waiting, is_late=False)
     assert "of the image mine:1 (container has runAsNonRoot and image will run as root)" in reason
     assert "or runAsUser in a pod template of yours" in reason
-    assert "template" not in kubernetes._trouble({**waiting, "message": "no secret"}, False)
+    assert "template" not in kubernetes.trouble_of({**waiting, "message": "no secret"}, False)
 
 
 def test_kubernetes_runs_the_python_of_the_image_or_of_the_archive():
@@ -568,7 +568,7 @@ def test_numa_binding_is_a_prefix_per_node(monkeypatch, tmp_path):
     monkeypatch.setattr("bigdl.common.cpu.topology", lambda: two)
     for core, node in {0: 0, 4: 2}.items():
         (tmp_path / f"node{node}" / f"cpu{core}").mkdir(parents=True)
-    nodes = standalone._numa_nodes(two.numa_nodes, str(tmp_path))
+    nodes = standalone.numa_numbers(two.numa_nodes, str(tmp_path))
     monkeypatch.setattr(standalone, "_numa_nodes", lambda groups: nodes)
     assert standalone.numa_prefixes(4) == [
         ["/usr/bin/numactl", "-m", "0", "-C", "0,1"],

@@ -207,10 +207,10 @@ def test_the_command_line_of_the_jvm_shows_no_secrets():
         "spark.hadoop.fs.azure.account.key.x": "e",
     }
     others = {"spark.driver.memory": "1g", "spark.jars": "/x.jar"}
-    assert launch._without_secrets({**secrets, **others}) == others
+    assert launch.without_secrets({**secrets, **others}) == others
     fetched = {**secrets, **others, "spark.jars": "s3a://bucket/x.jar"}
     del secrets["spark.authenticate.secret"]
-    assert launch._without_secrets(fetched).items() >= secrets.items()
+    assert launch.without_secrets(fetched).items() >= secrets.items()
 
 
 def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
@@ -222,7 +222,7 @@ def test_unix_sockets_only_where_their_paths_fit(monkeypatch):
             assert (loopback_properties({place: folder}).get(switch) == "true") is fits
             # by default they lie in the folder of this process, or in another one below /tmp
             monkeypatch.setattr(tempfile, "tempdir", folder)
-            monkeypatch.setattr("bigdl.common.private_folders._of_process", {})
+            monkeypatch.setattr("bigdl.common.private_folders.process_folders", {})
             chosen = local_properties(2, "3g", {})
             assert chosen[switch] == "true"
             assert chosen[place].startswith("/tmp/bigdl-")

@@ -43,7 +43,7 @@ def no_java(monkeypatch, tmp_path):
     """An environment in which no Java can be found."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(java, "_packaged_java", lambda: None)
+    monkeypatch.setattr(java, "packaged_java", lambda: None)
 
 
 def use_path(monkeypatch, *homes: Path) -> None:
@@ -159,7 +159,7 @@ def test_start_script_drops_only_the_module(tmp_path, given, passed):
     strange = program(
         tmp_path / 'it\'s $(a) "dir"' / "java", f"exec {sys.executable} -c '{echo}' \"$@\""
     )
-    private = java._wrap(strange)
+    private = java.wrap_java(strange)
     script = Path(private.name) / "bin" / "java"
     done = subprocess.run([script, *given], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == passed

@@ -19,7 +19,7 @@ from bigdl.orca.data.image.parquet_dataset import (
     write_parquet,
     write_voc,
 )
-from bigdl.orca.data.image.preprocessing import _pairs, read_coco, read_images, read_voc
+from bigdl.orca.data.image.preprocessing import pairs_of_images, read_coco, read_images, read_voc
 from bigdl.orca.data.image.utils import (
     DType,
     FeatureType,
@@ -497,13 +497,13 @@ def test_masks_belong_to_their_images(orca_spark, tmp_path, backend):
     ],
 )
 def test_which_mask_belongs_to_which_image(images, masks, expected):
-    assert _pairs(images, masks) == list(zip(images, expected, strict=True))
+    assert pairs_of_images(images, masks) == list(zip(images, expected, strict=True))
 
 
 @pytest.mark.parametrize("masks", [["a_1.png", "a_2.png"], ["ab.png"], []])
 def test_a_mask_that_is_not_clear_is_refused(masks):
     with refused("path-missing"):
-        _pairs(["a.jpg"], masks)
+        pairs_of_images(["a.jpg"], masks)
 
 
 def test_images_that_are_missing_or_none_are_named(orca_spark, tmp_path):

@@ -21,7 +21,7 @@ from bigdl.orca.data.transformer import (
     encode_string,
     gen_string_idx,
 )
-from bigdl.orca.data.transformer.scalers import _Moments
+from bigdl.orca.data.transformer.scalers import Moments
 
 FRAMES = [
     pd.DataFrame({"k": [1, 2], "city": ["oslo", None], "job": ["a,b", "c"]}),
@@ -317,8 +317,8 @@ def test_vectors_that_differ_between_shards_are_refused(make):
     cuts=st.lists(st.integers(0, 20), max_size=4),
 )
 def test_moments_add_up(matrix, cuts):
-    whole = _Moments.of(matrix)
-    total = _Moments.merged([_Moments.of(part) for part in np.split(matrix, sorted(cuts))])
+    whole = Moments.of(matrix)
+    total = Moments.merged([Moments.of(part) for part in np.split(matrix, sorted(cuts))])
     for name in ("known", "low", "high"):
         np.testing.assert_array_equal(getattr(total, name), getattr(whole, name))
     np.testing.assert_allclose(total.mean, whole.mean, rtol=1e-9, atol=1e-6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError
-from bigdl.common.trust import _user_key, user_signature
+from bigdl.common.trust import user_key, user_signature
 from bigdl.orca import OrcaContext
 from bigdl.orca.data import SharedValue, SparkXShards, XShards
 from bigdl.orca.data.utils import partition_get_data_label, process_spark_xshards
@@ -351,7 +351,7 @@ def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path
     path = f"{tmp_path}/own files"
     shards = numbers(sc)
     assert shards.save_pickle(path) is shards
-    _user_key.cache_clear()  # as in a process that is started later
+    user_key.cache_clear()  # as in a process that is started later
     assert sorted(XShards.load_pickle(path).collect()) == [0, 1, 2, 3]
     assert sorted(XShards.load_pickle(f"{tmp_path}/o*").collect()) == [0, 1, 2, 3]
     foreign = f"{tmp_path}/foreign"
@@ -374,10 +374,10 @@ def test_a_key_that_others_can_read_signs_for_this_process_only(tmp_path, monkey
     signature = user_signature("text")
     (key,) = (tmp_path / "bigdl/keys").iterdir()
     assert key.stat().st_mode & 0o777 == 0o600
-    _user_key.cache_clear()
+    user_key.cache_clear()
     assert user_signature("text") == signature
     key.chmod(0o640)
-    _user_key.cache_clear()
+    user_key.cache_clear()
     assert user_signature("text") != signature
     assert "others can read or change it; remove it" in caplog.text
 

@@ -134,7 +134,7 @@ def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
         return [worker.rank, sum(t[0] for t in total)]
 
     monkeypatch.setattr("bigdl.runtime.jobs.Channel", Elsewhere)
-    monkeypatch.setattr(spark, "_unreachable", set())
+    monkeypatch.setattr(spark, "unreachable_applications", set())
     frame = local_cluster.range(0, 40, 1, 4).selectExpr("double(id) as x")
     engine = SparkEngine(rendezvous=rendezvous)
     assert engine.is_driver_reachable is (rendezvous == "auto")

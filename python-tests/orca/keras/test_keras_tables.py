@@ -399,12 +399,12 @@ def test_files_have_the_whole_growing_table(tmp_path, monkeypatch):
 
 def test_integers_that_jax_would_cut_are_refused():
     pytest.importorskip("jax")
-    from bigdl.training.keras.backends import _jax_array
+    from bigdl.training.keras.backends import jax_array
 
     narrow = np.array([[-(1 << 31), (1 << 31) - 1]])
-    assert _jax_array(narrow) is narrow
+    assert jax_array(narrow) is narrow
     with refused("data-value", "32", "0", "2147483648"):
-        _jax_array(np.array([0, 1 << 31]))
+        jax_array(np.array([0, 1 << 31]))
 
 
 def test_the_parameter_layer_refuses_a_table_that_would_not_grow(orca_spark, tmp_path):
@@ -444,7 +444,7 @@ def test_rows_of_a_field_as_arrow():
 
 
 def test_first_values_do_not_depend_on_the_number_of_workers(monkeypatch):
-    monkeypatch.setattr("bigdl.training.tables.sharded._CHUNK", 4)
+    monkeypatch.setattr("bigdl.training.tables.sharded.CHUNK_ROWS", 4)
 
     def rows(rank, size):
         keras.utils.set_random_seed(7)

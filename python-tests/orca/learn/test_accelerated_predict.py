@@ -244,6 +244,6 @@ def test_a_model_that_cannot_be_converted_is_said(frame):
 def test_a_missing_package_is_said_with_its_cure(frame, monkeypatch):
     from bigdl.nano.acceleration import method
 
-    monkeypatch.setattr(method, "_is_installed", lambda package: package != "onnxruntime")
+    monkeypatch.setattr(method, "is_installed", lambda package: package != "onnxruntime")
     with refused("package-missing"):
         estimator().predict(frame, feature_cols=["x"], accelerate="onnxruntime_fp32")

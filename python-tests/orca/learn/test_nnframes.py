@@ -448,7 +448,7 @@ def test_a_model_of_another_process_loads_with_trust_only(frame, tmp_path, monke
     with pytest.raises(Exception, match=r"(?i)already exists"):
         stage.save(path)
     stage.write().overwrite().save(path)
-    monkeypatch.setattr("bigdl.orca.learn.nnframes.stages._written", set())
+    monkeypatch.setattr("bigdl.orca.learn.nnframes.stages.written_pickles", set())
     with pytest.raises(UsageError, match="trust=True"):
         NNClassifierModel.load(path)
     with trusted_loading():

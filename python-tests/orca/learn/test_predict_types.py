@@ -279,8 +279,8 @@ def test_a_file_of_something_else_is_told_from_weights(tmp_path, content, said):
 
 def test_ids_beyond_floats_beside_floats_are_refused_by_name():
     def types(values):
-        return frames._column_types(pd.DataFrame({"item": values}))
+        return frames.column_types(pd.DataFrame({"item": values}))
 
     with refused("data-schema", "'item'", "2", "53"):
-        frames._unified([types([2**53 + 1]), types([1.5])])
-    assert frames._unified([types([2**53]), types([1.5])])["item"] == "double"
+        frames.unified_types([types([2**53 + 1]), types([1.5])])
+    assert frames.unified_types([types([2**53]), types([1.5])])["item"] == "double"

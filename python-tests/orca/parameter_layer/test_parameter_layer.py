@@ -330,7 +330,7 @@ def test_messages_keep_documents_and_arrays():
 def test_frames_arrive_in_any_order(monkeypatch):
     from bigdl.orca.parameter_layer import messages
 
-    monkeypatch.setattr(messages, "_PAYLOAD", 3)
+    monkeypatch.setattr(messages, "PAYLOAD_BYTES", 3)
     sent = [
         *frames_of(b"G", 1, b"of rank one"),
         *frames_of(b"G", 0, b""),

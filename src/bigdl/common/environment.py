@@ -83,17 +83,17 @@ def without_lines_of_start() -> contextlib.AbstractContextManager[None]:
     if level not in ("2", "3"):
         return contextlib.nullcontext()
     levels = "IW" if level == "2" else "IWE"
-    return _without_lines(re.compile(_LINE_OF_ABSL.format(levels), re.MULTILINE))
+    return without_lines(re.compile(LINE_OF_ABSL.format(levels), re.MULTILINE))
 
 
-_LINE_OF_ABSL = (
+LINE_OF_ABSL = (
     r"^(?:WARNING: All log messages before absl::InitializeLog\(\)|"
     r"[{}]\d{{4}} [\d:.]+ +\d+ \S+\.(?:cc|h):\d+\]).*\n"
 )
 
 
 @contextlib.contextmanager
-def _without_lines(dropped: re.Pattern[str]) -> Iterator[None]:
+def without_lines(dropped: re.Pattern[str]) -> Iterator[None]:
     """Leave lines of a form out of what this process writes to its standard error."""
     try:
         before = os.dup(2)

@@ -39,8 +39,8 @@ _ATTEMPTS = 100
 
 _lock = threading.RLock()
 _roots: dict[tuple[int, str], str] = {}  # by process and directory
-_cleaned: set[tuple[int, str]] = set()
-_of_process: dict[tuple[int, bool], LockedFolder] = {}  # by process; True: with a short path
+cleaned_roots: set[tuple[int, str]] = set()
+process_folders: dict[tuple[int, bool], LockedFolder] = {}  # by process; True: with a short path
 
 
 def private_root(base: str | None = None) -> str:
@@ -152,14 +152,14 @@ def process_folder(longest: int | None = None) -> str:
         Bytes that its path may have; where it is longer another one lies in ``/tmp``.
     """
     with _lock:
-        folder = _of_process.get((os.getpid(), False))
+        folder = process_folders.get((os.getpid(), False))
         if folder is None:
-            folder = _of_process[os.getpid(), False] = LockedFolder("process")
+            folder = process_folders[os.getpid(), False] = LockedFolder("process")
         if longest is not None and len(os.fsencode(folder.path)) > longest:
-            folder = _of_process.get((os.getpid(), True))
+            folder = process_folders.get((os.getpid(), True))
             if folder is None:
                 folder = LockedFolder("process", longest=longest)
-                _of_process[os.getpid(), True] = folder
+                process_folders[os.getpid(), True] = folder
         return folder.path
 
 
@@ -381,9 +381,9 @@ def _leave(root: str) -> None:
 def _clean(root: str) -> None:
     """Remove what processes that were killed left; once for each process."""
     with _lock:
-        if os.environ.get(VARIABLE) or (os.getpid(), root) in _cleaned:
+        if os.environ.get(VARIABLE) or (os.getpid(), root) in cleaned_roots:
             return
-        _cleaned.add((os.getpid(), root))
+        cleaned_roots.add((os.getpid(), root))
     with contextlib.suppress(OSError):
         for entry in os.scandir(os.path.dirname(root)):
             if _is_root(entry.path) and _is_private(entry.path):

@@ -40,7 +40,7 @@ def user_signature(text: str) -> str:
     It is an HMAC-SHA256 in hexadecimal, with a key of 32 random bytes that is made once and kept
     in ``~/.cache/bigdl/keys`` where nobody else can read it.
     """
-    key = _user_key(cache_directory("keys") / "pickles")
+    key = user_key(cache_directory("keys") / "pickles")
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
@@ -75,7 +75,7 @@ def untrusted(path: object, content: str, advice: str = f"pass {OPTIONS}") -> Un
 
 
 @functools.cache
-def _user_key(file: Path) -> bytes:
+def user_key(file: Path) -> bytes:
     """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
     key = secrets.token_bytes(32)
     try:

@@ -87,7 +87,7 @@ class Tuning(AbstractContextManager["Tuning"]):
 
     def undo(self) -> None:
         """Put everything back; the second time nothing happens."""
-        _lasting.discard(self)
+        lasting_tunings.discard(self)
         self._undoing.close()
 
     def __exit__(self, *exception) -> None:
@@ -163,7 +163,7 @@ def tune(
             _entered(name, change, undoing) for name, change in wanted.items() if change is not None
         ]
         tuning = Tuning(tuple(settings), undoing.pop_all())
-    _lasting.add(tuning)
+    lasting_tunings.add(tuning)
     return tuning
 
 
@@ -199,11 +199,12 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
         try:
             yield report
         finally:
-            if "allocator" in applied and not _in_task_of_spark():
+            if "allocator" in applied and not in_task_of_spark():
                 _keep_memory(_SECONDS_KEPT)
 
 
-_lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone
+# A generator that nobody refers to would be closed, and so undone.
+lasting_tunings: set[Tuning] = set()
 
 
 class _Skipped(Exception):
@@ -219,7 +220,7 @@ def _entered(name: str, change: AbstractContextManager[str], undoing: ExitStack)
 
 @contextmanager
 def _allocator() -> Iterator[str]:
-    in_spark = _in_task_of_spark()
+    in_spark = in_task_of_spark()
     with tuned_allocator(_TRIM_THRESHOLD_IN_SPARK if in_spark else None) as tuned:
         if not tuned:
             raise _Skipped("it is not glibc's, or GLIBC_TUNABLES has tuned it")
@@ -284,7 +285,7 @@ def _own_threads() -> list[int]:
     return [int(name) for name in os.listdir("/proc/self/task")]
 
 
-def _in_task_of_spark() -> bool:
+def in_task_of_spark() -> bool:
     if "pyspark" not in sys.modules:
         return False
     from pyspark import TaskContext

@@ -243,7 +243,7 @@ class LocalJob(CalledJob):
         ):
             spec, directory = self._next_spec(), session_directory()
             for place, worker in enumerate(workers):
-                worker.submit(_execute, spec, self._attempts, place, directory)
+                worker.submit(execute_task, spec, self._attempts, place, directory)
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
             with WorkerCalls(line, answers, kills, EOFError) as calls:
@@ -258,7 +258,7 @@ class LocalJob(CalledJob):
         return super()._failure(line, calls, outcomes)
 
 
-def _execute(spec: Any, attempt: int, place: int, directory: str) -> tuple[int, str, str]:
+def execute_task(spec: Any, attempt: int, place: int, directory: str) -> tuple[int, str, str]:
     """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
     try:
         return execute(spec, attempt, iter(()), place, directory)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
-_MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
+MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
 
 Work = Callable[[LazyBatch], "Iterator[pa.RecordBatch]"]
 
@@ -133,7 +133,7 @@ def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile
     found = [(each.name, kinds.of_arrow(each.type)) for each in file.schema_arrow]
     return (
         has_days_of_today(file, days, old_dates)
-        and all(_size(part, columns) <= _MOST_BYTES for part in parts)
+        and all(_size(part, columns) <= MOST_BYTES for part in parts)
         and has_columns(found, columns)
     )
 

@@ -448,7 +448,7 @@ class AddNegativeSamples(TableOperator):
         if self.popularity is not None:
             tickets = _tickets_of(df, self.item_col, size, self.popularity)
         bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
-        drawn = partial(_drawn, spark.shared(tickets, df.sparkSession))
+        drawn = partial(drawn_negatives, spark.shared(tickets, df.sparkSession))
         draw = spark.arrow_function(drawn, "array<bigint>")
         return draw(bits, _excluded(item, histories, size))
 
@@ -534,7 +534,7 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     return np.ceil(weights * (_TICKETS / max(total, 1.0))).astype(np.int64)
 
 
-def _drawn(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
+def drawn_negatives(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
     """Draw an item for each of some random bits; none where no item is left.
 
     Parameters

@@ -41,7 +41,7 @@ from bigdl.nano.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
-_PAIRS = 100_000  # of users and candidates that are computed together
+PAIRS_AT_ONCE = 100_000  # of users and candidates that are computed together
 _LONGEST = 1e6  # seconds that a deadline may be away; locks take no time without end
 _SILENCE = 10.0  # seconds between two messages about one stage that fails
 
@@ -537,7 +537,7 @@ class Recommender:
             return self._has_ended or (is_gone is not None and is_gone())
 
         answers: list[Recommendation] = []
-        step = max(_PAIRS // candidates, 1)
+        step = max(PAIRS_AT_ONCE // candidates, 1)
         with self.metrics.time("request"):
             for start in range(0, len(users), step):
                 request = _Request(users[start : start + step], k, candidates, end, is_gone=stopped)

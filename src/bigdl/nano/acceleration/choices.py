@@ -24,7 +24,7 @@ from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.common.timeouts import OLD_CHOICE_S
 from bigdl.nano.acceleration.spread import Spread
 
-_MOST_FILES = 256
+MOST_FILES = 256
 _MOST_BYTES = 1 << 16  # of one file
 LEAST_GAIN = 1.03
 """Speed-up from which on another way than the plain one is chosen."""
@@ -219,5 +219,5 @@ def _is_private(directory: Path) -> bool:
 def _shrink(directory: Path) -> None:
     remove_old(directory.iterdir(), OLD_CHOICE_S)
     files = sorted(directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[_MOST_FILES:]:
+    for file in files[MOST_FILES:]:
         file.unlink(missing_ok=True)

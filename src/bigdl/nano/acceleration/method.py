@@ -242,7 +242,7 @@ class Method(abc.ABC, Generic[SourceT]):
             One sentence; None if it is possible.
         """
         for package in self.packages:
-            if not _is_installed(package):
+            if not is_installed(package):
                 return f"{package} is not installed; run: pip install 'bigdl[{self.extra}]'"
         return None
 
@@ -284,7 +284,7 @@ class Method(abc.ABC, Generic[SourceT]):
         """
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except (ModuleNotFoundError, ValueError):  # no parent package, or a stub in sys.modules

@@ -38,7 +38,7 @@ _ELEMENTWISE = {"Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Reshape", "S
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _COMPARED = 4  # batches
 # A protocol buffer has at most 2 GiB; some are left for what is not weights.
-_LIMIT = 2**31 - 2**26
+MOST_BYTES = 2**31 - 2**26
 
 
 class OnnxFile:
@@ -195,7 +195,7 @@ def _unshare_weights(graph) -> None:
 def save(model, path: Path) -> None:
     """Write a model, with its weights in a second file if it is too large for one."""
     # the size of all of it cannot be asked of a model that is too large
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _LIMIT:
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < MOST_BYTES:
         onnx.save(model, path)
         return
     onnx.save(model, path, save_as_external_data=True, location=path.name + ".data")

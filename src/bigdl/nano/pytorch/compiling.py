@@ -14,10 +14,10 @@ from bigdl.nano.pytorch.training.steps import CompiledForward, OtherForward, com
 
 _STEPS = 20  # as written, and compiled, whose medians are compared
 _COMPILING = 2  # the steps in which layers are compiled, forwards and backwards
-_SECONDS, _SECONDS_PER_LAYER = 10, 1  # that compiling takes, measured from 5 to 45 seconds
+SECONDS, SECONDS_PER_LAYER = 10, 1  # that compiling takes, measured from 5 to 45 seconds
 _MARGIN = 2  # of what it may take: another size of batch is compiled again
 _SHARE_SAVED = 0.3  # of a step; measured: from -0.6 to 0.35
-_LEAST_GAIN = 1.05  # from which on the compiled layers stay
+LEAST_GAIN = 1.05  # from which on the compiled layers stay
 
 
 class CompilerChoice:
@@ -82,7 +82,7 @@ class CompilerChoice:
         left = self._steps_left()
         steps = self._rates.steps(AS_WRITTEN) if left is None else left  # as many as there were
         layers = sum(1 for part in self._module.modules() if not list(part.children()))
-        cost = _MARGIN * (_SECONDS + _SECONDS_PER_LAYER * layers)
+        cost = _MARGIN * (SECONDS + SECONDS_PER_LAYER * layers)
         if steps * self._rates.seconds(AS_WRITTEN) * _SHARE_SAVED > cost:
             self._compile()
         elif left is not None:
@@ -97,7 +97,7 @@ class CompilerChoice:
 
     def _compare(self) -> None:
         gain = self._rates.seconds(AS_WRITTEN) / self._rates.seconds(COMPILED)
-        if gain < _LEAST_GAIN:
+        if gain < LEAST_GAIN:
             self._replaced.undo()
             self._end(f"no TorchInductor ({gain:.2g} times as fast)")
         else:

@@ -195,7 +195,7 @@ class Trainer(pl.Trainer):
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
-        elif (gpu := _gpu_of(kwargs)) is not None:
+        elif (gpu := gpu_of(kwargs)) is not None:
             kwargs |= {"accelerator": "cuda", "devices": [gpu.index]}
             kwargs["strategy"] = SingleProcessStrategy(options, gpu)
         with _without_tips():
@@ -550,7 +550,7 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
     return accelerator == "cpu"
 
 
-def _gpu_of(arguments: dict[str, Any]) -> torch.device | None:
+def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
     """Return the only GPU on which Lightning would train; None if there is none, or several."""
     if arguments.get("strategy", "auto") != "auto" or arguments.get("num_nodes", 1) != 1:
         return None

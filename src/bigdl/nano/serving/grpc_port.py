@@ -39,7 +39,7 @@ _MOST_SENTENCE_BYTES = 2000  # it travels in a header, of which clients take 8 K
 _MOST_SILENT = 4  # times most_requests: calls whose message has not come
 _MOST_UNSEEN = 4  # times most_requests
 _FURTHER_STREAMS = 64  # of a connection, beyond the limit of requests: they get a sentence
-_MILLISECONDS = {
+MILLISECONDS = {
     # A connection on which nothing is asked; one whose client does not answer pings; any.
     "max_connection_idle": 600_000,
     "keepalive_time": 60_000,
@@ -230,7 +230,7 @@ class GrpcPort:
             ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * most_requests),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.so_reuseport", int(shares_port)),
-            *((f"grpc.{name}_ms", value) for name, value in _MILLISECONDS.items()),
+            *((f"grpc.{name}_ms", value) for name, value in MILLISECONDS.items()),
         ]
         self._loop = _SharedLoop()
         try:

@@ -161,7 +161,7 @@ class HttpApp:
         self.service = service
         self._paths = dict(paths or {})
         self._results = _Results()
-        self._bodies = _BodyThreads()
+        self._bodies = BodyThreads()
         own: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
             ("GET", "/v2/health/ready"): self._ready,
@@ -405,7 +405,7 @@ class HttpApp:
         return HttpAnswer(page(self._paths).encode(), content_type="text/html; charset=utf-8")
 
 
-class _BodyThreads:
+class BodyThreads:
     """Threads that read and write large bodies, so that the event loop answers others meanwhile."""
 
     def __init__(self) -> None:

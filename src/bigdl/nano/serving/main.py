@@ -180,7 +180,7 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
         options.http_port = worker.ports.get(_PORTS["http"], -1)
         options.grpc_port = worker.ports.get(_PORTS["grpc"], -1)
         options.threads = options.threads or max(1, core_count() // worker.count)
-    server = _started(options, shares_port=worker is not None)
+    server = started_server(options, shares_port=worker is not None)
     siblings = None if worker is None else Siblings(worker, server.service)
     repository = server.repository
     freeze_modules()  # else a request in thousands waits for a collection of all of them
@@ -232,7 +232,7 @@ def _addresses(host: str, ports: Mapping[str, int | None]) -> str:
     return " and ".join(f"{kind}://{host}:{port}" for kind, port in ports.items() if port)
 
 
-def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
+def started_server(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("TLS needs both --tls-cert and --tls-key", code="argument-missing")
     repository = ModelRepository(

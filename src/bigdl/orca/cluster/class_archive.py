@@ -23,7 +23,7 @@ from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
 
 # Loads what programs usually load, and prints the class path.
-_PROGRAM = """
+PROGRAM = """
 import os, sys, tempfile
 import pandas as pd
 from pyspark.sql import SparkSession, Window, functions as F
@@ -138,7 +138,7 @@ def make_class_archive() -> Path:
             classes, made = Path(folder, "classes"), Path(folder, "archive")
             options = f"-XX:DumpLoadedClassList={classes} -Xlog:cds=off"
             output = _run(
-                [sys.executable, "-c", _PROGRAM],
+                [sys.executable, "-c", PROGRAM],
                 {
                     "JAVA_HOME": str(java.home),
                     "SPARK_SUBMIT_OPTS": options,

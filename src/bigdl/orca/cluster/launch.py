@@ -151,7 +151,7 @@ class LaunchedSpark:
         shut_down_idle_gateway()
         conf = SparkConf().setAll(list(properties.items()))
         # Other users of this machine can read the command line of the JVM.
-        shown = SparkConf().setAll(list(_without_secrets(properties).items()))
+        shown = SparkConf().setAll(list(without_secrets(properties).items()))
         with resources or contextlib.ExitStack() as cleanup:
             # It outlives this process for as long as the JVM does.
             folder = LockedFolder("spark", remover=False)
@@ -194,7 +194,7 @@ class LaunchedSpark:
         self._cleanup.close()
 
 
-def _without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
+def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
     """Leave out what the command line of a JVM need not show: Spark has it all from its SparkConf.
 
     The command line must show them where Spark fetches files with them before there is a SparkConf.

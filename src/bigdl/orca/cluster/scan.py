@@ -30,7 +30,7 @@ _OFF = (  # they too, if they are on
 )
 _ENCRYPTION = "parquet.crypto.factory.class"
 _REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
-_MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
+MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
 
 
 Split = tuple[str, int, int]
@@ -80,7 +80,7 @@ def _scan_of(df: DataFrame) -> Scan | None:
     if _class(plan) != f"{_EXECUTION}FileSourceScanExec" or not _is_bare(plan, df.sparkSession):
         return None
     names = {each.exprId().id(): each.name() for each in _items(plan.output())}
-    tasks = _tasks(plan.inputRDDs().head())
+    tasks = splits_of_tasks(plan.inputRDDs().head())
     if not places or not tasks:
         return None
     columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
@@ -116,11 +116,11 @@ def _is_bare(scan: Any, spark: Any) -> bool:
     )
 
 
-def _tasks(rdd: Any) -> list[list[Split]] | None:
+def splits_of_tasks(rdd: Any) -> list[list[Split]] | None:
     if _class(rdd) != _RDD:
         return None
     parts = [each.files() for each in _items(rdd.filePartitions())]
-    if sum(map(len, parts)) > _MOST_PARTS:
+    if sum(map(len, parts)) > MOST_PARTS:
         return None
     return [
         [(f.filePath().toPath().toString(), f.start(), f.start() + f.length()) for f in files]

@@ -155,7 +155,7 @@ def numa_prefixes(executors: int) -> list[list[str]]:
             code="package-missing",
             package="numactl",
         )
-    nodes = _numa_nodes(topology().numa_nodes)
+    nodes = numa_numbers(topology().numa_nodes)
     if executors % len(nodes):
         raise UsageError(
             f"enable_numa_binding=True needs num_nodes to be a multiple of this machine's "
@@ -168,7 +168,7 @@ def numa_prefixes(executors: int) -> list[list[str]]:
     ]
 
 
-def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
+def numa_numbers(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
     """The number that the kernel gives to each NUMA node, and its usable cores."""
     nodes = {}
     for cores in groups:

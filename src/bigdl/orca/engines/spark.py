@@ -60,7 +60,7 @@ _REPEATS = 3  # of a stage before all workers have come, which are no failures
 ROWS = "rank int, kind string, detail string, data binary"
 """Spark's schema of what the tasks of a stage return."""
 
-_unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
+unreachable_applications: set[str] = set()  # whose executors cannot connect to this driver
 
 
 class SparkEngine(Engine):
@@ -142,7 +142,7 @@ class SparkEngine(Engine):
     def is_driver_reachable(self) -> bool:
         """True if workers meet at the driver, as far as it is known."""
         if self._rendezvous == "auto":
-            return self.cluster.sc.applicationId not in _unreachable
+            return self.cluster.sc.applicationId not in unreachable_applications
         return self._rendezvous == "driver"
 
     @property
@@ -157,7 +157,7 @@ class SparkEngine(Engine):
         if not (isinstance(error, DriverUnreachable) and is_free):
             return False
         logger.warning("%s. The workers now meet at rank 0", error)
-        _unreachable.add(self.cluster.sc.applicationId)
+        unreachable_applications.add(self.cluster.sc.applicationId)
         return True
 
     def _slots(self, num_workers: int) -> int:

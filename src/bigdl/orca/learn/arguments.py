@@ -106,13 +106,13 @@ def with_weight(label_cols, weight_col) -> list:
 
 # what has no effect here, and why
 _IDLE = {"info": "info was for a TrainingOperator; config reaches every creator and callback"}
-_said: set[str] = set()
+said_once: set[str] = set()
 
 
 def warn_once(text: str) -> None:
     """Log a warning, the first time in this process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in said_once:
+        said_once.add(text)
         logger.warning("%s", text)
 
 

@@ -253,7 +253,7 @@ def _padding(length: int) -> bytes:
 
 # kind, line, is the message in a file, source, number of the frame, number of frames
 _FRAME = struct.Struct("<cB?xIII")
-_PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
+PAYLOAD_BYTES = 4 << 20  # larger ones are copied more often on their way through the JVM
 
 
 def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[bytes]:
@@ -270,7 +270,7 @@ def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[by
         Those who do not read this line pass over it.
     """
     parts = data.parts if isinstance(data, Message) else [data]
-    count = max(1, -(-len(data) // _PAYLOAD))
+    count = max(1, -(-len(data) // PAYLOAD_BYTES))
     for number, payload in enumerate(_payloads(parts, count)):
         yield b"".join((_FRAME.pack(kind, line, False, source, number, count), *payload))
 
@@ -284,7 +284,7 @@ def _payloads(parts, count) -> Iterator[list[memoryview]]:
     """Parts of bytes cut so that each of `count` lists holds a frame's payload."""
     views = [memoryview(part) for part in parts]
     for _ in range(count):
-        payload, room = [], _PAYLOAD
+        payload, room = [], PAYLOAD_BYTES
         while views and room:
             payload.append(views[0][:room])
             room -= len(payload[-1])

@@ -14,8 +14,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 
-_BUCKET = 1 << 20  # elements of one all-reduce
-_PIECE = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
+BUCKET_ELEMENTS = 1 << 20  # elements of one all-reduce
+PIECE_ELEMENTS = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
 _ALIGNED = 64  # bytes: TensorFlow and XLA use memory with this alignment without a copy
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
@@ -124,7 +124,7 @@ class FlatBuckets:
             self._views.append(self._flat[start : start + size].view(parameter.shape))
             self._bucket_of.append(len(self._ends))
             start += size
-            if start - begin >= _BUCKET:
+            if start - begin >= BUCKET_ELEMENTS:
                 self._ends.append(start)
                 begin = start
         self._ends.append(self._flat.numel())  # with the flags, so it is sent last
@@ -270,13 +270,13 @@ def _start_sums(arrays, weight, make_buffer) -> tuple[list, list[Callable]]:
     pieces, waits, sent, begin = [], [], 0, 0
     for array, size in zip(arrays, sizes, strict=True):
         piece, given = memory[begin : begin + array.size], array.reshape(-1)
-        for first in range(0, array.size, _PIECE):
-            part = piece[first : first + _PIECE]
+        for first in range(0, array.size, PIECE_ELEMENTS):
+            part = piece[first : first + PIECE_ELEMENTS]
             if weight:
-                np.multiply(given[first : first + _PIECE], weight, out=part)
+                np.multiply(given[first : first + PIECE_ELEMENTS], weight, out=part)
             else:
                 part.fill(0)
-            if (end := begin + first + part.size) - sent >= _PIECE:
+            if (end := begin + first + part.size) - sent >= PIECE_ELEMENTS:
                 waits.append(buffer.start(sent, end, sums))
                 sent = end
         pieces.append(sums.numpy()[begin : begin + array.size].reshape(array.shape))

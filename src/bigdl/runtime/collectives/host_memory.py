@@ -27,7 +27,7 @@ from bigdl.runtime.engine import PeerLost
 _NAME = "bigdl"
 _TOKEN = 4  # numbers of 32 bits that tell a file from any other
 _ALIGNED = 64  # bytes
-_SMALL = 1 << 16  # bytes that are summed by the library, in fewer turns
+SMALL_BYTES = 1 << 16  # bytes that are summed by the library, in fewer turns
 _BLOCK = 1 << 15  # numbers that are added up at a time, which stay in the cache
 _SEGMENT = 1 << 20  # bytes of gloo's largest segment
 
@@ -309,7 +309,7 @@ class HostBuffer(SharedBuffer):
         import torch
         import torch.distributed as dist
 
-        if (end - begin) * self.tensor.itemsize < _SMALL:
+        if (end - begin) * self.tensor.itemsize < SMALL_BYTES:
             return self._by_library(begin, end, out)
         own = torch.tensor([self._file])
         files = [torch.empty_like(own) for _ in range(self._world)]
@@ -385,7 +385,7 @@ class BlockBuffer(SharedBuffer):
         self._halving = halving
 
     def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
-        if (end - begin) * self.tensor.itemsize < _SMALL:
+        if (end - begin) * self.tensor.itemsize < SMALL_BYTES:
             return self._by_library(begin, end, out)
         if self._is_shared is None:
             self._open([int(file) for (file,) in self._files_of([self._file])])

@@ -219,7 +219,7 @@ class _JaxSteps(Steps):
         return self._run(model.test_function, batch, model.metrics_variables)
 
     def predict(self, inputs: Any) -> Any:
-        return self._model.predict_on_batch(_map(_jax_array, inputs))
+        return self._model.predict_on_batch(_map(jax_array, inputs))
 
     def _run(
         self, function: Callable[..., Any], batch: tuple[Any, ...], *more: Sequence[Any]
@@ -230,7 +230,7 @@ class _JaxSteps(Steps):
         groups = [model.trainable_variables, model.non_trainable_variables, *more]
         # the memory of the old state is given to the new one
         state = tuple([variable.value for variable in group] for group in groups)
-        logs, state = function(state, iter([_map(_jax_array, batch)]))
+        logs, state = function(state, iter([_map(jax_array, batch)]))
         jax.block_until_ready(state)  # gradients are on their way until then
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
@@ -252,7 +252,7 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _jax_array(value: Any) -> np.ndarray:
+def jax_array(value: Any) -> np.ndarray:
     """Return an array that JAX takes as it is: of wide integers it would keep 32 bits."""
     import jax
 

@@ -33,7 +33,7 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
 from bigdl.training.tables.place import Place, placed_now
 
-_CHUNK = 1 << 16  # rows that are initialized under one seed
+CHUNK_ROWS = 1 << 16  # rows that are initialized under one seed
 
 
 class ShardedTable(torch.nn.Module, ABC):
@@ -499,9 +499,9 @@ def _initialize(
         return
     filled = 0
     with torch.random.fork_rng(devices=[]):
-        for number, start in enumerate(range(0, rows, _CHUNK)):
+        for number, start in enumerate(range(0, rows, CHUNK_ROWS)):
             torch.manual_seed(mixed_seed(seed, number))
-            chunk = weight.new_empty(min(_CHUNK, rows - start), weight.shape[1])
+            chunk = weight.new_empty(min(CHUNK_ROWS, rows - start), weight.shape[1])
             with torch.no_grad():
                 init(chunk)
             own = chunk[(place.rank - start) % place.world_size :: place.world_size]

@@ -168,7 +168,7 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
     return {
         "format": 3,  # of the files
         "weights": weights.hexdigest(),
-        "code": _code_of(segment.modules),
+        "code": code_of(segment.modules),
         "modules": list(segment.names),
         "method": segment.method,
         "shape": list(segment.output.shape[1:]),
@@ -177,7 +177,7 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
     }
 
 
-def _code_of(modules: Iterable[torch.nn.Module]) -> str | None:
+def code_of(modules: Iterable[torch.nn.Module]) -> str | None:
     """Return a hash of the layers' settings and of the program's code in them.
 
     Equal weights in another network, such as one with another activation, are another function.

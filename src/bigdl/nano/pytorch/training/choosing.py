@@ -32,8 +32,8 @@ from bigdl.nano.attribute_patch import AttributePatch, OtherForward
 _ROUNDS = 5
 _TRIED = 2  # rounds after which a way that is slow is given up
 _CLOSE = 1.15  # times as slow as the fastest, in the best of these rounds
-_REPAID = 800  # steps: a measurement takes as long as about twenty
-_REPAID_AMX = 100  # a processor with AMX is likely to gain a factor
+REPAID_STEPS = 800  # steps: a measurement takes as long as about twenty
+REPAID_STEPS_AMX = 100  # a processor with AMX is likely to gain a factor
 _MOST_CALLS = 64  # of parts in a step
 _HOOKS = (
     "_forward_hooks",
@@ -186,7 +186,7 @@ class Chooser:
     def _repaid(self) -> int:
         """The number of steps that repay a measurement."""
         amx = self._device == "cuda" or bf16_instructions() == "amx_bf16"
-        return _REPAID_AMX if amx else _REPAID
+        return REPAID_STEPS_AMX if amx else REPAID_STEPS
 
     def _is_time(self) -> bool:
         left = self._steps_left()

@@ -270,7 +270,7 @@ Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and ending
 def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
     """Return an RDD of path and content of every image and of its mask, or None."""
     paths = _files(*images)
-    pairs = _pairs(paths, _files(*masks)) if masks else [(path, None) for path in paths]
+    pairs = pairs_of_images(paths, _files(*masks)) if masks else [(path, None) for path in paths]
     return _spread(pairs).map(
         lambda pair: (pair[0], read_bytes(pair[0]), pair[1], pair[1] and read_bytes(pair[1]))
     )
@@ -281,7 +281,7 @@ def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
     frame, paths = _listed(*images)
     parts = _partitions(len(paths))
     mask_frame, mask_paths = _listed(*masks) if masks else (None, [])
-    pairs = _pairs(paths, mask_paths) if masks else [(path, None) for path in paths]
+    pairs = pairs_of_images(paths, mask_paths) if masks else [(path, None) for path in paths]
     # a part per image, since a sort of all would read every file twice: to sample, and to sort
     rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
     placed = OrcaContext.get_spark_session().createDataFrame(
@@ -342,7 +342,7 @@ def _stem(path: str) -> str:
     return posixpath.basename(path).rpartition(".")[0]
 
 
-def _pairs(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
+def pairs_of_images(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
     """Every image with its mask, or a UsageError that names one without."""
     by_stem: dict[str, list[str]] = {}
     for mask in masks:

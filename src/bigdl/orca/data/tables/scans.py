@@ -27,8 +27,8 @@ from bigdl.orca.data.file import is_local_path, open_file_system
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FEW_FILES = 32  # that the driver looks into itself
-_OF_TASK = 16  # files that a task looks into
+FEW_FILES = 32  # that the driver looks into itself
+FILES_OF_TASK = 16  # files that a task looks into
 _SAME_CALENDAR = -141427  # 1582-10-15 in days since 1970
 _COMMON = {
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -245,9 +245,9 @@ def row_groups_of(
 
     paths = list(dict.fromkeys(path for task in scan.tasks for path, _, _ in task))
     look = partial(_looked_into, accepts)
-    parts = [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
+    parts = [paths[i : i + FILES_OF_TASK] for i in range(0, len(paths), FILES_OF_TASK)]
     # on a cluster its workers look, who have to open the files later
-    if is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES:
+    if is_local(cast("str", spark.sparkContext.master)) and len(paths) <= FEW_FILES:
         found = [look(part) for part in parts]
     else:
         found = call_in_tasks(spark, look, parts)

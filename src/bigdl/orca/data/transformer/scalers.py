@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bigdl.orca.data.shard import SparkXShards
 
 
-class _Moments(NamedTuple):
+class Moments(NamedTuple):
     """Moments of each feature of some rows; `squares` is the sum of squares about the mean."""
 
     known: np.ndarray
@@ -32,7 +32,7 @@ class _Moments(NamedTuple):
     high: np.ndarray
 
     @classmethod
-    def of(cls, matrix: np.ndarray) -> _Moments:
+    def of(cls, matrix: np.ndarray) -> Moments:
         here = ~np.isnan(matrix)
         count = here.sum(0)
         mean = np.where(here, matrix, 0.0).sum(0) / np.maximum(count, 1)
@@ -42,7 +42,7 @@ class _Moments(NamedTuple):
         return cls(count, mean, squares, low, high)
 
     @classmethod
-    def merged(cls, parts: list[_Moments]) -> _Moments:
+    def merged(cls, parts: list[Moments]) -> Moments:
         """Of the rows of all parts together, without rounding small differences away."""
         counts, means, squares, lows, highs = (np.stack(each) for each in zip(*parts, strict=True))
         count = counts.sum(0)
@@ -61,7 +61,7 @@ class _AffineTransform(NamedTuple):
 
 
 class _Scaler(ABC):
-    """A linear function of every feature, learned from :class:`_Moments`."""
+    """A linear function of every feature, learned from :class:`Moments`."""
 
     def __init__(self, inputCol: str | list[str] | None, outputCol: str | None):
         self.setInputOutputCol(inputCol, outputCol)
@@ -73,7 +73,7 @@ class _Scaler(ABC):
         return self
 
     @abstractmethod
-    def _learn(self, moments: _Moments) -> _AffineTransform:
+    def _learn(self, moments: Moments) -> _AffineTransform:
         """The function that `moments` ask for."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
@@ -91,8 +91,8 @@ class _Scaler(ABC):
         """
         columns = self._columns(shard)
 
-        def moments_of(frame: pd.DataFrame) -> _Moments:
-            return _Moments.of(_matrix(frame, columns))
+        def moments_of(frame: pd.DataFrame) -> Moments:
+            return Moments.of(_matrix(frame, columns))
 
         with_rows = shard.rdd.filter(lambda frame: len(frame) > 0)
         parts = without_errors(collected(with_rows.map(partial(outcome_of, moments_of))))
@@ -102,7 +102,7 @@ class _Scaler(ABC):
                 code="data-shape",
                 columns=columns,
             )
-        moments = _Moments.merged(parts) if parts else None
+        moments = Moments.merged(parts) if parts else None
         if moments is None or (moments.known == 0).any():
             raise UsageError(
                 f"There is no number to learn from in one of the columns {columns}",
@@ -191,7 +191,7 @@ class MinMaxScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.min, self.max = min, max
 
-    def _learn(self, moments: _Moments) -> _AffineTransform:
+    def _learn(self, moments: Moments) -> _AffineTransform:
         width = moments.high - moments.low
         varies = width > 0
         return _AffineTransform(
@@ -239,7 +239,7 @@ class StandardScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.withMean, self.withStd = withMean, withStd
 
-    def _learn(self, moments: _Moments) -> _AffineTransform:
+    def _learn(self, moments: Moments) -> _AffineTransform:
         zeros = np.zeros(len(moments.known))
         spread = np.sqrt(moments.squares / np.maximum(moments.known - 1, 1))
         if not self.withStd:

@@ -65,8 +65,8 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = active_spark().spark
-    shards = collected(rdd.map(functools.partial(outcome_of, _column_types)))
-    types = _unified(without_errors(shards))
+    shards = collected(rdd.map(functools.partial(outcome_of, column_types)))
+    types = unified_types(without_errors(shards))
     if types is None:
         return spark.range(0).select(), {}
     columns = {n: str(n) if prefix is None else f"{prefix}{i}" for i, n in enumerate(types)}
@@ -87,7 +87,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
-def _column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
+def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
     """Return the Arrow type of each column of a shard.
 
     Beside it stands whether the column holds whole numbers that no float holds.
@@ -117,7 +117,7 @@ def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
     return bool(len(known)) and max(int(known.max()), -int(known.min())) > _EXACT
 
 
-def _unified(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
+def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
     """Return the type of each column that holds the values of all shards, None without shards."""
     known: dict[Any, pa.DataType] | None = None
     beyond: dict[Any, pa.DataType] = {}

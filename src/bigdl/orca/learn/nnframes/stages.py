@@ -374,7 +374,7 @@ class ClassHead(nn.Module):
 
 
 _PIECE = 16 << 20
-_written: set[str] = set()  # digests of the pickles that this process wrote
+written_pickles: set[str] = set()  # digests of the pickles that this process wrote
 _trusts = contextvars.ContextVar("trusts", default=False)
 
 
@@ -421,7 +421,7 @@ class StageWriter(DefaultParamsWriter):
         pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
         table = pa.table({"number": pa.array(range(len(pieces)), pa.int32()), "piece": pieces})
         frame_of_arrow(session, table).coalesce(1).write.parquet(f"{path}/torch")
-        _written.add(digest_of(data))
+        written_pickles.add(digest_of(data))
 
 
 class StageReader(MLReader):
@@ -453,7 +453,7 @@ class StageReader(MLReader):
         """Return what the pickle of the folder holds, if it may be read."""
         rows = self.sparkSession.read.parquet(f"{path}/torch").orderBy("number").collect()
         data = b"".join(row["piece"] for row in rows)
-        if not (self._trust or _trusts.get() or digest_of(data) in _written):
+        if not (self._trust or _trusts.get() or digest_of(data) in written_pickles):
             raise UsageError(
                 f"{path!r} holds a pickled model, and loading it can run any code; if you know "
                 "where it comes from, pass trust=True, or load a pipeline inside "
