@@ -98,13 +98,13 @@ def read(path: Path = SIGNATURES) -> list[Published]:
             names = tuple(note["names"].split())
             listed[-1].notes.append(Note(note["kind"], names, note["text"]))
         elif published := _CALLABLE.fullmatch(line):
-            listed.append(Published(published["name"], _signature_of(published["arguments"])))
+            listed.append(Published(published["name"], signature_of(published["arguments"])))
         else:
             raise SystemExit(f"{path.name}:{number} is neither a signature nor a note: {line}")
     return listed
 
 
-def _signature_of(arguments: str) -> inspect.Signature | None:
+def signature_of(arguments: str) -> inspect.Signature | None:
     if arguments == "...":
         return None
     space: dict[str, Any] = {}
@@ -176,10 +176,10 @@ def differences(published: Published) -> list[Difference]:
         here = signature_here(published.name)
     except NotThereError:
         return [Difference("", "the name", "not there")]
-    return [] if published.signature is None else list(_compared(published.signature, here))
+    return [] if published.signature is None else list(differences_of(published.signature, here))
 
 
-def _compared(old: inspect.Signature, here: inspect.Signature) -> Iterator[Difference]:
+def differences_of(old: inspect.Signature, here: inspect.Signature) -> Iterator[Difference]:
     ours = here.parameters
     places = [name for name, each in ours.items() if each.kind in _BY_POSITION]
     rest = {each.kind: str(each.replace(annotation=_NO_DEFAULT)) for each in ours.values()}

@@ -68,7 +68,7 @@ def test_a_feed(monkeypatch):
     module.LinesFeed = LinesFeed
     monkeypatch.setitem(sys.modules, module.__name__, module)
     line = feeds.Kind("Lines", lambda data: isinstance(data, Lines), module.__name__, "LinesFeed")
-    monkeypatch.setattr(feeds, "_KINDS", (line, *feeds._KINDS))
+    monkeypatch.setattr(feeds, "KINDS", (line, *feeds.KINDS))
     text = Lines("\n".join(" ".join(map(str, row)) for row in np.hstack([X, Y]).tolist()))
     assert torch.equal(fitted(text), fitted((X, Y)))
 

@@ -75,7 +75,7 @@ def test_a_file_is_written_when_safe_mode_ends(name_node, monkeypatch):
     files = connected(address)
     other, others = name_node(3, SAFE_MODE)
     files.url = files.url.replace(str(address[1]), str(other[1]))
-    files._urls = [files.url]
+    files.urls = [files.url]
     files.pipe_file("/a/b", b"abc")
     assert others == {"/a/b": b"abc"}
     assert not written
@@ -98,7 +98,7 @@ def test_other_errors_are_not_repeated(name_node):
     files = connected(address)
     denied = {"exception": "AccessControlException", "message": "Permission denied"}
     other, _ = name_node(1, denied)
-    files._urls = [files.url.replace(str(address[1]), str(other[1]))]
-    files.url = files._urls[0]
+    files.urls = [files.url.replace(str(address[1]), str(other[1]))]
+    files.url = files.urls[0]
     with pytest.raises(PermissionError, match="denied"):
         files.info("/a")

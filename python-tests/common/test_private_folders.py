@@ -198,15 +198,16 @@ def test_a_program_in_another_container_leaves_the_folders_of_this_one(base):
 
 def test_a_process_that_inherits_the_lock_keeps_the_folder(base):
     folder = LockedFolder("ray", remover=False)
+    path = folder.path
     with subprocess.Popen(["sleep", "60"], pass_fds=[folder.descriptor]) as heir:
         folder.hand_over()
         private_folders.cleaned_roots.clear()
         LockedFolder("next").close()
-        assert os.path.exists(folder._path)
+        assert os.path.exists(path)
         heir.kill()
     private_folders.cleaned_roots.clear()
     LockedFolder("next").close()
-    assert not os.path.exists(folder._path)
+    assert not os.path.exists(path)
 
 
 def test_a_forked_process_has_a_folder_of_its_own_and_leaves_that_of_its_parent(base):

@@ -68,8 +68,8 @@ def pages(data, epochs=1, *, batch_size=32, **old):
 
 
 def found(published: str) -> list[tuple[str, str, str]]:
-    old = compare_signatures._signature_of(published)
-    differences = compare_signatures._compared(old, inspect.signature(pages))
+    old = compare_signatures.signature_of(published)
+    differences = compare_signatures.differences_of(old, inspect.signature(pages))
     return [(each.argument, each.old, each.here) for each in differences]
 
 

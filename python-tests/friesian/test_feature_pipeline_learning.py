@@ -4,6 +4,7 @@ import datetime
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import pytest
 from refusals import refused
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature import FeatureTable
+from bigdl.friesian.feature import FeatureTable, storage
 from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
 from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
@@ -61,10 +62,17 @@ PIPELINE = (
 )
 
 
+def learned(pipeline):
+    """The steps with what they have learned, as others load them."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline.save(f"{folder}/p")
+        return storage.load(f"{folder}/p")[2]
+
+
 def states(pipeline):
     return [
         {name: v.to_pydict() if hasattr(v, "to_pydict") else v for name, v in each.state.items()}
-        for each in pipeline._fitted
+        for each in learned(pipeline)
     ]
 
 
@@ -211,8 +219,9 @@ def test_vocabularies_of_many_columns_of_text_are_those_of_files(orca_spark, tmp
 
     by_spark = record().fit(orca_spark.read.parquet(str(tmp_path / "a.parquet")))
     by_files = record().fit_files(str(tmp_path / "a.parquet"), host="here")
-    for name, wanted in by_files._fitted[0].state.items():
-        assert by_spark._fitted[0].state[name].equals(wanted), name
+    found = learned(by_spark)[0].state
+    for name, wanted in learned(by_files)[0].state.items():
+        assert found[name].equals(wanted), name
 
 
 def test_files_without_rows_teach_and_give_tables_without_rows(clicks, tmp_path):
@@ -254,7 +263,7 @@ def test_figures_are_those_of_the_rows_at_their_place(table):
     pipeline = FeaturePipeline().category_encode("user").filter("time < 10").min_max_scale("time")
     found = pipeline.fit_transform(table)
     assert found.get_stats("time", ["min", "max"]) == {"time": [0.0, 1.0]}
-    assert len(pipeline._fitted[0].state["user"]) > 10  # of all rows
+    assert len(learned(pipeline)[0].state["user"]) > 10  # of all rows
     assert pipeline.explain().count("catalyst, arrow, row") == 2
 
 

@@ -80,7 +80,7 @@ def both(store, index, ranker, **options):
 def is_split(recommender):
     """True if the model answers in parts, which the first request has confirmed."""
     recommender.recommend([1, 3], BEST)
-    models = recommender._pairs()._models
+    models = recommender._pairs().split_models
     return [*models.values()][-1] is not None and [*models.values()][-1].is_checked
 
 
@@ -137,9 +137,9 @@ def test_users_are_kept_until_they_change(store, index, model, catalogue, user_m
     reads = []
     for _ in range(2):
         check_equal(split, whole, users.tolist())
-        kept = [*split._pairs()._models.values()][-1]._users
-        reads.append({place for memory in kept.values() for place in memory._kept})
-        assert all(memory._bytes <= user_memory for memory in kept.values())
+        kept = [*split._pairs().split_models.values()][-1].users_kept
+        reads.append({place for memory in kept.values() for place in memory.kept})
+        assert all(memory.bytes_kept <= user_memory for memory in kept.values())
     known = {1, 3, *users.tolist()} & set(catalogue[0]["user"].tolist())
     assert len(reads[1]) == len(known) if user_memory > 2000 else len(reads[1]) < len(known)
     frame = catalogue[0].copy()

@@ -290,7 +290,9 @@ def test_a_killed_writer_leaves_all_of_a_batch_or_nothing(kind, tmp_path, reques
                 time.sleep(wait)
                 writer.send_signal(signal.SIGKILL)
             if kind == "redis":  # the lock of the one that died
-                store._redis.delete("killed_lock")
+                import redis
+
+                redis.Redis.from_url(where).delete("killed_lock")
             fresh = open_store(where, **prefix)
             marks = {
                 name: np.unique(fresh.read(name, range(200))["mark"]) for name in ("user", "item")

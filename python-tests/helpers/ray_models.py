@@ -8,12 +8,11 @@ from bigdl.orca import init_orca_context
 
 def active_ray():
     """The context of a Ray of two CPUs, which is started where there is none."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
     from bigdl.orca.ray import OrcaRayContext
 
-    active = OrcaRayContext._of_program
-    if active is not None and active.initialized:
-        return active
+    if ray.is_initialized():
+        return OrcaRayContext.get(initialize=False)
     return init_orca_context(runtime="ray", cores=2, object_store_memory="150m")
 
 
@@ -21,8 +20,7 @@ def stop_ray():
     """Stop the Ray of this process, if there is one; Spark goes on."""
     from bigdl.orca.ray import OrcaRayContext
 
-    if OrcaRayContext._of_program is not None:
-        OrcaRayContext._of_program.stop()
+    OrcaRayContext.stop_of_program()
 
 
 def rows(count=101, seed=0):

@@ -88,7 +88,7 @@ def test_as_much_is_sent_as_in_a_ring_in_fewer_rounds():
 
 def test_ranks_that_lie_side_by_side_exchange_the_most():
     reduce = HalvingDoubling(None, 5, 12)
-    assert reduce._rounds == {1: [4, 5], 2: [5, 7], 4: [1, 5, 9]}
+    assert reduce.ranks_by_stride == {1: [4, 5], 2: [5, 7], 4: [1, 5, 9]}
     reduce.close()
 
 
@@ -122,9 +122,9 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
         given = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
         neighbours, found = sync.neighbours, []
         of_two = {rank: neighbours[rank] for rank in neighbours if rank // 2 == sync.rank // 2}
-        for sync.neighbours, sync._block in ((neighbours, 6), ({}, 1), (of_two, 2)):
-            sync._groups = None
-            sync._of_arrays.clear()
+        for sync.neighbours, sync.block_size in ((neighbours, 6), ({}, 1), (of_two, 2)):
+            sync.groups = None
+            sync.array_buffers.clear()
             parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
             for parameter, gradient in zip(parameters, given, strict=True):
                 parameter.grad = gradient.clone()
@@ -132,7 +132,7 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
                 sync.all_reduce_gradients(parameters, 0.5)
             sums = sync.sum_arrays([each.numpy() for each in given], 0.5)
             bits = [array.tobytes() for array in (*(p.grad.numpy() for p in parameters), *sums)]
-            found.append((type(sync._groups.dense[0]._buffer).__name__, bits))
+            found.append((type(sync.groups.dense[0].buffer).__name__, bits))
         sync.stop()
         torch_distributed.MANY = host_memory.MANY = halving.MANY
         return found
@@ -169,14 +169,14 @@ def test_a_rank_that_ends_before_its_block_is_noticed(six):
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
         near = {r: p for r, p in sync.neighbours.items() if r // 2 == sync.rank // 2}
-        sync.neighbours, sync._block = near, 2
+        sync.neighbours, sync.block_size = near, 2
         array = np.ones(100_000, np.float32)
         try:
             for step in range(3):
                 if step == 2 and sync.rank == 4:
                     return "left"
                 sync.sum_arrays([array], 1.0)
-                assert isinstance(sync._of_arrays[torch.float32], host_memory.BlockBuffer)
+                assert isinstance(sync.array_buffers[torch.float32], host_memory.BlockBuffer)
         except PeerLost:
             return "noticed"
         finally:

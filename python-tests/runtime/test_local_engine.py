@@ -156,14 +156,14 @@ def test_inputs_of_a_cluster_are_refused(orca_spark):
 
 def test_a_driver_that_workers_cannot_reach_is_one_sentence():
     with LocalEngine().open(lambda worker: None, num_workers=2) as job:
-        job._channel._server.close()
+        job.channel._server.close()
         with pytest.raises(UsageError, match=r"^A worker cannot connect to the driver at 127.0.0"):
             job.attempt()
 
 
 def test_a_program_starts_although_strangers_fill_the_channel():
     with LocalEngine().open(lambda worker: worker.rank, num_workers=2) as job:
-        where = ("127.0.0.1", job._channel.address.port)
+        where = ("127.0.0.1", job.channel.address.port)
         is_over = threading.Event()
 
         def renew():

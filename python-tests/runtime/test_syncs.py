@@ -191,7 +191,7 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
         host_memory.SMALL_BYTES = smallest
         net, results, begun = Net(), [], []
         parameters = list(net.parameters())
-        make_buffer = sync._buffer
+        make_buffer = sync.new_buffer
 
         def counting(*arguments):
             buffer = make_buffer(*arguments)
@@ -199,7 +199,7 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
             buffer.start = lambda *bounds: (begun.append(bounds), start(*bounds))[1]
             return buffer
 
-        sync._buffer = counting
+        sync.new_buffer = counting
         weight = [0.25, 0.0 if kind == "one has no rows" else 0.5, 0.25][sync.rank]
         if kind == "hooks" and sync.rank == 0:
 
@@ -265,7 +265,7 @@ def test_shared_memory_gives_the_bits_of_the_library(together, dtype):
         found, neighbours = [], sync.neighbours
         assert len(neighbours) == sync.world_size - 1
         for sync.neighbours in (neighbours, {}):
-            sync._groups = None
+            sync.groups = None
             parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
             for parameter, gradient in zip(parameters, given, strict=True):
                 parameter.grad = gradient.clone()

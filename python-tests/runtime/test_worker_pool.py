@@ -44,7 +44,7 @@ def flat(pool):
 
 def kill(pool, rank):
     """Kill a worker of the first stage that has nothing to do."""
-    process = pool._manager.workers[0][rank].process
+    process = pool.manager.workers[0][rank].process
     process.kill()
     # Its first thread may be gone, and its socket not yet closed, as long as other threads end.
     process.wait(20)
@@ -368,7 +368,7 @@ def test_a_forked_child_does_not_end_the_workers_of_its_parent(two):
     before = two.pids
     pid = os.fork()
     if pid == 0:
-        two._manager.end()
+        two.manager.end()
         os._exit(0)
     os.waitpid(pid, 0)
     assert two.run([1]) == [1]

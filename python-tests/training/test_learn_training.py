@@ -78,7 +78,7 @@ class Run:
     ):
         self.training = TrainingSession(model_dir and str(model_dir), TorchDistributedSync)
         self.parts = ModelParts(model, optimizer, loss or nn.MSELoss(), **parts)
-        self._crew, self._shards = crew, shards_of(sizes)
+        self._crew, self.shards = crew, shards_of(sizes)
 
     def fit(
         self,
@@ -91,7 +91,7 @@ class Run:
         batch_size=4,
         **settings,
     ):
-        feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self._shards]
+        feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self.shards]
         goal = Goal(steps=steps) if steps else Goal(epochs=epochs or 2)
         return self.training.fit(
             SimpleNamespace(
@@ -408,7 +408,7 @@ def test_weights_of_rows_and_classes_multiply(crew, ignored):
         return (b["w"] * each).sum() / counted if counted else (each * 0).sum()
 
     run = Run(crew, model=classifier, loss=loss)
-    for shard in run._shards:
+    for shard in run.shards:
         shard["c"][shard["c"] == 2] = ignored
     run.fit(labels=["c", "w"], weighted=True)
     near(run.weights, alone(make_model=classifier, step_loss=step))
@@ -427,7 +427,7 @@ LOSSES = {
 def test_equal_weights_change_nothing(crew, loss):
     plain = Run(crew, loss=LOSSES[loss])
     even = Run(crew, loss=LOSSES[loss])
-    for shard in even._shards:
+    for shard in even.shards:
         shard["w"][:] = 2.0 if loss != "sum" else 1.0
     expected = plain.fit(validate=True)
     found = even.fit(labels=["y", "w"], weighted=True, validate=True)
@@ -452,7 +452,7 @@ def test_an_evaluation_is_weighted(crew):
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])
 def test_a_weight_must_be_a_number_of_at_least_0(crew, bad):
     run = Run(crew)
-    for shard in run._shards:
+    for shard in run.shards:
         shard["w"][:] = bad
     with refused("data-value", "weight_col"):
         run.fit(labels=["y", "w"], weighted=True)

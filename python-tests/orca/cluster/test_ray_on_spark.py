@@ -55,8 +55,8 @@ def assert_gone(*processes):
 def _no_ray_is_left(local_cluster):
     yield
     rays.stop_ray()
-    if OrcaRayContext._active is not None:
-        OrcaRayContext._active.stop()
+    if ray.is_initialized():
+        OrcaRayContext.get(initialize=False).stop()
 
 
 def frame_of(spark):

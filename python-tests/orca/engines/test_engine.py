@@ -486,10 +486,10 @@ def test_a_stage_that_spark_runs_again_is_void(orca_spark, engine, tmp_path):
         return 0
 
     with engine.open(program, num_workers=2) as job, quiet(engine.cluster.sc):
-        job._channel.line(1).set_json("options", {})
+        job.channel.line(1).set_json("options", {})
         engine.cluster.sc.setLocalProperty("bigdl.attempt", "1")
         stage = orca_spark.range(0, 2, 1, 2).mapInArrow(
-            spark._task(job._spec, is_barrier=True), spark.ROWS, barrier=True
+            spark.stage_task(job.spec, is_barrier=True), spark.ROWS, barrier=True
         )
         rows = stage.repartition(1).collect()
         engine.cluster.sc.setLocalProperty("bigdl.attempt", None)

@@ -41,10 +41,10 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
     poll, lines = Gang.poll, []
 
     def repeated(gang):
-        if gang._line not in lines and gang._line.has("enter/0", "enter/1"):
-            lines.append(gang._line)
+        if gang.line not in lines and gang.line.has("enter/0", "enter/1"):
+            lines.append(gang.line)
             if len(lines) == 1:
-                gang._line.count("enter/0", 1)  # Spark's copy of the first
+                gang.line.count("enter/0", 1)  # Spark's copy of the first
         poll(gang)
 
     monkeypatch.setattr(Gang, "poll", repeated)

@@ -184,7 +184,7 @@ def test_a_record_is_given_whole_or_field_by_field_as_the_loss_takes_it(kind):
     expected = functional.gaussian_nll_loss(mean, target, spread)
     for loss in (by_field, whole):
         forward_pass = PlainForward(nn.Identity(), loss)
-        assert forward_pass._call(loss, record, target) == expected
+        assert forward_pass.call_criterion(loss, record, target) == expected
 
 
 @pytest.mark.parametrize("record", [Output(logits=torch.ones(2)), Data(torch.ones(2), None)])

@@ -298,7 +298,7 @@ def test_what_int8_takes_from_a_gradient_comes_back():
     rank = Rank(LayerPlan((2000,), (0,), torch.optim.SGD, 1, "int8"), 0)
     gradient, residual, arrived = vector(2000), None, np.zeros(2000, np.float64)
     for _ in range(50):
-        (piece,), residual = rank._encoded(gradient, geometry.cut({}), residual)
+        (piece,), residual = rank.encoded_parts(gradient, geometry.cut({}), residual)
         arrived += codec_for("int8").decode(piece)
     step = np.abs(gradient).max() / 127
     assert np.abs(arrived - 50.0 * gradient).max() < 2 * step

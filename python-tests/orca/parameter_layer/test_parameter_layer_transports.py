@@ -126,7 +126,7 @@ def driver_bytes(spark, transport, size):
         bounds = plan.geometry.bounds
         layer.start([RankState(np.zeros(high - low, np.float32), [{}]) for low, high in bounds])
         layer.run([step])
-        heard = layer._job = Overheard(getattr(layer, "_job", None))
+        heard = layer.job = Overheard(getattr(layer, "job", None))
         group = f"{transport} {size}"
         sc.setJobGroup(group, "steps whose results are counted")
         try:

@@ -46,7 +46,7 @@ class WebHdfs(WebHDFS):
         self.root = root
         first: str = self.url  # type: ignore[has-type]
         own, *_ = addresses
-        self._urls = [
+        self.urls = [
             first.replace("//{}:{}/".format(*own), f"//{host}:{port}/") for host, port in addresses
         ]
         self.patience_s = 0.0
@@ -61,13 +61,13 @@ class WebHdfs(WebHDFS):
         """
         if self.patience_s:
             return
-        for url in self._urls:
+        for url in self.urls:
             self.url = url
             try:
                 self.info("/")
                 break
             except (OSError, RuntimeError):
-                if url is self._urls[-1]:
+                if url is self.urls[-1]:
                     raise
         self.patience_s = NAME_NODE_S
 
@@ -102,8 +102,8 @@ class WebHdfs(WebHDFS):
             except (requests.RequestException, RuntimeError) as error:
                 if not _passes(error) or time.monotonic() > end:
                     raise
-            place = self._urls.index(self.url)
-            self.url = self._urls[(place + 1) % len(self._urls)]
+            place = self.urls.index(self.url)
+            self.url = self.urls[(place + 1) % len(self.urls)]
             time.sleep(1)
 
 

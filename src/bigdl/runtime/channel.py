@@ -102,7 +102,7 @@ class Connection:
     _socket: socket.socket | None = None
 
     def __init__(self, address: Address):
-        self._address = address
+        self.address = address
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._open()
@@ -173,27 +173,27 @@ class Connection:
             except _Displaced as error:
                 if time.monotonic() > end:
                     raise Unreachable(
-                        f"{self._address.host}:{self._address.port} (it closed every connection "
+                        f"{self.address.host}:{self.address.port} (it closed every connection "
                         f"for {PROOF_S:g} s; others that are not of this run may open too many)"
                     ) from error
                 time.sleep(random.uniform(0.02, 0.2))
 
     def _connect(self) -> None:
-        where = f"{self._address.host}:{self._address.port}"
+        where = f"{self.address.host}:{self.address.port}"
         is_greeted = False
         try:
             connection = socket.create_connection(
-                (self._address.host, self._address.port), WORKER_CONNECT_S
+                (self.address.host, self.address.port), WORKER_CONNECT_S
             )
         except OSError as error:
             raise Unreachable(f"{where} ({error})") from error
         try:
             keep_alive(connection)
             connection.settimeout(GREETING_S)
-            if self._address.certificate is not None:
-                tls = self._address.certificate.context(server=False)
+            if self.address.certificate is not None:
+                tls = self.address.certificate.context(server=False)
                 connection = tls.wrap_socket(connection)
-            hands = Handshake(self._address.secret)
+            hands = Handshake(self.address.secret)
             greeting = _received(connection, GREETING_SIZE)
             is_greeted = True
             connection.sendall(hands.answer(greeting))

@@ -287,11 +287,11 @@ class Job(contextlib.AbstractContextManager):
             self._resources.callback(lambda: self._input_plan.close())
             self._input_plan = self._input()
             self._certificate = Certificate.make() if engine.is_encrypted else None
-            self._channel = self._open_channel()
-            self._resources.callback(self._channel.close)
+            self.channel = self._open_channel()
+            self._resources.callback(self.channel.close)
             self._resources.callback(self._remove_spools)
-            self._spec = TaskSpec(
-                address=self._channel.address,
+            self.spec = TaskSpec(
+                address=self.channel.address,
                 job=number,
                 active_jobs=active_jobs(),
                 world_size=num_workers,
@@ -301,7 +301,7 @@ class Job(contextlib.AbstractContextManager):
                 log_to_driver=engine.log_to_driver,
                 import_path=tuple(user_import_path()),
                 program=program,
-                secret=self._channel.address.secret,
+                secret=self.channel.address.secret,
                 may_leave=engine.may_leave,
                 certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
@@ -330,7 +330,7 @@ class Job(contextlib.AbstractContextManager):
         else:
             self._input_plan.close()
             self._input_plan = prepare()
-            self._spec = replace(self._spec, world_size=self.num_workers, **self._of_input())
+            self.spec = replace(self.spec, world_size=self.num_workers, **self._of_input())
 
     def _of_input(self) -> dict[str, Any]:
         """The parts of a TaskSpec that the input decides."""
@@ -342,8 +342,8 @@ class Job(contextlib.AbstractContextManager):
     def _next_spec(self) -> TaskSpec:
         """Return what the workers are told: to read the input, or its spools if these are known."""
         if self._spools is None:
-            return self._spec
-        return replace(self._spec, reader=None, accept=None, spools=tuple(self._spools))
+            return self.spec
+        return replace(self.spec, reader=None, accept=None, spools=tuple(self._spools))
 
     def attempt(
         self,
@@ -371,7 +371,7 @@ class Job(contextlib.AbstractContextManager):
         """
         while True:
             self._attempts += 1
-            line = self._channel.line(self._attempts)
+            line = self.channel.line(self._attempts)
             line.set_json("options", options or {})
             if state is not None:
                 line.put_bytes("state", state)
@@ -429,7 +429,7 @@ class Job(contextlib.AbstractContextManager):
         from bigdl.runtime.shards.shard import remove_spool
 
         with contextlib.suppress(Exception):
-            for doc in (d for line in self._channel.lines for d in self._spools_of(line).values()):
+            for doc in (d for line in self.channel.lines for d in self._spools_of(line).values()):
                 for spool in doc.values():
                     remove_spool(spool["path"])
 

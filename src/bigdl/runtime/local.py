@@ -238,7 +238,7 @@ class LocalJob(CalledJob):
     @contextlib.contextmanager
     def _calls(self, line):
         with (
-            _processes.lend(self.num_workers, self._spec.threads) as workers,
+            _processes.lend(self.num_workers, self.spec.threads) as workers,
             ThreadPoolExecutor(self.num_workers) as threads,
         ):
             spec, directory = self._next_spec(), session_directory()
@@ -280,7 +280,7 @@ class InProcessJob(Job):
         watch = AttemptMonitor(line, lambda: None, on_event)
         driver = InProcessConnection(line, watch.poll)
         spec = self._next_spec()
-        task = Task(spec, 0, session_directory(), line, self._channel.address, driver)
+        task = Task(spec, 0, session_directory(), line, self.channel.address, driver)
         _, outcome, detail = task.run(iter(()))
         watch.poll(final=True)
         if watch.errors and watch.errors[0]["kind"] == "KeyboardInterrupt":

@@ -220,10 +220,10 @@ class WorkerPool(contextlib.AbstractContextManager):
 
     def __init__(self, stages: Sequence[Stage], error: type[TaskError] = TaskError):
         self._lock = threading.Lock()
-        self._manager = WorkerManager(stages, error)
-        self._end_workers = weakref.finalize(self, self._manager.end)
+        self.manager = WorkerManager(stages, error)
+        self._end_workers = weakref.finalize(self, self.manager.end)
         try:
-            self._manager.fill()
+            self.manager.fill()
         except BaseException:
             self._end_workers()
             raise
@@ -231,11 +231,11 @@ class WorkerPool(contextlib.AbstractContextManager):
     @property
     def pids(self) -> list[list[int]]:
         """Process ids of the workers of each stage."""
-        return [[worker.process.pid for worker in workers] for workers in self._manager.workers]
+        return [[worker.process.pid for worker in workers] for workers in self.manager.workers]
 
     def kill(self) -> None:
         """Kill all workers, from another thread; a run then ends with a WorkerLost."""
-        for worker in self._manager.all_workers():
+        for worker in self.manager.all_workers():
             worker.kill()
 
     def run(self, items: Iterable[Any]) -> list[Any]:
@@ -267,8 +267,8 @@ class WorkerPool(contextlib.AbstractContextManager):
                 raise UsageError(
                     "The workers were closed; make a new object to go on", code="state"
                 )
-            self._manager.fill()
-            run = _Run(self._manager)
+            self.manager.fill()
+            run = _Run(self.manager)
             try:
                 return run.results(iter(items))
             finally:
@@ -287,7 +287,7 @@ class _Run:
     """The way of some items through the stages."""
 
     def __init__(self, manager: WorkerManager):
-        self._manager = manager
+        self.manager = manager
         self._waiting: list[deque[tuple[int, Message]]] = [deque() for _ in manager.workers]
         self._idle = [deque(workers) for workers in manager.workers]
         self._busy: dict[PoolWorker, int] = {}
@@ -343,7 +343,7 @@ class _Run:
     def _has_room(self, stage: int) -> bool:
         if stage == len(self._waiting):
             return True
-        return len(self._waiting[stage]) < _AHEAD * len(self._manager.workers[stage])
+        return len(self._waiting[stage]) < _AHEAD * len(self.manager.workers[stage])
 
     def _give(self, worker: PoolWorker, item: int, message: Message) -> None:
         self._busy[worker] = item
@@ -352,7 +352,7 @@ class _Run:
         except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
             del self._busy[worker]
             try:
-                worker = self._manager.replace(worker)
+                worker = self.manager.replace(worker)
             except (WorkerError, WorkerLost) as error:
                 self._fail(-1, error)
                 return
@@ -368,7 +368,7 @@ class _Run:
             try:
                 answer = worker.answer()
             except EOFError:
-                self._fail(self._busy.pop(worker), self._manager.loss(worker))
+                self._fail(self._busy.pop(worker), self.manager.loss(worker))
                 continue
             # Only now: an interrupt in the middle of an answer must find the worker busy.
             item = self._busy.pop(worker)
@@ -385,7 +385,7 @@ class _Run:
             try:
                 self._done[item] = worker.opened(answer)
             except WorkerError as error:
-                self._fail(item, self._manager.task_error(worker, item, error))
+                self._fail(item, self.manager.task_error(worker, item, error))
             except Exception as error:
                 self._fail(item, error)
 

@@ -64,23 +64,23 @@ class _UserMemory:
     """Results of a model for users, each a row of a file of the store; the oldest go first."""
 
     def __init__(self, most_bytes: int):
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._kept: dict[int, list[np.ndarray]] = {}
+        self._most_bytes, self.bytes_kept = most_bytes, 0
+        self.kept: dict[int, list[np.ndarray]] = {}
         self._changing = threading.Lock()
 
     def get(self, place: int) -> list[np.ndarray] | None:
-        return self._kept.get(place)
+        return self.kept.get(place)
 
     def put(self, place: int, values: list[np.ndarray]) -> None:
         copies = [np.array(each) for each in values]
         size = _size_of(copies)
         with self._changing:
-            if place in self._kept or size > self._most_bytes:
+            if place in self.kept or size > self._most_bytes:
                 return
-            self._kept[place] = copies
-            self._bytes += size
-            while self._bytes > self._most_bytes:
-                self._bytes -= _size_of(self._kept.pop(next(iter(self._kept))))
+            self.kept[place] = copies
+            self.bytes_kept += size
+            while self.bytes_kept > self._most_bytes:
+                self.bytes_kept -= _size_of(self.kept.pop(next(iter(self.kept))))
 
 
 def _size_of(arrays: Sequence[np.ndarray]) -> int:
@@ -92,17 +92,17 @@ class _SplitModel:
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance
-        self._users: weakref.WeakKeyDictionary[Rows, _UserMemory] = weakref.WeakKeyDictionary()
+        self.users_kept: weakref.WeakKeyDictionary[Rows, _UserMemory] = weakref.WeakKeyDictionary()
         self.is_checked = False
         self._tables: weakref.WeakKeyDictionary[Rows, _ItemTable] = weakref.WeakKeyDictionary()
         self._adding = threading.Lock()
 
     def users(self, rows: Rows, most_bytes: int) -> _UserMemory:
         """Return what is kept of the users of a file."""
-        memory = self._users.get(rows)
+        memory = self.users_kept.get(rows)
         if memory is None:
             with self._adding:
-                memory = self._users.setdefault(rows, _UserMemory(most_bytes))
+                memory = self.users_kept.setdefault(rows, _UserMemory(most_bytes))
         return memory
 
     def table(self, rows: Rows, most_bytes: int) -> _ItemTable | None:
@@ -184,7 +184,7 @@ class PairScores:
         self._tables, self._columns = tables, columns
         self._pipeline, self._output, self._most_bytes = pipeline, output, most_bytes
         self._of_user, self._of_item = _sides(columns, inputs, pipeline)
-        self._models: weakref.WeakKeyDictionary[ServedModel, _SplitModel | None] = (
+        self.split_models: weakref.WeakKeyDictionary[ServedModel, _SplitModel | None] = (
             weakref.WeakKeyDictionary()
         )
         self._making, self._splitting = threading.Lock(), threading.Lock()
@@ -202,11 +202,11 @@ class PairScores:
 
     def _split_of(self, model: ServedModel) -> _SplitModel | None:
         """Return the parts of a model; None while they are made, and if there are none."""
-        if model in self._models:
-            return self._models[model]
+        if model in self.split_models:
+            return self.split_models[model]
         with self._making:
-            if model not in self._models:
-                self._models[model] = None
+            if model not in self.split_models:
+                self.split_models[model] = None
                 worker = threading.Thread(
                     target=self._make, args=(model,), name="split", daemon=True
                 )
@@ -215,8 +215,8 @@ class PairScores:
 
     def _make(self, model: ServedModel) -> None:
         with self._splitting:
-            if self._models.get(model) is None:
-                self._models[model] = self._made(model)
+            if self.split_models.get(model) is None:
+                self.split_models[model] = self._made(model)
 
     def _made(self, model: ServedModel) -> _SplitModel | None:
         try:
@@ -274,7 +274,7 @@ class PairScores:
                     self._check(split, scores, expected)
                 except Exception as error:
                     logger.warning("The model is used as a whole: %s", one_line(error))
-                    self._models[model] = None
+                    self.split_models[model] = None
                 return expected
 
     def _check(self, split: _SplitModel, scores: np.ndarray, expected: np.ndarray) -> None:

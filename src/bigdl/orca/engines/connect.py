@@ -173,7 +173,7 @@ class ConnectJob(SparkJob):
 
     def _stage(self):
         if self._spools is None:
-            return self._planned(self._spec)
+            return self._planned(self.spec)
         return self._empty().mapInArrow(self._task(self._next_spec()), ROWS, barrier=True)
 
     def _planned(self, spec):

@@ -57,7 +57,7 @@ class DecommissionWatch(StageWatch):
     """
 
     def __init__(self, line: AttemptChannel, call: SparkCall):
-        self._line, self._call = line, call
+        self.line, self._call = line, call
         self._next = time.monotonic() + DEPARTURES_LOOK_S
         self._told = False
 
@@ -70,7 +70,7 @@ class DecommissionWatch(StageWatch):
         if leaving:
             self._told = True
             logger.info("Spark decommissions executor %s; the state is kept", " and ".join(leaving))
-            self._line.set("leave", ",".join(leaving))
+            self.line.set("leave", ",".join(leaving))
 
 
 class Gang(StageWatch):
@@ -104,7 +104,7 @@ class Gang(StageWatch):
         cancel: Callable[[], None],
         is_first: bool,
     ):
-        self._line, self._world_size, self._patience = line, world_size, patience
+        self.line, self._world_size, self._patience = line, world_size, patience
         self._has_executors, self._cancel, self._is_first = has_executors, cancel, is_first
         self._entries = [f"enter/{place}" for place in range(world_size)]
         self._begin = self._changed = time.monotonic()
@@ -124,7 +124,7 @@ class Gang(StageWatch):
 
     def _await_all(self) -> None:
         now = time.monotonic()
-        entered = [self._line.count(key) for key in self._entries if self._line.has(key)]
+        entered = [self.line.count(key) for key in self._entries if self.line.has(key)]
         came = len(entered)
         if came != self._came:
             self._came, self._changed = came, now
@@ -132,7 +132,7 @@ class Gang(StageWatch):
             if self._said:
                 logger.info("All %d workers have come", came)
             return
-        if max(entered, default=0) > 1 and not disconnected(self._line, self._world_size):
+        if max(entered, default=0) > 1 and not disconnected(self.line, self._world_size):
             self._end(StageRepeated("Spark runs the stage again before all workers have come"))
             return
         if not came and self._has_executors():  # they compute the input first
@@ -156,15 +156,15 @@ class Gang(StageWatch):
             )
 
     def _look_for_losses(self) -> None:
-        lost = disconnected(self._line, self._world_size)
+        lost = disconnected(self.line, self._world_size)
         if not lost:
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > GANG_NOTICE_S:
-            self._end(worker_lost(workers_at(self._line, lost), *_GONE))
+            self._end(worker_lost(workers_at(self.line, lost), *_GONE))
 
     def _end(self, failure: BigDLError) -> None:
         self.failure = failure
-        request_stop(self._line, OTHER_LOST)
+        request_stop(self.line, OTHER_LOST)
         self._cancel()

@@ -252,7 +252,7 @@ class RayJob(CalledJob):
     def close(self) -> None:
         super().close()
         # the input in Ray's object store is freed with the last reference
-        self._spec = self._input_plan = cast("Any", None)
+        self.spec = self._input_plan = cast("Any", None)
 
     @contextlib.contextmanager
     def _calls(self, line):
@@ -262,7 +262,7 @@ class RayJob(CalledJob):
         # nodes may come back, but who can go on with fewer does not wait long
         is_elastic = engine.min_workers is not None and self._attempts > 1
         patience = min(engine.patience, NODE_LOSS_S) if is_elastic else engine.patience
-        with engine.pool.lend(self.num_workers, self._spec.threads, patience) as actors:
+        with engine.pool.lend(self.num_workers, self.spec.threads, patience) as actors:
             spec = ray.put(self._next_spec())
             answers = [
                 actor.run.remote(spec, self._attempts, place).future()

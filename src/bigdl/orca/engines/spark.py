@@ -222,12 +222,12 @@ class SparkJob(Job):
     def _attempt(self, line, on_event, options, state):
         stage = self._stage
         if not self._engine.is_driver_reachable:
-            spec = replace(self._spec, address=None, options=options, state=state)
+            spec = replace(self.spec, address=None, options=options, state=state)
             stage = functools.partial(self._planned, spec)
         call = SparkCall(self._engine.cluster.job_owner, lambda: self._collect(call, stage, line))
         watch = AttemptMonitor(line, call.cancel, on_event)
         gang, poll = None, self._poll(watch)
-        if self._spec.may_leave:
+        if self.spec.may_leave:
             poll = DecommissionWatch(line, call).poll_with(poll)
         if self._is_gang:
             cluster, is_first = self._engine.cluster, self._attempts - self._repeats == 1
@@ -306,7 +306,7 @@ class SparkJob(Job):
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
-            self._rdd = self._planned(self._spec)
+            self._rdd = self._planned(self.spec)
         return self._rdd
 
     def _planned(self, spec):
@@ -322,7 +322,7 @@ class SparkJob(Job):
 
     def _mapped(self, frame, spec):
         is_barrier = not self._is_gang
-        return frame.mapInArrow(_task(spec, is_barrier=is_barrier), ROWS, barrier=is_barrier)
+        return frame.mapInArrow(stage_task(spec, is_barrier=is_barrier), ROWS, barrier=is_barrier)
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -360,7 +360,7 @@ def sql_settings(spark, settings: dict[str, str]):
                 spark.conf.set(name, value)
 
 
-def _task(spec: TaskSpec, *, is_barrier: bool):
+def stage_task(spec: TaskSpec, *, is_barrier: bool):
     def task(batches):
         from pyspark import BarrierTaskContext, TaskContext
 

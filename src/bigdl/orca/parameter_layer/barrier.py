@@ -73,8 +73,8 @@ class BarrierTransport(Transport):
             opened.enter_context(engine.cluster.quiet())
             number = opened.enter_context(job_number())
             group = GroupProgram(secrets.token_hex(8), number, plan, program)
-            self._job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)
-            opened.callback(self._job.close)
+            self.job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)
+            opened.callback(self.job.close)
             self._resources = opened.pop_all()
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
@@ -98,7 +98,7 @@ class BarrierTransport(Transport):
 
     def _ask(self, options, data=None):
         """Return the answers of the ranks."""
-        pairs = map(unpack, self._job.attempt({**options, "name": self._name}, data))
+        pairs = map(unpack, self.job.attempt({**options, "name": self._name}, data))
         folders, answers = zip(*pairs, strict=True)
         self._folders.update(folders)
         if any(isinstance(doc, str) for doc in answers):  # _LOST

@@ -247,7 +247,7 @@ class Rank:
         computed = time.perf_counter()
         has_gradient = contribution.gradient is not None
         parts = self._geometry.cut(contribution.touched) if has_gradient else []
-        encoded, residual = self._encoded(contribution.gradient, parts, residual)
+        encoded, residual = self.encoded_parts(contribution.gradient, parts, residual)
         record = {
             **contribution.record,
             "rows": contribution.rows,
@@ -271,7 +271,7 @@ class Rank:
             pieces.append(piece.message())
         return pieces, residual
 
-    def _encoded(self, gradient, parts, residual):
+    def encoded_parts(self, gradient, parts, residual):
         """The gradient's pieces in the codec, and what was lost by that."""
         if gradient is None:
             return [b""] * self._plan.owners, residual

@@ -45,7 +45,7 @@ class GradientSync(ABC):
         self.rank: int = worker.rank
         self.world_size: int = worker.world_size
         self._library: Any = None  # once the others are joined
-        self._groups: GradientGroups | None = None
+        self.groups: GradientGroups | None = None
 
     # -- what a library brings, among peers only --------------------------------------------------
 
@@ -90,7 +90,7 @@ class GradientSync(ABC):
 
     def stop(self) -> None:
         """Leave, at once and without waiting for anybody; safe to call twice."""
-        self._groups = None
+        self.groups = None
         library, self._library = self._library, None
         if library is not None:
             self._leave(library)
@@ -207,9 +207,9 @@ class GradientSync(ABC):
         return groups.dense[0].overlap(weight) if groups.dense else contextlib.nullcontext()
 
     def _groups_of(self, parameters: Sequence, may_be_sparse: Sequence) -> GradientGroups:
-        if self._groups is None or not self._groups.are_of(parameters):
-            self._groups = GradientGroups(parameters, may_be_sparse, self._buffer)
-        return self._groups
+        if self.groups is None or not self.groups.are_of(parameters):
+            self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
+        return self.groups
 
     def sum_arrays(self, arrays: Sequence, weight: float) -> list:
         """The sums over the ranks of ``weight * array``, as arrays in memory of their own.
@@ -225,7 +225,7 @@ class GradientSync(ABC):
             return [array * weight for array in arrays]
         return summed(arrays, weight, self._buffer_of_arrays)
 
-    def _buffer(self, size: int, dtype, device) -> SumBuffer:
+    def new_buffer(self, size: int, dtype, device) -> SumBuffer:
         """Memory for gradients of parameters; all ranks make theirs in the same order."""
         import torch
 

@@ -113,8 +113,8 @@ class FlatBuckets:
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
         total = sum(sizes)
-        self._buffer = make_buffer(total + len(sizes) + 1, first.dtype, first.device)
-        self._flat = self._buffer.tensor
+        self.buffer = make_buffer(total + len(sizes) + 1, first.dtype, first.device)
+        self._flat = self.buffer.tensor
         self._flags = self._flat[total:]
         self._views: list[Any] = []
         self._bucket_of: list[int] = []
@@ -180,7 +180,7 @@ class FlatBuckets:
         self._reduce_rest(weight)
         if self._flags[-1]:  # a gradient changed after it was sent, as with activation checkpoints
             self._can_overlap = False
-            self._buffer.settle()
+            self.buffer.settle()
             self._reset()
             self._reduce_rest(weight)
         present = (self._flags[:-1] != 0).tolist()
@@ -191,7 +191,7 @@ class FlatBuckets:
                 parameter.grad = view.clone()
             else:
                 parameter.grad.copy_(view)
-        self._buffer.settle()
+        self.buffer.settle()
         self._reset()
 
     def _reduce_rest(self, weight: float) -> None:
@@ -226,7 +226,7 @@ class FlatBuckets:
         """Begin to sum the next bucket."""
         bucket = len(self._waits)
         start = self._ends[bucket - 1] if bucket else 0
-        self._waits.append(self._buffer.start(start, self._ends[bucket]))
+        self._waits.append(self.buffer.start(start, self._ends[bucket]))
 
 
 def _has_hooks(parameter: Any) -> bool:

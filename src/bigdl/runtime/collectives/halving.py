@@ -61,11 +61,13 @@ class HalvingDoubling:
 
     def __init__(self, library: Any, rank: int, world_size: int, group: Any = None):
         self._library, self._group = library, group
-        self._rounds: dict[int, list[int]] = {}  # by their stride: the ranks that exchange pieces
+        self.ranks_by_stride: dict[
+            int, list[int]
+        ] = {}  # by their stride: the ranks that exchange pieces
         stride = 1
         for factor in factors(world_size):
             first = rank - rank // stride % factor * stride
-            self._rounds[stride] = [first + i * stride for i in range(factor)]
+            self.ranks_by_stride[stride] = [first + i * stride for i in range(factor)]
             stride *= factor
         self._rank = rank
         self._rooms: dict[tuple, Any] = {}  # memory by turn and dtype
@@ -124,7 +126,7 @@ class HalvingDoubling:
         """
         begin, end = 0, tensor.numel()
         tag, done = _TAG + turn, []
-        for group in [group for stride, group in self._rounds.items() if stride >= block]:
+        for group in [group for stride, group in self.ranks_by_stride.items() if stride >= block]:
             bounds = cut(begin, end, len(group))
             pieces = {
                 rank: tensor[low:high] for rank, (low, high) in zip(group, bounds, strict=True)

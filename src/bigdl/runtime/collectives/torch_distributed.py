@@ -30,9 +30,9 @@ class TorchDistributedSync(GradientSync):
         self._timeout = timedelta(seconds=worker.timeout)
         self._gpus = None  # the process group of nccl
         self.neighbours: Mapping[int, int] = {}
-        self._of_arrays: dict[Any, SumBuffer] = {}  # by dtype
+        self.array_buffers: dict[Any, SumBuffer] = {}  # by dtype
         self._sums: HalvingDoubling | None = None  # of many workers
-        self._block = 1  # ranks of each machine that add up first
+        self.block_size = 1  # ranks of each machine that add up first
 
     def use_device(self, device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -80,7 +80,7 @@ class TorchDistributedSync(GradientSync):
     def _meet_neighbours(self):
         self.neighbours = neighbours_of(self)
         if self.world_size >= MANY:
-            self._block = block_of(self, self.neighbours)
+            self.block_size = block_of(self, self.neighbours)
 
     def _meeting_place(self):
         """The store of the group; with tunnels this process uses the loopback interface only."""
@@ -98,7 +98,7 @@ class TorchDistributedSync(GradientSync):
 
     def _leave(self, library):
         self._gpus = None
-        self._of_arrays.clear()
+        self.array_buffers.clear()
         if self._sums is not None:
             self._sums.close()
             self._sums = None
@@ -143,17 +143,17 @@ class TorchDistributedSync(GradientSync):
             self._sums = HalvingDoubling(self._library, self.rank, self.world_size, group)
         return self._sums
 
-    def _buffer(self, size, dtype, device):
+    def new_buffer(self, size, dtype, device):
         shared = self._shared_buffer(size, dtype) if device.type == "cpu" else None
-        return shared or super()._buffer(size, dtype, device)
+        return shared or super().new_buffer(size, dtype, device)
 
     def _buffer_of_arrays(self, size, dtype):
-        known = self._of_arrays.get(dtype)
+        known = self.array_buffers.get(dtype)
         if known is None or known.tensor.numel() < size:
             shared = self._shared_buffer(size, dtype)
             if shared is None:
                 return super()._buffer_of_arrays(size, dtype)
-            known = self._of_arrays[dtype] = shared
+            known = self.array_buffers[dtype] = shared
         return known
 
     def _shared_buffer(self, size, dtype) -> SumBuffer | None:
@@ -164,8 +164,8 @@ class TorchDistributedSync(GradientSync):
             return None
         if len(self.neighbours) == self.world_size - 1:
             return HostBuffer(self, self.neighbours, size, dtype)
-        if self._block > 1:
-            return BlockBuffer(self, self.neighbours, size, dtype, self._block, self._halving())
+        if self.block_size > 1:
+            return BlockBuffer(self, self.neighbours, size, dtype, self.block_size, self._halving())
         return None
 
     def _sum_sparse(self, tensor):

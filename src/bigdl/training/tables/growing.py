@@ -478,7 +478,7 @@ class GrowingEmbedding(ShardedTable):
         UsageError
             If there are more or fewer fields.
         """
-        numbers = self._with_field(ids.to(torch.int64)).cpu()
+        numbers = self.with_fields(ids.to(torch.int64)).cpu()
         if self.exchange is not None:
             fetched: torch.Tensor = self.exchange.fetch(self._number, numbers)
             return fetched.to(ids.device)
@@ -486,7 +486,7 @@ class GrowingEmbedding(ShardedTable):
         places = self.rows.find(keys_of_ids(numbers)).to(self.weight.device)
         return functional.embedding(places, self.weight, padding_idx=0, sparse=True)
 
-    def _with_field(self, ids: torch.Tensor) -> torch.Tensor:
+    def with_fields(self, ids: torch.Tensor) -> torch.Tensor:
         """Return numbers of ids and their fields."""
         fields = self._fields
         if fields is None:

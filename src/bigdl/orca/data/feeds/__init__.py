@@ -161,7 +161,7 @@ class Kind(NamedTuple):
 
 def _kind(data: Any, framework: str | None) -> Kind | None:
     """Return the kind of an input, if a model of the framework takes it."""
-    kinds = (kind for kind in _KINDS if kind.framework in (None, framework))
+    kinds = (kind for kind in KINDS if kind.framework in (None, framework))
     return next((kind for kind in kinds if kind.is_kind(data)), None)
 
 
@@ -172,7 +172,7 @@ _FRAME, _SHARDS, _RAY_SHARDS = (
 )
 _TF_DATA = _is_a("tensorflow.python.data", "DatasetV2")
 _ORCA_DATA = _is_a("bigdl.orca.data.tf.data", "Dataset")
-_KINDS = (
+KINDS = (
     Kind("tf.data.Dataset", _TF_DATA, f"{__name__}.loader", "TensorFlowFeed", "keras"),
     Kind("Orca Dataset", _ORCA_DATA, "bigdl.orca.data.tf.data", "DatasetFeed", "keras"),
     Kind("Spark DataFrame", _FRAME, f"{__name__}.spark_dataframe", "SparkDataFrameFeed"),

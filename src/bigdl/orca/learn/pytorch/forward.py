@@ -519,7 +519,7 @@ class PlainForward(ForwardPass):
         inputs, named, target = self.columns.split(batch)
         output, loss = self._run(inputs, named), None
         if self.criterion is not None:
-            loss = self._made = self._call(self.criterion, output, target)
+            loss = self._made = self.call_criterion(self.criterion, output, target)
         return output, target, loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
@@ -528,10 +528,10 @@ class PlainForward(ForwardPass):
         if self.criterion is None:
             return output, target, loss
         if self.loss_weights.is_known:
-            loss = self._call(self.criterion, output, target)
+            loss = self.call_criterion(self.criterion, output, target)
         else:
             with readable_graph():
-                loss = self._call(self.criterion, requiring_grad(output), target)
+                loss = self.call_criterion(self.criterion, requiring_grad(output), target)
         self._made = loss
         return output, target, loss
 
@@ -549,7 +549,7 @@ class PlainForward(ForwardPass):
 
         def loss_of(index):
             some_rows = requiring_grad(rows_at(output, index, rows))
-            return self._call(criterion, some_rows, rows_at(target, index, rows))
+            return self.call_criterion(criterion, some_rows, rows_at(target, index, rows))
 
         with isolated_rng(0), torch.enable_grad():
             criterion = copy.deepcopy(criterion)  # it may count its calls
@@ -571,7 +571,7 @@ class PlainForward(ForwardPass):
             return rows
         return float(_class_weights(criterion, target.to(torch.int64)).sum())
 
-    def _call(self, criterion, output, target):
+    def call_criterion(self, criterion, output, target):
         outputs, targets = self._arguments(criterion, output, target)
         if len(outputs) == len(targets) == 1:
             targets = (self._like(targets[0], outputs[0]),)
@@ -827,7 +827,7 @@ class WeightedForward(PlainForward):
         return weights
 
     def _weighted_loss(self, output, target, weights):
-        losses = self._call(self._each, output, target)
+        losses = self.call_criterion(self._each, output, target)
         rows = len(weights)
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise UsageError(
@@ -867,7 +867,7 @@ class WeightedForward(PlainForward):
         if self._has_even_mean:
             return torch.ones_like(losses)
         with torch.enable_grad():
-            mean = self._call(self.criterion, requiring_grad(output), targets)
+            mean = self.call_criterion(self.criterion, requiring_grad(output), targets)
         counts, form = label_weights(mean), read_form(mean, to_leaves=True)
         if counts is not None and counts.numel() == losses.numel():
             return counts.reshape(losses.shape).to(losses.dtype)

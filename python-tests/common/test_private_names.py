@@ -1,0 +1,81 @@
+"""Tests see what a user sees: they read no private name of BigDL's."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+SOURCES = TESTS.parent / "src" / "bigdl"
+
+# Of others, of BigDL 2.x, or without another way to be seen.
+MAY_BE_READ = {
+    "_active_spark_context": "PySpark's",
+    "_buffers": "PyTorch's",
+    "_exit": "of os",
+    "_io": "execnet's",
+    "_jvm": "PySpark's",
+    "_repr_html_": "Jupyter's",
+    "_avx2_checker": "a name of 2.x",
+    "_avx512_checker": "a name of 2.x",
+    "_bf16_checker": "a name of 2.x",
+    "_eager_mode": "a setting of 2.x",
+    "_flatten": "a name of 2.x",
+    "_inc_checker": "a name of 2.x",
+    "_ipex_checker": "a name of 2.x",
+    "_is_installed": "a name of 2.x",
+    "_onnxruntime_checker": "a name of 2.x",
+    "_openvino_checker": "a name of 2.x",
+    "_shard_size": "a setting of 2.x",
+    "_values": "that a module of the user is left without it",
+    "_http": "what a server holds of requests that it has not begun",
+    "_server": "what a server holds of requests that it has not begun",
+    "_pairs": "whether a recommender splits its model shows in its speed only",
+    "_records": "trials as Optuna keeps them",
+    "_shipped": "that a model is sent once shows in the time of a prediction only",
+    "_shipped_fast": "that a model is converted once shows in the time of a prediction only",
+    "_state": "that an index has taken in all shows in its speed only",
+}
+
+
+def private_of(module: ast.Module) -> set[str]:
+    """Private names that a module of the sources gives to anything."""
+    found = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def reads(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names that a test reads, imports or replaces of anything but `self`, with their lines."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute):
+            if ast.unparse(node.value) not in ("self", "cls", "super()"):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bigdl"):
+            yield from ((node.lineno, each.name) for each in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("attr"):
+            for given in node.args[:2]:
+                if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                    yield node.lineno, given.value.rpartition(".")[2]
+
+
+def parsed(folder: Path) -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(folder.rglob("*.py"))}
+
+
+def test_no_test_reads_a_private_name():
+    private = set().union(*map(private_of, parsed(SOURCES).values()))
+    found, used = [], set()
+    for path, module in parsed(TESTS).items():
+        own = private_of(module)  # such as those of a class of the test
+        for line, name in reads(module):
+            if name in private - own and name not in MAY_BE_READ:
+                found.append(f"{path.relative_to(TESTS)}:{line}: {name}")
+            used.add(name)
+    assert found == []
+    assert set(MAY_BE_READ) - used == set()
