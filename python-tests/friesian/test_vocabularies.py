@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from refusals import refused
 from table_reference import assert_same, column, is_present
 
-from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeaturePipeline, FeatureTable, StringIndex
 from bigdl.friesian.feature.table import Table
 from bigdl.friesian.ops import vocabulary
@@ -292,7 +291,7 @@ def test_string_index_from_a_dict_and_a_file(make, tmp_path):
     assert read.col_name == "letter"
     assert read.to_dict() == numbers
     assert StringIndex.read_parquet([str(tmp_path / "letter.parquet")], "letter").size() == 2
-    with pytest.raises(UsageError, match="other should be a column of the DataFrame"):
+    with refused("column-missing", "DataFrame"):
         StringIndex.read_parquet(str(tmp_path / "letter.parquet"), "other")
     assert isinstance(index.cast("id", "long"), StringIndex)
     assert isinstance(index.limit(1), StringIndex)

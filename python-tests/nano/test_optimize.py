@@ -374,7 +374,7 @@ def test_models_that_are_not_there_are_refused(optimizer, call, message):
 @pytest.mark.slow
 def test_a_criterion_needs_a_metric():
     optimizer = search(Recurrent(), torch.rand(2, 3, 6), includes=[])
-    with pytest.raises(UsageError, match="you need to set metric and validation_data"):
+    with refused("argument-missing", "validation_data"):
         optimizer.get_best_model(accuracy_criterion=0.1)
 
 

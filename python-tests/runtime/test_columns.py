@@ -288,7 +288,7 @@ def test_a_column_may_be_named_twice_and_be_feature_and_label(typed):
 
 @pytest.mark.parametrize("data", [None, 3, dict])
 def test_another_input_is_refused_with_its_type(data):
-    with pytest.raises(UsageError, match=f"Spark DataFrame, .* got builtins.{type(data).__name__}"):
+    with refused("data-type", "DataFrame", str(type(data).__name__)):
         as_feed(data, "x")
 
 

@@ -155,7 +155,7 @@ def test_too_many_fields_are_seen_whatever_the_options(tmp_path, options):
 
 def test_an_end_of_a_line_within_quotes_needs_an_option_of_spark(tmp_path):
     (tmp_path / "r.csv").write_text('a,b\n1,"x\ny"\n2,z\n')
-    with pytest.raises(UsageError, match=r"r\.csv ends within quotes: .*pass multiLine=True"):
+    with refused("file-damaged", "r.csv", "multiLine=True"):
         read_csv(str(tmp_path / "r.csv"))
     frame = pd.DataFrame({"a": [1, 2], "b": ["x\ny", "z"]})
     same(read_csv(str(tmp_path / "r.csv"), multiLine=True), frame)

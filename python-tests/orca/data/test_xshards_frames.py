@@ -90,7 +90,7 @@ def test_merge(orca_spark, shards, how):
 @pytest.mark.slow
 def test_merge_says_what_does_not_fit(orca_spark, shards):
     other = made(orca_spark, [pd.DataFrame({"S": [1]})])
-    with pytest.raises(UsageError, match="string in one frame and bigint in the other"):
+    with refused("data-schema"):
         shards.merge(other)
     with pytest.raises(UsageError, match="how must be"):
         shards.merge(other, how="cross")
