@@ -55,6 +55,14 @@ NO_BF16 = "Platform doesn't support BF16 format"
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let files that share something costly run in one process."""
+    from sharing import SharingScheduling
+
+    return SharingScheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
     """Say how a process of pytest-xdist ended that was not asked to."""
     process = getattr(node.gateway._io, "popen", None)
