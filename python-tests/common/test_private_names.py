@@ -15,6 +15,7 @@ MAY_BE_READ = {
     "_io": "execnet's",
     "_jvm": "PySpark's",
     "_repr_html_": "Jupyter's",
+    "_replace": "of named tuples",
     "_avx2_checker": "a name of 2.x",
     "_avx512_checker": "a name of 2.x",
     "_bf16_checker": "a name of 2.x",
