@@ -1,4 +1,7 @@
-"""The cases that tests name as slow exist."""
+"""The cases that tests name as slow exist, and files of tests have names of their own."""
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from slow_cases import UNSEEN
@@ -9,3 +12,9 @@ def test_cases_that_are_named_as_slow_exist(request):
         pytest.skip("only some cases were collected")
     unseen = request.config.stash.get(UNSEEN, {})
     assert {test: cases for test, cases in unseen.items() if cases} == {}
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """Or pytest collects only the first of two."""
+    files = Path(__file__).resolve().parents[1].rglob("test_*.py")
+    assert [name for name, times in Counter(file.name for file in files).items() if times > 1] == []
