@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from bigdl.common.cpu import core_count, isa_flags, processor_name
 from bigdl.common.errors import BigDLError
 from bigdl.common.memory import available_memory
+from bigdl.common.timeouts import PYTHON_ANSWER_S
 
 __all__ = ["Finding", "diagnose", "main"]
 
@@ -61,7 +62,6 @@ _EXTRAS = {
     "iceberg": "Iceberg tables",
     "mlflow": "models and runs of MLflow",
 }
-_PROBE_S = 20.0  # seconds in which another Python has to answer
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _problem_of_workers(python: str) -> str:
     program = "import sys, bigdl.common; print(*sys.version_info[:2], sep='.')"
     command = [path, "-c", program]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be started ({_sentence(error)})"
     if answer.returncode:
