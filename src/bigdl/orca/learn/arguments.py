@@ -24,6 +24,17 @@ def check_counts(least: int = 1, **counts: int | None) -> None:
             check_integer(name, value, least)
 
 
+def check_loss_weight(value: Any, arguments: str, rows: str) -> None:
+    """Refuse a ``loss_weight`` that is no function of these arguments, and no name of a divisor."""
+    if not (value in (None, "rows", "sum") or callable(value)):
+        raise UsageError(
+            f"loss_weight must be a function {arguments} that returns what the loss of {rows} is "
+            f'divided by, "rows" or "sum", got {value!r}',
+            code="argument-value",
+            argument="loss_weight",
+        )
+
+
 def config_of(config: dict | None, name: str = "config") -> dict:
     """A copy of the ``config`` that creators get."""
     if config is not None and not isinstance(config, dict):

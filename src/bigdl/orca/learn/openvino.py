@@ -406,16 +406,9 @@ class OpenvinoEstimator(PredictingEstimator):
         names = self._network.outputs
         if output_cols is None and len(names) > 1:
             output_cols = names
-        return self._function(
-            NetworkRequest(
-                batch_size,
-                feature_cols,
-                output_cols,
-                sample=sample,
-                input_cols=input_cols,
-                config=config,
-            )
-        )
+        columns = batch_size, feature_cols, output_cols
+        request = NetworkRequest(*columns, sample=sample, input_cols=input_cols, config=config)
+        return self._function(request)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
         if request.sample is not None:

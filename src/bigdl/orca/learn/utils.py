@@ -62,15 +62,9 @@ def maybe_dataframe_to_xshards(
         )
     if not isinstance(data, DataFrame):
         return data, validation_data
+    columns = feature_cols, label_cols
     return dataframe_to_xshards(
-        data,
-        validation_data,
-        feature_cols,
-        label_cols,
-        mode,
-        num_workers,
-        accept_str_col,
-        shard_size,
+        data, validation_data, *columns, mode, num_workers, accept_str_col, shard_size
     )
 
 

@@ -23,7 +23,7 @@ import torch
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
-from bigdl.orca.learn.arguments import check_creator
+from bigdl.orca.learn.arguments import check_creator, check_loss_weight
 from bigdl.orca.learn.pytorch.forward import has_own_loss, is_lightning
 from bigdl.orca.learn.pytorch.lightning import (
     WorkerTrainer,
@@ -270,13 +270,7 @@ class ModelParts:
                 code="argument-type",
                 argument="loss",
             )
-        if not (self.loss_weight in (None, "rows", "sum") or callable(self.loss_weight)):
-            raise UsageError(
-                "loss_weight must be a function (output, target) that returns what the loss of a "
-                f'batch is divided by, "rows" or "sum", got {self.loss_weight!r}',
-                code="argument-value",
-                argument="loss_weight",
-            )
+        check_loss_weight(self.loss_weight, "(output, target)", "a batch")
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self._check_optimizer_instance()
         elif isinstance(self.optimizer, type):

@@ -16,6 +16,7 @@ from bigdl.orca.data.file import open_file_system
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
+    check_loss_weight,
     config_of,
     take_old,
     warn_once,
@@ -190,13 +191,7 @@ class Estimator:
         parts.check()
         if instances:
             parts = parts.with_instance(instances[0], custom_objects)
-        if not (loss_weight in (None, "rows", "sum") or callable(loss_weight)):
-            raise UsageError(
-                "loss_weight must be a function (x, y) that returns what the loss of these rows is "
-                f'divided by, "rows" or "sum", got {loss_weight!r}',
-                code="argument-value",
-                argument="loss_weight",
-            )
+        check_loss_weight(loss_weight, "(x, y)", "these rows")
         return KerasEstimator(parts, options, loss_weight)
 
     @staticmethod
