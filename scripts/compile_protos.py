@@ -1,9 +1,9 @@
-"""Compile the services of Friesian's recommender to ``services.binpb``, which is checked in.
+"""Compile the protos of the servers to descriptors (``*.binpb``), which are checked in.
 
     python scripts/compile_protos.py
 
-The file holds descriptors, from which the messages are made when they are needed: generated code
-would ask for one version of protobuf, and would clash with a user's own stubs of the services.
+The messages are made of the descriptors when they are needed: generated code would ask for one
+version of protobuf, and would clash with a user's own stubs of the services.
 """
 
 import subprocess
@@ -12,17 +12,21 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-PROTOS = Path(__file__).parents[1] / "src/bigdl/friesian/serving/protos"
+SOURCES = Path(__file__).parents[1] / "src/bigdl"
+PROTOS = SOURCES / "friesian/serving/protos"
+SERVERS = SOURCES / "nano/serving"
 
 
-def compiled(target):
-    """Write the descriptors of all services to a file and return them."""
-    names = sorted(each.name for each in PROTOS.glob("*.proto"))
+def compiled(target, folder=PROTOS, pattern="*.proto"):
+    """Write the descriptors of the protos in a folder to a file and return them."""
+    names = sorted(each.name for each in folder.glob(pattern))
     # In a process of its own: it clashes with the protobuf of TensorFlow.
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", "--include_imports"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", "--include_imports"]
     subprocess.run([*command, f"--descriptor_set_out={target}", *names], check=True)
     return FileDescriptorSet.FromString(Path(target).read_bytes())
 
 
 if __name__ == "__main__":
     compiled(PROTOS / "services.binpb")
+    for name in ("open_inference", "health"):
+        compiled(SERVERS / f"{name}.binpb", SERVERS, f"{name}.proto")

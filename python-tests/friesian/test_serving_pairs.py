@@ -80,7 +80,7 @@ def both(store, index, ranker, **options):
 def is_split(recommender):
     """True if the model answers in parts, which the first request has confirmed."""
     recommender.recommend([1, 3], BEST)
-    models = recommender._pairs().split_models
+    models = recommender._features.pairs().split_models
     return [*models.values()][-1] is not None and [*models.values()][-1].is_checked
 
 
@@ -137,7 +137,7 @@ def test_users_are_kept_until_they_change(store, index, model, catalogue, user_m
     reads = []
     for _ in range(2):
         check_equal(split, whole, users.tolist())
-        kept = [*split._pairs().split_models.values()][-1].users_kept
+        kept = [*split._features.pairs().split_models.values()][-1].users_kept
         reads.append({place for memory in kept.values() for place in memory.kept})
         assert all(memory.bytes_kept <= user_memory for memory in kept.values())
     known = {1, 3, *users.tolist()} & set(catalogue[0]["user"].tolist())
@@ -189,7 +189,7 @@ def test_a_pipeline_makes_the_inputs_of_each_side(tmp_path, catalogue, index):
         check_equal(split, whole, random_users(200).tolist())
         crossed = pipeline_of_both(tmp_path)
         mixed, alone = both(store, index, model, pipeline=crossed, inputs=["city", "sort", "price"])
-        assert mixed._pairs() is None
+        assert mixed._features.pairs() is None
         check_equal(mixed, alone, random_users(50).tolist())
 
 

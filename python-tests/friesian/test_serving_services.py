@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -41,7 +42,9 @@ from bigdl.friesian.serving import (
     wire,
 )
 from bigdl.friesian.serving.recommender import CallerGoneError
+from bigdl.nano.serving.protos import ProtoPool
 
+HEALTH = ProtoPool("bigdl.nano.serving", "health.binpb")
 PROTOS = Path(wire.__file__).parent / "protos"
 LIMITS = Limits(max_ids=50, max_k=60, max_bytes=100_000)
 METHODS = {
@@ -201,9 +204,22 @@ def test_requests_that_are_too_large_are_refused(channel):
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def stub_of(channel, service, messages=wire):
+    """An object with a method for each one of a service."""
+    made = {
+        name: channel.unary_unary(
+            f"/{service}/{name}",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        for name, (_, answer) in messages.methods(service).items()
+    }
+    return SimpleNamespace(**made)
+
+
 def sent(channel, service, method, request, **values):
     package = service.partition(".")[0]
-    stub = wire.stub_of(channel, service)
+    stub = stub_of(channel, service)
     return getattr(stub, method)(wire.message(f"{package}.{request}")(**values), timeout=10)
 
 
@@ -295,7 +311,7 @@ def test_damaged_arrow_is_no_end_of_the_service(channel):
         for at in random.integers(0, len(broken), 4):
             broken[at] = random.integers(0, 256)
         text = base64.b64encode(broken[: random.integers(1, len(broken) + 1)]).decode()
-        stub = wire.stub_of(channel, "ranking.Ranking")
+        stub = stub_of(channel, "ranking.Ranking")
         call = stub.doPredict.future(wire.message("ranking.Content")(encodedStr=text), timeout=10)
         assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), call.details()
     good = wire.encoded(batch)
@@ -458,7 +474,7 @@ def test_work_for_a_client_that_has_gone_ends(stages, protocol, monkeypatch):
                 line.sendall(f"{head}\r\n\r\n".encode() + body)
                 assert ranker.begun.wait(60)
         else:
-            stub = wire.stub_of(channel, "recommender.Recommender")
+            stub = stub_of(channel, "recommender.Recommender")
             request = wire.message("recommender.RecommendRequest")
             call = stub.getRecommendIDs.future(request(recommendNum=2, ID=users))
             assert ranker.begun.wait(60)
@@ -505,8 +521,8 @@ def test_answers_may_be_long(stages):
 
 
 def test_health_is_said(channel):
-    stub = wire.stub_of(channel, "grpc.health.v1.Health")
-    check = wire.message("grpc.health.v1.HealthCheckRequest")
+    stub = stub_of(channel, "grpc.health.v1.Health", HEALTH)
+    check = HEALTH.message("grpc.health.v1.HealthCheckRequest")
     for name in ("", "recall.Recall"):
         assert stub.Check(check(service=name), timeout=10).status == 1
     with pytest.raises(grpc.RpcError, match="no service 'x'"):
@@ -656,8 +672,8 @@ def test_streams_that_send_no_message_keep_nobody_waiting(stages):
             calls[method, given] = streams
         refused = next(iter(calls.values()))
         assert {call.exception(30).code().name for call in refused} == {"UNAUTHENTICATED"}
-        check = wire.message("grpc.health.v1.HealthCheckRequest")
-        stub = wire.stub_of(channel, "grpc.health.v1.Health")
+        check = HEALTH.message("grpc.health.v1.HealthCheckRequest")
+        stub = stub_of(channel, "grpc.health.v1.Health", HEALTH)
         for _ in range(3):
             assert stub.Check(check(service=""), timeout=20).status == 1
             assert features.read("user", [1]).found.tolist() == [True]

@@ -80,8 +80,8 @@ def cluster(tmp_path):
     made.stop()
 
 
-def router_of(cluster, stack):
-    features = stack.enter_context(ShardedFeatures(cluster.shards, timeout=5))
+def router_of(cluster, stack, features_of=None):
+    features = stack.enter_context(ShardedFeatures(features_of or cluster.shards, timeout=5))
     recall = stack.enter_context(ShardedRecall(cluster.shards, timeout=5))
     return Recommender(features, recall, Linear(), Linear.columns, candidates=40, popular=[3, 0])
 
@@ -138,12 +138,11 @@ def test_items_of_a_lost_shard_are_missing_and_the_answer_says_so(cluster, one_p
 def test_candidates_whose_features_are_lost_are_left_out(cluster, one_process):
     """Only the features of a shard are away: its candidates come, but have no rows."""
     with ExitStack() as stack:
-        router = router_of(cluster, stack)
         gone = [
             Shard(each.items, each.recall, ("127.0.0.1:1",) if i == 1 else each.features)
             for i, each in enumerate(cluster.shards)
         ]
-        router.features = stack.enter_context(ShardedFeatures(gone, timeout=5))
+        router = router_of(cluster, stack, gone)
         whole = one_process.recommend([1, 2, 3], 40)
         answers = router.recommend([1, 2, 3], 40)
         assert all(each.partial for each in answers)

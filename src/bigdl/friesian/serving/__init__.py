@@ -5,26 +5,24 @@ ranker scores them, and a :class:`Recommender` makes answers of all three.  :mod
 each of them behind gRPC, and the program ``bigdl-friesian-serve`` starts them from one file.
 """
 
-import importlib
+from bigdl.nano.lazy_names import lazy_names
 
-from bigdl.training.serving_run import ServingRun as ServingRun
-
-_HOMES = {
+_MODULES = {
+    "Batch": "stages",
     "Candidates": "index",
     "EmbeddedStore": "store",
     "FeatureService": "services",
     "FeatureStore": "store",
     "Features": "rows",
-    "GrpcServer": "services",
     "HttpServer": "http",
-    "IndexRecall": "recommender",
+    "IndexRecall": "rankers",
     "ItemIndex": "index",
     "Limits": "services",
-    "LostShardError": "recommender",
-    "ModuleRanker": "recommender",
+    "LostShardError": "errors",
+    "ModuleRanker": "rankers",
     "RankingService": "services",
     "RecallService": "services",
-    "Recommendation": "recommender",
+    "Recommendation": "stages",
     "Recommender": "recommender",
     "RecommenderClient": "clients",
     "RecommenderService": "services",
@@ -32,24 +30,23 @@ _HOMES = {
     "RemoteFeatures": "clients",
     "RemoteRanker": "clients",
     "RemoteRecall": "clients",
-    "Security": "services",
-    "ServedRanker": "recommender",
-    "ServingMetrics": "metrics",
+    "ServedRanker": "rankers",
     "Shard": "shards",
     "ShardedFeatures": "shards",
     "ShardedRecall": "shards",
+    "Stage": "stages",
+    "load_stage": "stages",
     "open_store": "redis_store",
     "ray_application": "ray_serve",
 }
-
-__all__ = sorted([*_HOMES, "ServingRun"])
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+_SHARED = {
+    "GrpcServer": "grpc_server",
+    "Security": "access",
+    "ServingMetrics": "metrics",
+    "ServingRun": "serving_run",
+}
+_HOMES = {name: f"{__name__}.{module}" for name, module in _MODULES.items()} | {
+    name: f"bigdl.nano.serving.{module}" for name, module in _SHARED.items()
+}
+__all__ = sorted(_HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

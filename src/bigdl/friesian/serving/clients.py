@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import Candidates
-from bigdl.friesian.serving.recommender import RANKED, Recommendation
-from bigdl.friesian.serving.rows import Features, as_numpy, ids_of
+from bigdl.friesian.serving.rankers import Scores
+from bigdl.friesian.serving.rows import Column, Features, Ids, as_numpy, ids_of
+from bigdl.friesian.serving.stages import RANKED, Recommendation
+from bigdl.nano.serving.grpc_client import GrpcClient
 
 _AT_ONCE = 32  # calls for the users of one request; a service takes a few hundred in all
 _SCORES = (("bigdl-scores", "1"),)
+_OPTIONS = (
+    ("grpc.max_metadata_size", 1 << 16),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A service that comes back is found again within a second.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
-class Client:
+class ClientOptions(TypedDict, total=False):
+    """Keywords of every :class:`Client`."""
+
+    timeout: float
+    token: str | None
+    authority: str | None
+    admin_token: str | None
+
+
+class Client(GrpcClient):
     """A line to one service; a context manager that closes it.
 
     Parameters
@@ -47,72 +66,35 @@ class Client:
         authority: str | None = None,
         admin_token: str | None = None,
     ):
-        grpc = require("grpc", "serving")
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_metadata_size", 1 << 16),
-            ("grpc.use_local_subchannel_pool", 1),
-            # A service that comes back is found again within a second.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ]
-        if authority is None:
-            self._channel = grpc.insecure_channel(address, options)
-        else:
-            if not Path(authority).is_file():
-                raise UsageError(
-                    f"There is no file {authority} with a certificate",
-                    code="path-missing",
-                    path=str(authority),
-                )
-            credentials = grpc.ssl_channel_credentials(Path(authority).read_bytes())
-            self._channel = grpc.secure_channel(address, credentials, options)
-        self._grpc = grpc
-        self._address, self._timeout = address, timeout
-        self._token, self._admin_token = token, token if admin_token is None else admin_token
-        self._stub = wire.stub_of(self._channel, self.service)
+        if authority is not None and not Path(authority).is_file():
+            raise UsageError(
+                f"There is no file {authority} with a certificate",
+                code="path-missing",
+                path=str(authority),
+            )
+        super().__init__(
+            address,
+            self.service,
+            lambda method: wire.methods(self.service)[method][1],
+            timeout=timeout,
+            token=token,
+            tls=authority is not None,
+            authority=None if authority is None else Path(authority).read_bytes(),
+            options=_OPTIONS,
+        )
+        self._admin_token = admin_token
 
-    def _ask(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
-        """Return the answer of a call."""
-        call = getattr(self._stub, method)  # waits in this thread, which a future does not
-        return call(self._message(request, values), **self._options(headers, self._token))
-
-    def _change(self, method: str, request: str, **values: Any) -> None:
-        """Make a call that changes the service."""
-        call = getattr(self._stub, method)
-        call(self._message(request, values), **self._options((), self._admin_token))
-
-    def _send(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
-        """Start a call; the result is a future of the answer."""
-        call = getattr(self._stub, method)
-        return call.future(self._message(request, values), **self._options(headers, self._token))
-
-    def _message(self, request: str, values: dict[str, Any]) -> Any:
-        package = self.service.partition(".")[0]
-        return wire.message(request if "." in request else f"{package}.{request}")(**values)
-
-    def _options(self, headers: tuple, token: str | None) -> dict[str, Any]:
-        access = () if token is None else (("authorization", f"Bearer {token}"),)
-        return {"timeout": self._timeout, "metadata": (*access, *headers)}
+    def _message(self, method: str, values: Mapping[str, object]) -> wire.MessageClass:
+        return wire.methods(self.service)[method][0](**values)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the figures of the service's ``getMetrics``."""
-        return json.loads(self._ask("getMetrics", "google.protobuf.Empty").str)
+        return json.loads(self.call("getMetrics", self._message("getMetrics", {})).str)
 
     def reset_metrics(self) -> None:
         """Have the service forget its figures."""
-        self._change("resetMetrics", "google.protobuf.Empty")
-
-    def close(self) -> None:
-        """Close the line."""
-        self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        empty = self._message("resetMetrics", {})
+        self.call("resetMetrics", empty, token=self._admin_token)
 
 
 class RemoteFeatures(Client):
@@ -145,12 +127,15 @@ class RemoteFeatures(Client):
     def __init__(
         self,
         address: str,
-        *arguments: Any,
+        timeout: float = 10.0,
+        token: str | None = None,
+        authority: str | None = None,
+        admin_token: str | None = None,
+        *,
         user_table: str = "user",
         most_ids: int = 10_000,
-        **rest: Any,
     ):
-        super().__init__(address, *arguments, **rest)
+        super().__init__(address, timeout, token, authority, admin_token)
         self._user_table, self._most_ids = user_table, most_ids
         self._names: dict[str, list[str]] = {}
         self._asking = threading.Lock()
@@ -162,7 +147,7 @@ class RemoteFeatures(Client):
                 self._names[table] = list(self._asked(table, np.zeros(0, np.int64), None).columns)
         return self._names[table]
 
-    def read(self, table: str, ids: Any, columns: Sequence[str] | None = None) -> Features:
+    def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
         """Return the rows of ids, in their order; see :meth:`FeatureStore.read`."""
         wanted = np.asarray(ids, np.int64)
         if len(wanted) <= self._most_ids:
@@ -179,7 +164,7 @@ class RemoteFeatures(Client):
         headers: tuple = ((wire.PAYLOAD, wire.ARROW),)
         if columns is not None:
             headers = (*headers, ("bigdl-columns", ",".join(columns)))
-        answer = self._ask(method, "IDs", headers, ID=ids)
+        answer = self.call(method, self._message(method, {"ID": ids}), headers)
         if len(answer.b64Feature) != 1:
             raise UsageError(
                 f"The service at {self._address} does not answer by Arrow",
@@ -201,7 +186,7 @@ def joined_features(parts: Sequence[Features]) -> Features:
     )
 
 
-def _column(array: pa.Array) -> Any:
+def _column(array: pa.Array) -> Column:
     """Return numbers and vectors as arrays of NumPy, as a store does."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
@@ -250,28 +235,31 @@ class RemoteRecall(Client):
         return Candidates.joined(answered, partial)
 
     def _found(self, users: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
-        arguments: tuple = ("searchCandidates", "Query", _SCORES)
-        if len(users) == 1:
-            waiting = [lambda: self._ask(*arguments, userID=users[0], k=k)]
-        else:
-            waiting = [self._send(*arguments, userID=user, k=k).result for user in users]
+        name = "searchCandidates"
+        requests = [self._message(name, {"userID": user, "k": k}) for user in users]
+        waiting: list[Callable[[], wire.MessageClass]] = [
+            lambda: self.call(name, requests[0], _SCORES)  # waits here, which a future does not
+        ]
+        if len(users) > 1:
+            waiting = [self.send(name, request, _SCORES).result for request in requests]
         return [self._candidates_of(answer) for answer in waiting]
 
     def _candidates_of(self, answer: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray, bool]:
         try:
             found = answer()
-        except self._grpc.RpcError as error:
-            if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
+        except self._rpc_error as error:
+            if error.code().name != "NOT_FOUND":  # of an unknown user
                 raise
             return np.zeros(0, np.int64), np.zeros(0, np.float32), False
         ids = np.array(found.candidate, np.int64)
         scores = np.array(found.score or np.zeros(len(ids)), np.float32)
         return ids, scores, found.partial
 
-    def add_item(self, item_id: int, vector: Any) -> None:
+    def add_item(self, item_id: int, vector: ArrayLike) -> None:
         """Add an item to the index of the service."""
         values = np.asarray(vector, np.float32).tolist()
-        self._change("addItem", "Item", itemID=item_id, itemVector=values)
+        item = self._message("addItem", {"itemID": item_id, "itemVector": values})
+        self.call("addItem", item, token=self._admin_token)
 
 
 class RemoteRanker(Client):
@@ -297,10 +285,10 @@ class RemoteRanker(Client):
 
     service = "ranking.Ranking"
 
-    def predict(self, inputs: dict[str, np.ndarray]) -> Any:
+    def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
         """Return a score for each row."""
         text = wire.encoded(wire.batch_of_arrays(inputs))
-        answer = self._ask("doPredict", "Content", encodedStr=text)
+        answer = self.call("doPredict", self._message("doPredict", {"encodedStr": text}))
         columns = wire.decoded(answer.predictStr)[1]
         scores = {name: as_numpy(each, name) for name, each in columns.items()}
         return scores["prediction"] if list(scores) == ["prediction"] else scores
@@ -336,7 +324,7 @@ class RecommenderClient(Client):
 
     service = "recommender.Recommender"
 
-    def recommend(self, user_ids: Any, k: int = 10, candidates: int = 0) -> list[Recommendation]:
+    def recommend(self, user_ids: Ids, k: int = 10, candidates: int = 0) -> list[Recommendation]:
         """Return the best items for each user.
 
         Parameters
@@ -352,7 +340,8 @@ class RecommenderClient(Client):
         """
         users = ids_of(user_ids).tolist()
         values = {"recommendNum": k, "candidateNum": candidates, "ID": users}
-        lists = self._ask("getRecommendIDs", "RecommendRequest", **values).IDProbList
+        request = self._message("getRecommendIDs", values)
+        lists = self.call("getRecommendIDs", request).IDProbList
         return [
             Recommendation(
                 user,

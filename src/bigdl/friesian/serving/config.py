@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving.shards import Shard, check_shards
 
+T = TypeVar("T")
 SERVICES = ("recommender", "recall", "feature", "ranking")
 
 _KEYS: dict[str, dict[str, Any]] = {
@@ -167,6 +168,7 @@ class Config:
     lines: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     shards: list[Shard] = field(default_factory=list)
+    stages: list[tuple[str, dict[str, object]]] | None = None
 
     def of_shard(self, number: int, replica: int = 0) -> Config:
         """Return the configuration of one shard: its part of store and index, and its ports.
@@ -240,7 +242,7 @@ class Config:
             path=str(self.path),
         )
 
-    def checked(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def checked(self, key: str, function: Callable[..., T], *arguments: object) -> T:
         """Call a function whose errors are about the value of a key."""
         try:
             return function(*arguments)
@@ -309,13 +311,17 @@ def read_config(path: str | os.PathLike) -> Config:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key == "shards":
             _read_shards(config, _plain(yaml, node), line)
+        elif key == "stages":
+            config.lines[key] = line
+            config.stages = _stages_of(config, _plain(yaml, node))
         elif key in _KEYS:
             _read_section(yaml, config, key, node, line)
         elif key in _OLD or key in _REDIS or key == "servicePort":
             old[key] = _plain(yaml, node), line
         else:
+            hint = _hint(key, [*_KEYS, "shards", "stages", *_OLD])
             raise UsageError(
-                f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, 'shards', *_OLD])}",
+                f"{shown}, line {line}, {key}: unknown{hint}",
                 code="argument-unknown",
                 argument=key,
                 path=str(shown),
@@ -376,7 +382,7 @@ def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int)
         _set(config, full, _plain(yaml, value_node), keys[name], at)
 
 
-def _read_shards(config: Config, listed: Any, line: int) -> None:
+def _read_shards(config: Config, listed: object, line: int) -> None:
     config.lines["shards"] = line
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise config.error("shards", "should be a list, each of it with items, recall, features")
@@ -411,7 +417,28 @@ def _read_shards(config: Config, listed: Any, line: int) -> None:
     config.shards = config.checked("shards", check_shards, shards)
 
 
-def _is_address(value: Any) -> bool:
+def _stages_of(config: Config, listed: object) -> list[tuple[str, dict[str, object]]]:
+    """Return names and options: a stage is its name, or its name with a mapping of options."""
+    wrong = config.error(
+        "stages",
+        "should be a list of names, each alone or with options, such as [recall, {shop:InStock: "
+        f"{{minimum: 1}}}}, features, ranking], got {listed!r}",
+    )
+    if not isinstance(listed, list):
+        raise wrong
+    stages = []
+    for each in listed:
+        named = {each: {}} if isinstance(each, str) else each
+        if not isinstance(named, dict) or len(named) != 1:
+            raise wrong
+        [(name, options)] = named.items()
+        if not isinstance(name, str) or not isinstance(options, dict):
+            raise wrong
+        stages.append((name, options))
+    return stages
+
+
+def _is_address(value: object) -> bool:
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
@@ -432,7 +459,7 @@ def _set(config: Config, key: str, value: Any, wanted: Any, line: int) -> None:
     config.values[key] = value
 
 
-def _is(value: Any, wanted: type) -> bool:
+def _is(value: object, wanted: type) -> bool:
     if wanted is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -15,6 +15,7 @@ request                            answer
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +25,21 @@ from urllib.parse import parse_qs, unquote
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.openapi import PATHS
-from bigdl.friesian.serving.recommender import CallerGoneError, Recommendation, Recommender
+from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import ids_of
-from bigdl.friesian.serving.services import Limits, Security
+from bigdl.friesian.serving.services import Limits
+from bigdl.friesian.serving.stages import Recommendation
+from bigdl.nano.serving.access import Security
 from bigdl.nano.serving.batching import ClosedError, OverloadError
 from bigdl.nano.serving.http_app import HttpAnswer, HttpApp, HttpRequest, json_answer
 from bigdl.nano.serving.http_thread import HttpThread
+from bigdl.nano.serving.limits import ServingLimits
+from bigdl.nano.serving.metrics import ServingMetrics
 from bigdl.nano.serving.open_inference import parse_json
 from bigdl.nano.serving.repository import ModelRepository
-from bigdl.nano.serving.service import InferenceService, ServingLimits
+from bigdl.nano.serving.service import InferenceService
+from bigdl.nano.serving.statuses import CallerGoneError
 
 _BYTES_OF_ID, _OTHER_BYTES = 64, 64 << 10  # of a body, with blanks
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
@@ -43,7 +48,7 @@ _KEYS = {"users", "k", "candidates", "deadline_ms"}
 class _Routes:
     """The routes of the server beside the protocol of its models."""
 
-    def __init__(self, recommender: Recommender, limits: Limits, threads: int):
+    def __init__(self, recommender: Recommender, limits: ServingLimits, threads: int):
         self._recommender, self._limits = recommender, limits
         self._pool = ThreadPoolExecutor(threads, "http")
         self._working = 0
@@ -106,11 +111,17 @@ class _Routes:
         deadline = None
         if deadline_ms is not None:
             deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
-        if self._working >= self._limits.max_requests:
+        if self._working >= (self._limits.max_requests or math.inf):
             raise OverloadError("Too many requests at the same time; try again later")
         gone = threading.Event()
-        asked = ids_of(users), k, candidates, deadline
-        work = self._pool.submit(self._content, *asked, lambda: gone.is_set() or self._has_ended)
+        ids = ids_of(users)
+
+        def content() -> bytes:
+            is_gone = lambda: gone.is_set() or self._has_ended  # noqa: E731
+            answers = self._recommender.recommend(ids, k, candidates, deadline, is_gone)
+            return json_answer({"recommendations": [shown(each) for each in answers]}).body
+
+        work = self._pool.submit(content)
         self._working += 1
         watching = asyncio.ensure_future(request.wait_until_gone())
         # Not when the client goes: it takes its thread until the work has ended.
@@ -134,11 +145,6 @@ class _Routes:
 
     def _end_one(self) -> None:
         self._working -= 1
-
-    def _content(self, *arguments: Any) -> bytes:
-        """Return the body of an answer."""
-        answers = self._recommender.recommend(*arguments)
-        return json_answer({"recommendations": [shown(each) for each in answers]}).body
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
@@ -190,7 +196,7 @@ class HttpServer:
         recommender: Recommender | None,
         port: int = 0,
         security: Security | None = None,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
         metrics: ServingMetrics | None = None,
         threads: int = 8,
         service: InferenceService | None = None,
@@ -200,10 +206,10 @@ class HttpServer:
         metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
         self._service = service or InferenceService(
             ModelRepository(),
-            ServingLimits(max_request_bytes=limits.max_bytes),
+            limits,
             tokens=security.tokens,
             changes=False,
-            registry=metrics.registry,
+            metrics=metrics,
             needs_models=False,
         )
         routes: dict[tuple[str, str], Callable[..., Any]] = {

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, require
-from bigdl.friesian.serving.rows import ids_of, table_of
+from bigdl.friesian.serving.rows import Ids, ids_of, table_of
 
 METRICS = ("inner_product", "cosine", "l2")
 KINDS = ("flat", "ivf", "hnsw")
@@ -150,8 +151,8 @@ class ItemIndex:
 
     def __init__(
         self,
-        ids: Any,
-        vectors: Any,
+        ids: Ids,
+        vectors: ArrayLike,
         kind: str = "flat",
         metric: str = "inner_product",
         threads: int = 1,
@@ -246,7 +247,7 @@ class ItemIndex:
 
     def search(
         self,
-        queries: Any,
+        queries: ArrayLike,
         k: int,
         exclude: Sequence[Any] | None = None,
         allowed: Any = None,
@@ -316,11 +317,11 @@ class ItemIndex:
 
     # -- changing -------------------------------------------------------------------------------
 
-    def add_item(self, item_id: int, vector: Any) -> None:
+    def add_item(self, item_id: int, vector: ArrayLike) -> None:
         """Add an item, or replace its vector; searches see it when this returns."""
         self.add_items([item_id], [vector])
 
-    def add_items(self, ids: Any, vectors: Any) -> None:
+    def add_items(self, ids: Ids, vectors: ArrayLike | Sequence[ArrayLike]) -> None:
         """Add several items, or replace their vectors, in a single step.
 
         Parameters
@@ -336,7 +337,7 @@ class ItemIndex:
         if len(self._state.fresh_ids) >= self._rebuild_after:
             self.rebuild()
 
-    def remove_items(self, ids: Any) -> None:
+    def remove_items(self, ids: Ids) -> None:
         """Remove items; ids that are not here are passed over."""
         with self._changing:
             self._state = _without_items(self._state, ids_of(ids, "the index"))
@@ -593,7 +594,9 @@ def _beside_nothing(
     return _State(kind, metric, options, base, ids, vectors, none, no_vectors, none)
 
 
-def _checked(vectors: Any, metric: str, dim: int | None = None) -> np.ndarray:
+def _checked(
+    vectors: ArrayLike | Sequence[ArrayLike], metric: str, dim: int | None = None
+) -> np.ndarray:
     try:
         matrix: np.ndarray = np.ascontiguousarray(vectors, np.float32)
     except (TypeError, ValueError):

@@ -58,7 +58,7 @@ def _of_json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _operation(summary: str, *errors: int, **more: Any) -> dict[str, Any]:
+def _operation(summary: str, *errors: int, **more: object) -> dict[str, Any]:
     responses = {"200": {"description": "The items of each user.", "content": _of_json(_ANSWER)}}
     for status in sorted((400, 401, 403, 404, 405, 503, *errors)):
         content = _of_json(_ERROR)

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,9 @@ import numpy as np
 from bigdl.common.errors import one_line
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.index import Candidates
+from bigdl.friesian.serving.rankers import ServedRanker
 from bigdl.friesian.serving.rows import Column, Features, Layout, Rows, as_numpy, gathered
+from bigdl.friesian.serving.stages import FeatureReader
 from bigdl.nano.openvino.split import SplitError, SplitNetwork
 from bigdl.nano.serving.batching import BatchReport
 from bigdl.nano.serving.model import ServedModel
@@ -140,6 +142,30 @@ class _Requested:
     features: Features | None
 
 
+@dataclass(frozen=True)
+class PreparedPairs:
+    """A request for scores by the parts of a model, which stays the same until it ends."""
+
+    pairs: PairScores
+    model: ServedModel
+    split: _SplitModel
+    users: np.ndarray
+    candidates: Candidates
+    requested: _Requested
+
+    def scores(self, candidates: Candidates, whole: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return a score for each candidate.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            Those that were prepared, or fewer.
+        whole : callable
+            Returns the scores of the whole model, which the first ones are compared with.
+        """
+        return self.pairs.scores(self, candidates, whole)
+
+
 class PairScores:
     """Scores of users and candidates by the parts of a model.
 
@@ -149,17 +175,11 @@ class PairScores:
     features : FeatureReader
     tables : (str, str)
         Of users and of items.
+    how : (sequence of str, FeaturePipeline or None, str or None, int, int)
+        The columns that the model takes; what makes them; the score, of a model that gives several;
+        the most bytes that a table of items may have, and what is kept of users.
     columns : (list of str, list of str)
         Those that are read of users, and of items.
-    inputs : sequence of str
-        The columns that the model takes.
-    pipeline : FeaturePipeline, optional
-    output : str, optional
-        The score, of a model that gives several.
-    most_bytes : int
-        A table of items is kept if it has no more.
-    user_bytes : int
-        That what is kept of users may take.
 
     Raises
     ------
@@ -169,21 +189,16 @@ class PairScores:
 
     def __init__(
         self,
-        ranker: Any,
-        features: Any,
+        ranker: ServedRanker | ServedModel,
+        features: FeatureReader,
         tables: tuple[str, str],
+        how: tuple[Sequence[str], FeaturePipeline | None, str | None, int, int],
         columns: tuple[list[str], list[str]],
-        inputs: Sequence[str],
-        pipeline: FeaturePipeline | None,
-        output: str | None,
-        most_bytes: int,
-        user_bytes: int,
     ):
-        self._user_bytes = user_bytes
+        inputs, self._pipeline, self._output, self._most_bytes, self._user_bytes = how
         self._ranker, self._features = ranker, features
         self._tables, self._columns = tables, columns
-        self._pipeline, self._output, self._most_bytes = pipeline, output, most_bytes
-        self._of_user, self._of_item = _sides(columns, inputs, pipeline)
+        self._of_user, self._of_item = _sides(columns, inputs, self._pipeline)
         self.split_models: weakref.WeakKeyDictionary[ServedModel, _SplitModel | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -241,41 +256,49 @@ class PairScores:
 
     # -- scores -----------------------------------------------------------------------------------
 
-    def scores(
-        self,
-        users: np.ndarray,
-        candidates: Candidates,
-        whole: Callable[[], np.ndarray],
-        stage: Callable[[str], AbstractContextManager[None]],
-    ) -> np.ndarray | None:
-        """Return a score for each candidate; None if the whole model has to be used.
+    def prepare(
+        self, users: np.ndarray, candidates: Candidates, resources: ExitStack
+    ) -> PreparedPairs | None:
+        """Look what is known of users and read the features of others.
 
         Parameters
         ----------
         users : ndarray of int64
         candidates : Candidates
-        whole : callable
-            Returns the scores of the whole model, which the first ones are compared with.
-        stage : callable
-            Begins a stage of the request.
+        resources : ExitStack
+            Keeps the version of the model that answers until the end of the request.
+
+        Returns
+        -------
+        PreparedPairs or None
+            None if the whole model has to be used.
         """
-        with _leased(self._ranker) as model:
+        with ExitStack() as leasing:
+            model = leasing.enter_context(_leased(self._ranker))
             split = None if model is None else self._split_of(model)
             if model is None or split is None:
                 return None
-            with stage("features"):
-                requested = self._requested(split, users, candidates)
-            with stage("ranking"):
-                if split.is_checked:
-                    return self._computed(model, split, requested, candidates)
-                expected = whole()
-                try:
-                    scores = self._computed(model, split, requested, candidates)
-                    self._check(split, scores, expected)
-                except Exception as error:
-                    logger.warning("The model is used as a whole: %s", one_line(error))
-                    self.split_models[model] = None
-                return expected
+            requested = self._requested(split, users, candidates)
+            resources.push(leasing.pop_all())
+        return PreparedPairs(self, model, split, users, candidates, requested)
+
+    def scores(
+        self, prepared: PreparedPairs, candidates: Candidates, whole: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        """Return a score for each candidate; see :meth:`PreparedPairs.scores`."""
+        model, split, requested = prepared.model, prepared.split, prepared.requested
+        if candidates is not prepared.candidates:  # a stage has changed them
+            requested = self._requested(split, prepared.users, candidates)
+        if split.is_checked:
+            return self._computed(model, split, requested, candidates)
+        expected = whole()
+        try:
+            scores = self._computed(model, split, requested, candidates)
+            self._check(split, scores, expected)
+        except Exception as error:
+            logger.warning("The model is used as a whole: %s", one_line(error))
+            self.split_models[model] = None
+        return expected
 
     def _check(self, split: _SplitModel, scores: np.ndarray, expected: np.ndarray) -> None:
         scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=1e-6))
@@ -422,6 +445,6 @@ def _sides(
     return sides
 
 
-def _leased(ranker: Any) -> AbstractContextManager[ServedModel | None]:
+def _leased(ranker: ServedRanker | ServedModel) -> AbstractContextManager[ServedModel | None]:
     """Return the model of a ranker for the time of a request; None where it has to be whole."""
     return nullcontext(ranker) if isinstance(ranker, ServedModel) else ranker.leased()

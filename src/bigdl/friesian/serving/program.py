@@ -45,32 +45,28 @@ from bigdl.friesian.serving.clients import (
 from bigdl.friesian.serving.config import SERVICES, Config, read_config
 from bigdl.friesian.serving.http import HttpServer
 from bigdl.friesian.serving.index import ItemIndex
-from bigdl.friesian.serving.metrics import ServingMetrics
-from bigdl.friesian.serving.recommender import (
-    IndexRecall,
-    Recommender,
-    ServedRanker,
-    function_of,
-)
+from bigdl.friesian.serving.rankers import IndexRecall, ServedRanker
+from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.redis_store import open_store
 from bigdl.friesian.serving.rows import ids_of, table_of
 from bigdl.friesian.serving.services import (
     FeatureService,
-    GrpcServer,
     Limits,
     RankingService,
     RecallService,
     RecommenderService,
-    Security,
     Service,
 )
 from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
-from bigdl.nano.serving.access import Tokens, changes_allowed, read_token
+from bigdl.friesian.serving.stages import DEFAULT_STAGES, Stage, function_of, load_stage
+from bigdl.nano.serving.access import Security, Tokens, changes_allowed, read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.ending import end_within, say
+from bigdl.nano.serving.grpc_server import GrpcServer, GrpcService
 from bigdl.nano.serving.grpc_service import InferenceHandlers
+from bigdl.nano.serving.metrics import ServingMetrics
 from bigdl.nano.serving.repository import ModelRepository
-from bigdl.nano.serving.service import InferenceService, ServingLimits
+from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.workers import Siblings, Worker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
@@ -160,7 +156,7 @@ class Serving:
         shares_port = self._worker is not None
         self._join_siblings()
         for name in wanted:
-            services = [getattr(self, f"_{name}_service")(limits)]
+            services: list[GrpcService] = [getattr(self, f"_{name}_service")(limits)]
             if name == "ranking":
                 services.append(InferenceHandlers(self._models))
             started = config.checked(
@@ -390,13 +386,12 @@ class Serving:
                 self._closing.append(repository.close)
                 config.checked("ranking.model", repository.load_all)
                 repository.watch(_LOOK)
-            limits = ServingLimits(max_request_bytes=config.get("server.max_bytes", 16 << 20))
             return InferenceService(
                 repository,
-                limits,
+                limits_of(config),
                 tokens=_tokens(config),
                 changes=False,
-                registry=self.metrics.registry,
+                metrics=self.metrics,
                 needs_models=False,
             )
 
@@ -436,6 +431,7 @@ class Serving:
             self._is_routed
             or "://" in self.config.get("store.location", "")
             or any(key in keys for key in (*waits, *calls))
+            or self.config.stages is not None
         ):
             return _WAITING_THREADS
         cores = core_count() // self.config.get("server.workers", 1)
@@ -446,7 +442,7 @@ class Serving:
         config = self.config
 
         def make() -> Recommender:
-            functions = {}
+            functions: dict[str, Any] = {}
             for name in ("prepare", "rerank"):
                 if f"recommender.{name}" in config.values:
                     key = f"recommender.{name}"
@@ -456,12 +452,16 @@ class Serving:
                 path = config.get("features.pipeline")
                 pipeline = config.checked("features.pipeline", FeaturePipeline.load, path)
             deadline = config.get("recommender.deadline_ms")
+            names: Sequence[str | Stage] = DEFAULT_STAGES
+            if config.stages is not None:
+                names = [config.checked("stages", _stage, *each) for each in config.stages]
+            has_store = self._is_routed or config.values.keys() & {"store.location", "features.url"}
             recommender = config.checked(
                 "recommender",
                 lambda: Recommender(
-                    self._features,
-                    self._recall,
-                    self._ranker,
+                    self._features if has_store or "features" in names else None,
+                    self._recall if "recall" in names else None,
+                    self._ranker if "ranking" in names else None,
                     config.get("ranking.inputs"),
                     pipeline=pipeline,
                     user_table=self._tables[0],
@@ -475,6 +475,7 @@ class Serving:
                     split=config.get("ranking.split", True),
                     item_memory=config.get("ranking.item_memory_mb", 1024) << 20,
                     user_memory=config.get("ranking.user_memory_mb", 64) << 20,
+                    stages=names,
                     **functions,
                 ),
             )
@@ -548,7 +549,7 @@ class _SharedIndex:
 
 
 def _started(
-    services: list[Any],
+    services: list[GrpcService],
     port: int,
     security: Security,
     limits: Limits,
@@ -556,6 +557,19 @@ def _started(
     shares_port: bool,
 ) -> GrpcServer:
     return GrpcServer(services, port, security, limits, threads, shares_port)
+
+
+def _stage(name: str, options: dict[str, object]) -> str | Stage:
+    """Return a stage of a configuration; the name alone of one that the recommender makes."""
+    if name not in DEFAULT_STAGES:
+        return load_stage(name, options)
+    if options:
+        raise UsageError(
+            f"The stage {name} takes no options here, but keys of its section; got {options!r}",
+            code="argument-conflict",
+            argument=name,
+        )
+    return name
 
 
 def _stamp(path: str) -> tuple | None:
@@ -570,7 +584,8 @@ def _stamp(path: str) -> tuple | None:
 def limits_of(config: Config) -> Limits:
     """Return what one request may ask for."""
     server = config.section("server")
-    given = {name: server[name] for name in vars(Limits()) if name in server}
+    names = ("max_ids", "max_k", "max_pairs", "max_bytes", "max_requests")
+    given = {name: server[name] for name in names if name in server}
     return config.checked("server", lambda: Limits(**given))
 
 

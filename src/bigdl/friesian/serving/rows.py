@@ -25,6 +25,8 @@ from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import open_file_system
 
 Column: TypeAlias = "np.ndarray | pa.Array"
+Ids: TypeAlias = "int | Iterable[int] | np.ndarray | pa.Array | pa.ChunkedArray"
+"""Whole numbers: of NumPy, of Arrow, or any sequence of them."""
 
 _NUMBERS = {
     name: np.dtype(name)
@@ -156,7 +158,7 @@ class Layout:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _layout_of(name: str, column: pa.ChunkedArray, default: Any) -> ColumnLayout:
+def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLayout:
     kind, length = column.type, None
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -454,7 +456,7 @@ def _to_arrow(column: Column) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), column.shape[1])
 
 
-def as_numpy(column: Any, name: str) -> np.ndarray:
+def as_numpy(column: Column | pa.ChunkedArray | Sequence[object], name: str) -> np.ndarray:
     """Return a column as an array of NumPy; lists of one length become a matrix."""
     if isinstance(column, np.ndarray):
         return column
@@ -584,7 +586,7 @@ def _narrowed(layout: Layout, names: Sequence[str] | None) -> _Narrowed:
 # -- values that become rows -----------------------------------------------------------------------
 
 
-def ids_of(values: Any, what: str = "the request") -> np.ndarray:
+def ids_of(values: Ids, what: str = "the request") -> np.ndarray:
     """Return ids as an array of int64; raises where one is no whole number of 64 bits."""
     if isinstance(values, pa.ChunkedArray | pa.Array):
         if values.null_count:

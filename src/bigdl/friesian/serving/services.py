@@ -11,9 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,52 +20,32 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import ItemIndex
-from bigdl.friesian.serving.metrics import ServingMetrics
-from bigdl.friesian.serving.recommender import (
-    RANKED,
-    CallerGoneError,
-    FeatureReader,
-    LostShardError,
-    Ranker,
-    Recall,
-    Recommender,
-    ServedRanker,
-)
+from bigdl.friesian.serving.rankers import Ranker, Recall, ServedRanker
+from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import as_numpy
-from bigdl.nano.serving.access import (
-    ADMIN,
-    INFER,
-    METRICS,
-    ForbiddenError,
-    Tokens,
-    changes_allowed,
-    is_loopback,
-    read_pem,
-    tls_files,
-    warn_of_exposure,
-)
-from bigdl.nano.serving.batching import DeadlineError, OverloadError
-from bigdl.nano.serving.grpc_port import GrpcPort
-from bigdl.nano.serving.grpc_service import OPEN_METHODS, QUICK_METHODS, InferenceHandlers
-from bigdl.nano.serving.grpc_service import purpose_of as purpose_of_inference
+from bigdl.friesian.serving.stages import RANKED, FeatureReader
+from bigdl.nano.serving.access import ADMIN, METRICS
+from bigdl.nano.serving.grpc_port import Call, GrpcRefusal
+from bigdl.nano.serving.limits import ServingLimits
+from bigdl.nano.serving.metrics import ServingMetrics
+from bigdl.nano.serving.protos import Message, MessageClass
+from bigdl.nano.serving.repository import UnknownModelError
+from bigdl.nano.serving.statuses import ERROR, status_of
+
+if TYPE_CHECKING:
+    import grpc
 
 logger = logging.getLogger(__name__)
+Method = Callable[[Message, Call], Message]
 
 _GREATEST_ID = (1 << 31) - 1  # of int32
-_PURPOSES = {
-    "addItem": ADMIN,
-    "resetMetrics": ADMIN,
-    "getMetrics": METRICS,
-    "getClientMetrics": METRICS,
-}
 # Between the end of the work and the deadline of the caller: the way back of the answer, which a
 # busy machine makes longer. Seconds at least and at most, and the part of the time that is left.
 _MARGIN, _MOST_MARGIN, _MARGIN_PART = 0.005, 0.25, 0.05
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for.
+class Limits(ServingLimits):
+    """The limits of a recommender's servers, by its names and with its defaults.
 
     Attributes
     ----------
@@ -92,51 +70,26 @@ class Limits:
     k should be an integer from 1 to 100, got 101
     """
 
-    max_ids: int = 10_000
-    max_k: int = 10_000
-    max_pairs: int = 5_000_000
-    max_bytes: int = 16 << 20
-    max_requests: int = 256
+    def __init__(
+        self,
+        max_ids: int = 10_000,
+        max_k: int = 10_000,
+        max_pairs: int = 5_000_000,
+        max_bytes: int = 16 << 20,
+        max_requests: int = 256,
+    ):
+        super().__init__(
+            check_integer("max_bytes", max_bytes, 1),
+            max_requests=max_requests,
+            max_ids=max_ids,
+            max_k=max_k,
+            max_pairs=max_pairs,
+        )
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_integer(name, value, 1)
-
-    def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise a UsageError if these are too many."""
-        if len(ids) > self.max_ids:
-            raise UsageError(
-                f"A request may have {self.max_ids} ids, got {len(ids)}", code="request-limit"
-            )
-
-    def check_pairs(self, users: int, candidates: int) -> None:
-        """Raise a UsageError if a request asks for more pairs of user and candidate."""
-        if users * candidates > self.max_pairs:
-            raise UsageError(
-                f"A request may have {self.max_pairs} candidates for all its ids, got {users} ids "
-                f"and {candidates} candidates of each; ask for fewer at a time",
-                code="request-limit",
-                limit=self.max_pairs,
-            )
-
-    def check_k(self, name: str, value: int) -> int:
-        """Return a number of items; raises a UsageError if it is none or too large."""
-        return check_integer(name, value, 1, self.max_k)
-
-
-class Refused(Exception):
-    """A request that is answered by a status of its own.
-
-    Parameters
-    ----------
-    status : str
-        Of ``grpc.StatusCode``.
-    sentence : str
-    """
-
-    def __init__(self, status: str, sentence: str):
-        self.status = status
-        super().__init__(sentence)
+    @property
+    def max_bytes(self) -> int:
+        """Size of a request."""
+        return self.max_request_bytes
 
 
 class Service:
@@ -149,8 +102,17 @@ class Service:
     """
 
     name: str  # with its package, as in the proto
+    purposes: Mapping[str, str] = {
+        "addItem": ADMIN,
+        "resetMetrics": ADMIN,
+        "getMetrics": METRICS,
+        "getClientMetrics": METRICS,
+    }
+    open_methods: Sequence[str] = ()
+    quick_methods: Sequence[str] = tuple(purposes)
+    checks_changes = False
 
-    def __init__(self, metrics: ServingMetrics | None = None, limits: Limits | None = None):
+    def __init__(self, metrics: ServingMetrics | None = None, limits: ServingLimits | None = None):
         self.metrics = metrics or ServingMetrics()
         self.limits = limits or Limits()
 
@@ -158,57 +120,51 @@ class Service:
     def _package(self) -> str:
         return self.name.partition(".")[0]
 
-    def _message(self, name: str, **values: Any) -> Any:
+    def _message(self, name: str, **values: object) -> Message:
         return wire.message(f"{self._package}.{name}")(**values)
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+    def functions(self) -> dict[str, Method]:
         """Return the methods of the service by their names."""
         return {"getMetrics": self._get_metrics, "resetMetrics": self._reset_metrics}
 
-    def _get_metrics(self, request: Any, context: Any) -> Any:
+    def _get_metrics(self, request: Message, context: Call) -> Message:
         return self._message("ServerMessage", str=self.metrics.to_json())
 
-    def _reset_metrics(self, request: Any, context: Any) -> Any:
+    def _reset_metrics(self, request: Message, context: Call) -> Message:
         self.metrics.reset()
         return wire.message("google.protobuf.Empty")()
 
-    def handler(self) -> Any:
+    def handler(self) -> grpc.GenericRpcHandler:
         """Return what a server of gRPC takes."""
         return wire.handler_of(self.name, self.functions(), self._guarded)
 
     def _guarded(
-        self, method: str, request_class: Any, function: Callable, content: bytes, context: Any
-    ) -> Any:
-        grpc = require("grpc", "serving")
+        self,
+        method: str,
+        request_class: MessageClass,
+        function: Method,
+        content: bytes,
+        context: Call,
+    ) -> Message:
         try:
-            try:
-                request = request_class.FromString(content)
-            except Exception:  # whatever protobuf says of bytes that are no message
-                raise UsageError(
-                    f"The request is no {request_class.DESCRIPTOR.full_name}",
-                    code="request-invalid",
-                ) from None
+            request = request_class.FromString(content)
+        except Exception:  # whatever protobuf says of bytes that are no message
+            sentence = f"The request is no {request_class.DESCRIPTOR.full_name}"
+            raise GrpcRefusal("INVALID_ARGUMENT", sentence) from None
+        try:
             with self.metrics.time(method):
                 return function(request, context)
-        except UsageError as error:
-            status, sentence = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-        except Refused as error:
-            status, sentence = getattr(grpc.StatusCode, error.status), str(error)
-        except grpc.RpcError as error:
-            status = grpc.StatusCode.UNAVAILABLE
+        except GrpcRefusal:
+            raise
+        except require("grpc", "serving").RpcError as error:
             sentence = f"A service behind {method} failed: {one_line(error)}"
-        except LostShardError as error:
-            status, sentence = grpc.StatusCode.UNAVAILABLE, str(error)
-        except OverloadError as error:
-            status, sentence = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-        except DeadlineError as error:
-            status, sentence = grpc.StatusCode.DEADLINE_EXCEEDED, str(error)
-        except CallerGoneError as error:
-            status, sentence = grpc.StatusCode.CANCELLED, str(error)
+            raise GrpcRefusal("UNAVAILABLE", sentence) from None
         except Exception as error:
+            status = status_of(error)
+            if status is not ERROR:
+                raise GrpcRefusal(status.grpc, str(error)) from None
             logger.exception("%s failed", method)
-            status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
-        context.abort(status, sentence)
+            raise GrpcRefusal("UNAVAILABLE", f"{method} failed: {one_line(error)}") from None
 
 
 class FeatureService(Service):
@@ -246,7 +202,7 @@ class FeatureService(Service):
         user_columns: Sequence[str] | None = None,
         item_columns: Sequence[str] | None = None,
         metrics: ServingMetrics | None = None,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
     ):
         super().__init__(metrics, limits)
         self._features = features
@@ -255,13 +211,15 @@ class FeatureService(Service):
             "getItemFeatures": (item_table, item_columns),
         }
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+    def functions(self) -> dict[str, Method]:
         return super().functions() | {
             name: lambda request, context, named=named: self._read(named, request, context)
             for name, named in self._tables.items()
         }
 
-    def _read(self, named: tuple[str, Sequence[str] | None], request: Any, context: Any) -> Any:
+    def _read(
+        self, named: tuple[str, Sequence[str] | None], request: Message, context: Call
+    ) -> Message:
         table, columns = named
         self.limits.check_ids(request.ID)
         header = _headers(context)
@@ -335,19 +293,19 @@ class RecallService(Service):
         recall: Recall,
         index: ItemIndex | None = None,
         metrics: ServingMetrics | None = None,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
     ):
         super().__init__(metrics, limits)
         self._recall, self._index = recall, index
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+    def functions(self) -> dict[str, Method]:
         return super().functions() | {"searchCandidates": self._search, "addItem": self._add}
 
-    def _search(self, request: Any, context: Any) -> Any:
+    def _search(self, request: Message, context: Call) -> Message:
         k = self.limits.check_k("k", request.k)
         candidates = self._recall.candidates(np.array([request.userID], np.int64), k)
         if not len(candidates.ids):
-            raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
+            raise GrpcRefusal("NOT_FOUND", f"There are no candidates for the user {request.userID}")
         scores = candidates.scores.tolist() if "bigdl-scores" in _headers(context) else ()
         return self._message(
             "Candidates",
@@ -356,9 +314,9 @@ class RecallService(Service):
             partial=candidates.partial,
         )
 
-    def _add(self, request: Any, context: Any) -> Any:
+    def _add(self, request: Message, context: Call) -> Message:
         if self._index is None:
-            raise Refused("FAILED_PRECONDITION", "This service has no index to add items to")
+            raise GrpcRefusal("FAILED_PRECONDITION", "This service has no index to add items to")
         self._index.add_item(request.itemID, np.array(request.itemVector, np.float32))
         return wire.message("google.protobuf.Empty")()
 
@@ -391,15 +349,15 @@ class RankingService(Service):
         self,
         ranker: Ranker,
         metrics: ServingMetrics | None = None,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
     ):
         super().__init__(metrics, limits)
         self._ranker = ranker
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+    def functions(self) -> dict[str, Method]:
         return super().functions() | {"doPredict": self._predict}
 
-    def _predict(self, request: Any, context: Any) -> Any:
+    def _predict(self, request: Message, context: Call) -> Message:
         kind, columns = wire.decoded(request.encodedStr)
         wanted = getattr(self._ranker, "columns", None)
         if wanted is not None and (missing := [each for each in wanted if each not in columns]):
@@ -430,6 +388,8 @@ class RankingService(Service):
                 output = self._ranker.predict(inputs, version, _time_left(context))
             else:
                 output = self._ranker.predict(inputs)
+        except UnknownModelError as error:
+            raise GrpcRefusal("INVALID_ARGUMENT", str(error)) from None
         except UsageError:
             raise
         except (TypeError, ValueError, IndexError) as error:
@@ -487,25 +447,25 @@ class RecommenderService(Service):
         self,
         recommender: Recommender,
         metrics: ServingMetrics | None = None,
-        limits: Limits | None = None,
+        limits: ServingLimits | None = None,
     ):
         super().__init__(metrics or recommender.metrics, limits)
         self._recommender = recommender
 
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+    def functions(self) -> dict[str, Method]:
         return super().functions() | {
             "getRecommendIDs": self._recommend,
             "getClientMetrics": self._get_client_metrics,
         }
 
-    def _recommend(self, request: Any, context: Any) -> Any:
+    def _recommend(self, request: Message, context: Call) -> Message:
         self.limits.check_ids(request.ID)
         k = self.limits.check_k("recommendNum", request.recommendNum)
         candidates = None
         if request.candidateNum:
             candidates = self.limits.check_k("candidateNum", request.candidateNum)
             if candidates < k:
-                raise Refused(
+                raise GrpcRefusal(
                     "FAILED_PRECONDITION",
                     f"candidateNum should be at least recommendNum, got {candidates} and {k}",
                 )
@@ -531,37 +491,17 @@ class RecommenderService(Service):
         ]
         return self._message("RecommendIDProbs", IDProbList=lists)
 
-    def _get_client_metrics(self, request: Any, context: Any) -> Any:
-        stages = ("recall", "features", "ranking")
+    def _get_client_metrics(self, request: Message, context: Call) -> Message:
+        stages = self._recommender.stages
         figures = [each for each in self.metrics.summary() if each["name"] in stages]
         return self._message("ServerMessage", str=json.dumps(figures))
 
 
-class _Health(Service):
-    """The usual health service of gRPC: all services are ready, or the server ends."""
-
-    name = "grpc.health.v1.Health"
-
-    def __init__(self, names: Sequence[str]):
-        super().__init__()
-        self._names = {"", *names}
-        self.is_ready = True
-
-    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
-        return {"Check": self._check}
-
-    def _check(self, request: Any, context: Any) -> Any:
-        if request.service not in self._names:
-            raise Refused("NOT_FOUND", f"There is no service {request.service!r}")
-        answer = wire.message("grpc.health.v1.HealthCheckResponse")
-        return answer(status="SERVING" if self.is_ready else "NOT_SERVING")
-
-
-def _headers(context: Any) -> dict[str, str]:
+def _headers(context: Call) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
 
 
-def _time_left(context: Any) -> float | None:
+def _time_left(context: Call) -> float | None:
     left = context.time_remaining()
     if left is None or left > 3600:  # gRPC has a very long time for none
         return None
@@ -571,181 +511,7 @@ def _time_left(context: Any) -> float | None:
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
     if len(ids) and (ids.max() > _GREATEST_ID or ids.min() < -_GREATEST_ID - 1):
-        raise Refused(
+        raise GrpcRefusal(
             "OUT_OF_RANGE", "An item has an id of more than 32 bits, which the protocol cannot say"
         )
     return ids
-
-
-# -- servers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Security:
-    """Who may reach a server, and how.
-
-    Attributes
-    ----------
-    host : str
-        The address that it listens on.
-    expose : bool
-        Must be True for another address than one of this machine alone.
-    certificate, key : str or None
-        Files in PEM for TLS.
-    token : str or None
-        What requests have to carry in the header ``authorization: Bearer <token>``.
-    admin_token : str or None
-        What ``addItem`` and ``resetMetrics`` need in its place; it is good for everything.
-    metrics_token : str or None
-        What ``getMetrics``, ``getClientMetrics`` and ``/metrics`` need in place of `token`.
-    changes : bool or None
-        True if ``addItem`` and ``resetMetrics`` are allowed, which needs an admin token where there
-        is a token. Default: only with an admin token.
-
-    Examples
-    --------
-    >>> from bigdl.friesian.serving import Security
-    >>> try:
-    ...     Security(host="192.168.0.7")
-    ... except ValueError as error:
-    ...     print(str(error)[:55])
-    The address 192.168.0.7 can be reached from other machi
-    >>> Security(token="secret").check_access("Bearer secret")
-    """
-
-    host: str = "127.0.0.1"
-    expose: bool = False
-    certificate: str | None = None
-    key: str | None = None
-    token: str | None = field(default=None, repr=False)
-    admin_token: str | None = field(default=None, repr=False)
-    metrics_token: str | None = field(default=None, repr=False)
-    changes: bool | None = None
-
-    def __post_init__(self) -> None:
-        allowed = changes_allowed(self.changes, self.tokens)
-        if (self.certificate is None) != (self.key is None):
-            raise UsageError(
-                "TLS needs both a certificate and a key",
-                code="argument-missing",
-                argument="certificate",
-            )
-        self.files()
-        if is_loopback(self.host):
-            return
-        if not self.expose:
-            raise UsageError(
-                f"The address {self.host} can be reached from other machines; set expose to True "
-                "if that is meant, or use 127.0.0.1",
-                code="argument-missing",
-                argument="expose",
-                address=self.host,
-            )
-        tls = self.certificate is not None
-        warn_of_exposure(self.host, tls=tls, tokens=self.tokens, changes=allowed, stacklevel=5)
-
-    @property
-    def tokens(self) -> Tokens:
-        """All tokens."""
-        return Tokens(self.token, self.admin_token, self.metrics_token)
-
-    def files(self) -> tuple[Path, Path] | None:
-        """Return the files of certificate and key, if there is TLS."""
-        if self.certificate is None or self.key is None:
-            return None
-        return tls_files(self.certificate, self.key)
-
-    def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Raise an error if the header of a request lacks the token for its purpose."""
-        self.tokens.check(authorization, purpose)
-
-    def check_method(self, authorization: str | None, path: str) -> None:
-        """Raise an error if a method of gRPC may not be called with the header of a request."""
-        service, _, method = path.rpartition("/")
-        if service == f"/{InferenceHandlers.name}":
-            self.check_access(authorization, purpose_of_inference(path))
-            return
-        purpose = _PURPOSES.get(method, INFER)
-        self.check_access(authorization, purpose)
-        if purpose == ADMIN and not changes_allowed(self.changes, self.tokens):
-            raise ForbiddenError(
-                f"The server does not let clients change it by {method}; set changes or an admin "
-                "token for it"
-            )
-
-
-class GrpcServer:
-    """Services on a port; a context manager that ends them.
-
-    Parameters
-    ----------
-    services : sequence of Service or InferenceHandlers
-    port : int, default 0
-        0 takes a free one.
-    security : Security, optional
-    limits : Limits, optional
-    threads : int, default 16
-        Requests that are worked on at the same time.
-    shares_port : bool, default False
-        Other processes listen on the port, too.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from bigdl.friesian.serving import GrpcServer, RankingService, RemoteRanker
-    >>> class Sum:
-    ...     def predict(self, inputs):
-    ...         return inputs["a"] + inputs["b"]
-    >>> with GrpcServer([RankingService(Sum())]) as server:
-    ...     with RemoteRanker(f"127.0.0.1:{server.port}") as ranker:
-    ...         ranker.predict({"a": np.array([1, 2]), "b": np.array([3, 4])}).tolist()
-    [4, 6]
-    """
-
-    def __init__(
-        self,
-        services: Sequence[Service | InferenceHandlers],
-        port: int = 0,
-        security: Security | None = None,
-        limits: Limits | None = None,
-        threads: int = 16,
-        shares_port: bool = False,
-    ):
-        security, limits = security or Security(), limits or Limits()
-        check_integer("port", port, 0, 65535)
-        self._health = _Health([each.name for each in services])
-        self._port = GrpcPort(
-            security.host,
-            port,
-            [each.handler() for each in (*services, self._health)],
-            threads=check_integer("threads", threads, 1),
-            most_requests=limits.max_requests,
-            most_bytes=limits.max_bytes,
-            check_access=security.check_method,
-            open_methods=OPEN_METHODS,
-            quick_methods=[
-                *QUICK_METHODS,
-                *(f"/{each.name}/{method}" for each in services for method in _PURPOSES),
-            ],
-            pem=read_pem(security.files()),
-            shares_port=shares_port,
-        )
-        self.port: int = self._port.port
-        self._port.start()
-
-    def stop(self, grace: float = 5.0) -> None:
-        """Take no more requests, let those that run end within some seconds, and end.
-
-        Parameters
-        ----------
-        grace : float, default 5.0
-            Seconds.
-        """
-        self._health.is_ready = False
-        self._port.stop(grace)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()

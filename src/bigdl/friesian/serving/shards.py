@@ -15,17 +15,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import REPLICA_AWAY_S
-from bigdl.friesian.serving.clients import RemoteFeatures, RemoteRecall, joined_features
+from bigdl.friesian.serving.clients import (
+    ClientOptions,
+    RemoteFeatures,
+    RemoteRecall,
+    joined_features,
+)
+from bigdl.friesian.serving.errors import LostShardError
 from bigdl.friesian.serving.index import Candidates, best_first
-from bigdl.friesian.serving.metrics import ServingMetrics
-from bigdl.friesian.serving.recommender import LostShardError
-from bigdl.friesian.serving.rows import Features
+from bigdl.friesian.serving.rows import Features, Ids
+from bigdl.nano.serving.metrics import ServingMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class Shard:
     features: tuple[str, ...]
     users: tuple[int, int] | None = None
 
-    def has(self, kind: str, ids: Any) -> np.ndarray:
+    def has(self, kind: str, ids: Ids) -> np.ndarray:
         """Return True for each id of a ``"user"`` or an ``"item"`` that is of this shard."""
         numbers = np.asarray(ids, np.int64)
         span = self.users if kind == "user" else self.items
@@ -236,7 +242,10 @@ class ShardedRecall(_Sharded):
     """
 
     def __init__(
-        self, shards: Sequence[Shard], metrics: ServingMetrics | None = None, **options: Any
+        self,
+        shards: Sequence[Shard],
+        metrics: ServingMetrics | None = None,
+        **options: Unpack[ClientOptions],
     ):
         super().__init__(shards, "recall", lambda place: RemoteRecall(place, **options), metrics)
 
@@ -258,7 +267,7 @@ class ShardedRecall(_Sharded):
         is_partial = len(answers) < len(calls) or any(each.partial for each in answers.values())
         return Candidates.joined(merged, is_partial)
 
-    def add_item(self, item_id: int, vector: Any) -> None:
+    def add_item(self, item_id: int, vector: ArrayLike) -> None:
         """Add an item to all replicas of the shard that has its id."""
         for shard, replicas in zip(self.shards, self._replicas, strict=True):
             if shard.has("item", [item_id])[0]:
@@ -304,7 +313,7 @@ class ShardedFeatures(_Sharded):
         shards: Sequence[Shard],
         user_table: str = "user",
         metrics: ServingMetrics | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ):
         def make(place: str) -> RemoteFeatures:
             return RemoteFeatures(place, user_table=user_table, **options)
@@ -320,7 +329,7 @@ class ShardedFeatures(_Sharded):
             self._names[table] = self._from_any(lambda client: list(client.names(table)))
         return self._names[table]
 
-    def read(self, table: str, ids: Any, columns: Sequence[str] | None = None) -> Features:
+    def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
         """Return the rows of ids, in their order; raises a LostShardError if one is lost."""
         features, lost = self.read_found(table, ids, columns)
         if lost.any():
@@ -328,7 +337,7 @@ class ShardedFeatures(_Sharded):
         return features
 
     def read_found(
-        self, table: str, ids: Any, columns: Sequence[str] | None = None
+        self, table: str, ids: Ids, columns: Sequence[str] | None = None
     ) -> tuple[Features, np.ndarray]:
         """Return the rows of ids, and True for each that is of a lost shard and has no values."""
         numbers = np.asarray(ids, np.int64)

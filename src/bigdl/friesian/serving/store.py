@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.serving.rows import Features, Layout, Rows, gathered, ids_of, table_of
+from bigdl.friesian.serving.rows import Features, Ids, Layout, Rows, gathered, ids_of, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class FeatureStore(ABC):
     def read(
         self,
         table: str,
-        ids: Any,
+        ids: Ids,
         columns: Sequence[str] | None = None,
         missing: str = "default",
     ) -> Features:
@@ -224,7 +224,7 @@ class FeatureStore(ABC):
         """
         self._update({name: table_of(each, f"the table {name}") for name, each in changes.items()})
 
-    def delete(self, table: str, ids: Any) -> None:
+    def delete(self, table: str, ids: Ids) -> None:
         """Remove rows from the current version, in a single step.
 
         A store in a folder writes the table anew.

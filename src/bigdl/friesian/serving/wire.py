@@ -1,7 +1,6 @@
 """Messages and methods of the gRPC services, made of the descriptors in ``protos``.
 
-The messages are in a pool of their own, so a program may have stubs of the same services that were
-generated elsewhere.  What the fields of type string carry is said by the header
+What the fields of type string carry is said by the header
 ``bigdl-payload``:
 
 ``arrow``
@@ -17,83 +16,35 @@ import base64
 import binascii
 import json
 import struct
-import threading
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from itertools import chain
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.serving.open_inference import check_json
+from bigdl.nano.serving.protos import Message, ProtoPool
+from bigdl.nano.serving.protos import MessageClass as MessageClass
+
+if TYPE_CHECKING:
+    import grpc
 
 PAYLOAD = "bigdl-payload"
 ARROW, JSON = "arrow", "json"
 
 _JAVA = b"\xac\xed"
-
-
-_making = threading.Lock()
-
-
-@cache
-def _loaded() -> tuple[Any, dict[str, Any]]:
-    """Return the pool of the descriptors, and the classes of all messages by their names."""
-    require("google.protobuf", "serving")
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClassesForFiles
-
-    pool = DescriptorPool()
-    content = files("bigdl.friesian.serving").joinpath("protos", "services.binpb").read_bytes()
-    listed = FileDescriptorSet.FromString(content).file
-    for each in listed:
-        pool.Add(each)
-    return pool, GetMessageClassesForFiles([each.name for each in listed], pool)
-
-
-def _pool_and_classes() -> tuple[Any, dict[str, Any]]:
-    # Two threads that make the class of one message get two, which do not fit each other.
-    with _making:
-        return _loaded()
-
-
-@cache
-def message(name: str) -> Any:
-    """Return the class of a message, such as ``recall.Query``."""
-    return _pool_and_classes()[1][name]
-
-
-@cache
-def _methods(service: str) -> dict[str, tuple[Any, Any]]:
-    """Return the classes of request and answer of each method of a service."""
-    descriptor = _pool_and_classes()[0].FindServiceByName(service)
-    return {
-        each.name: (message(each.input_type.full_name), message(each.output_type.full_name))
-        for each in descriptor.methods
-    }
-
-
-def stub_of(channel: Any, service: str) -> Any:
-    """Return an object with a method for each one of a service."""
-    made = {
-        name: channel.unary_unary(
-            f"/{service}/{name}",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=answer.FromString,
-        )
-        for name, (_, answer) in _methods(service).items()
-    }
-    return SimpleNamespace(**made)
+_pool = ProtoPool("bigdl.friesian.serving", "protos", "services.binpb")
+message, methods = _pool.message, _pool.methods
 
 
 def handler_of(
-    service: str, functions: Mapping[str, Callable[[Any, Any], Any]], guard: Callable[..., Any]
-) -> Any:
+    service: str,
+    functions: Mapping[str, Callable[[Message, Any], Message]],
+    guard: Callable[..., Message],
+) -> grpc.GenericRpcHandler:
     """Return what a server of gRPC takes for a service.
 
     Parameters
@@ -111,7 +62,7 @@ def handler_of(
             partial(guard, f"{service}/{name}", request, functions[name]),
             response_serializer=lambda answer: answer.SerializeToString(),
         )
-        for name, (request, _) in _methods(service).items()
+        for name, (request, _) in methods(service).items()
     }
     return grpc.method_handlers_generic_handler(service, handlers)
 
@@ -127,7 +78,7 @@ def encoded(batch: pa.RecordBatch) -> str:
     return base64.b64encode(sink.getvalue()).decode("ascii")
 
 
-def encoded_json(value: Any) -> str:
+def encoded_json(value: object) -> str:
     """Return a value as Base64 of JSON."""
     return base64.b64encode(json.dumps(value).encode()).decode("ascii")
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from bigdl.nano.serving.client import ServerError as ServerError
     from bigdl.nano.serving.http_app import HttpAnswer as HttpAnswer
     from bigdl.nano.serving.http_app import HttpRequest as HttpRequest
+    from bigdl.nano.serving.limits import ServingLimits as ServingLimits
     from bigdl.nano.serving.model import ServedModel as ServedModel
     from bigdl.nano.serving.repository import ModelRepository as ModelRepository
     from bigdl.nano.serving.repository import UnknownModelError as UnknownModelError
     from bigdl.nano.serving.server import ModelServer as ModelServer
-    from bigdl.nano.serving.service import ServingLimits as ServingLimits
+    from bigdl.nano.serving.serving_run import ServingRun as ServingRun
     from bigdl.nano.serving.signature import Signature as Signature
     from bigdl.nano.serving.signature import TensorSpec as TensorSpec
-    from bigdl.training.serving_run import ServingRun as ServingRun
 
 _HOMES = {
     "BatchingOptions": "bigdl.nano.serving.batching",
@@ -34,8 +34,8 @@ _HOMES = {
     "OverloadError": "bigdl.nano.serving.batching",
     "ServedModel": "bigdl.nano.serving.model",
     "ServerError": "bigdl.nano.serving.client",
-    "ServingLimits": "bigdl.nano.serving.service",
-    "ServingRun": "bigdl.training.serving_run",
+    "ServingLimits": "bigdl.nano.serving.limits",
+    "ServingRun": "bigdl.nano.serving.serving_run",
     "Signature": "bigdl.nano.serving.signature",
     "TensorSpec": "bigdl.nano.serving.signature",
     "UnknownModelError": "bigdl.nano.serving.repository",

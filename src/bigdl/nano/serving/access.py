@@ -19,6 +19,7 @@ __all__ = [
     "METRICS",
     "AccessError",
     "ForbiddenError",
+    "Security",
     "Tokens",
     "changes_allowed",
     "is_loopback",
@@ -249,3 +250,88 @@ def warn_of_exposure(
             "give a token, or let a proxy ask for one",
             stacklevel=stacklevel,
         )
+
+
+@dataclass(frozen=True)
+class Security:
+    """Who may reach a server, and how.
+
+    Attributes
+    ----------
+    host : str
+        The address that it listens on.
+    expose : bool
+        Must be True for another address than one of this machine alone.
+    certificate, key : str or None
+        Files in PEM for TLS.
+    token : str or None
+        What requests have to carry in the header ``authorization: Bearer <token>``.
+    admin_token : str or None
+        What ``addItem`` and ``resetMetrics`` need in its place; it is good for everything.
+    metrics_token : str or None
+        What ``getMetrics``, ``getClientMetrics`` and ``/metrics`` need in place of `token`.
+    changes : bool or None
+        True if ``addItem`` and ``resetMetrics`` are allowed, which needs an admin token where there
+        is a token. Default: only with an admin token.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import Security
+    >>> try:
+    ...     Security(host="192.168.0.7")
+    ... except ValueError as error:
+    ...     print(str(error)[:55])
+    The address 192.168.0.7 can be reached from other machi
+    >>> Security(token="secret").check_access("Bearer secret")
+    """
+
+    host: str = "127.0.0.1"
+    expose: bool = False
+    certificate: str | None = None
+    key: str | None = None
+    token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    metrics_token: str | None = field(default=None, repr=False)
+    changes: bool | None = None
+
+    def __post_init__(self) -> None:
+        allowed = self.allows_changes
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError(
+                "TLS needs both a certificate and a key",
+                code="argument-missing",
+                argument="certificate",
+            )
+        self.files()
+        if is_loopback(self.host):
+            return
+        if not self.expose:
+            raise UsageError(
+                f"The address {self.host} can be reached from other machines; set expose to True "
+                "if that is meant, or use 127.0.0.1",
+                code="argument-missing",
+                argument="expose",
+                address=self.host,
+            )
+        tls = self.certificate is not None
+        warn_of_exposure(self.host, tls=tls, tokens=self.tokens, changes=allowed, stacklevel=5)
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens."""
+        return Tokens(self.token, self.admin_token, self.metrics_token)
+
+    def files(self) -> tuple[Path, Path] | None:
+        """Return the files of certificate and key, if there is TLS."""
+        if self.certificate is None or self.key is None:
+            return None
+        return tls_files(self.certificate, self.key)
+
+    @property
+    def allows_changes(self) -> bool:
+        """True if clients may change what others see."""
+        return changes_allowed(self.changes, self.tokens)
+
+    def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
+        """Raise an error if the header of a request lacks the token for its purpose."""
+        self.tokens.check(authorization, purpose)

@@ -24,7 +24,14 @@ import numpy as np
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import BigDLError
 
-__all__ = ["BatchingOptions", "ClosedError", "DeadlineError", "MicroBatcher", "OverloadError"]
+__all__ = [
+    "BatchingOptions",
+    "ClosedError",
+    "DeadlineError",
+    "MicroBatcher",
+    "OverloadError",
+    "UnavailableError",
+]
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -55,7 +62,11 @@ class DeadlineError(BigDLError, TimeoutError):
     code = "timeout"
 
 
-class ClosedError(BigDLError, RuntimeError):
+class UnavailableError(BigDLError, RuntimeError):
+    """The part of a server that should answer has gone, or is ending."""
+
+
+class ClosedError(UnavailableError):
     """The model takes no more requests, since it is being unloaded.
 
     Examples

@@ -8,13 +8,16 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import SplitResult
 
 import numpy as np
 
 from bigdl.common.checks import check_number
-from bigdl.common.errors import BigDLError, UsageError, require
+from bigdl.common.errors import BigDLError, UsageError
+from bigdl.nano.serving.grpc_client import GrpcClient
 from bigdl.nano.serving.messages import (
     SERVICE,
     describe_tensor,
@@ -23,6 +26,7 @@ from bigdl.nano.serving.messages import (
     set_parameter,
 )
 from bigdl.nano.serving.open_inference import from_bytes, from_values, json_values, to_bytes
+from bigdl.nano.serving.protos import MessageClass
 from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
 
 __all__ = ["Client", "ServerError"]
@@ -248,8 +252,12 @@ def _array(value: Any) -> np.ndarray:
 class _Http:
     """HTTP with a connection for each thread."""
 
-    def __init__(self, parts: Any, token: str | None, timeout: float, ca: str | None):
-        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+    def __init__(self, parts: SplitResult, token: str | None, timeout: float, ca: str | None):
+        self._host, self._port, self._path = (
+            parts.hostname or "",
+            parts.port,
+            parts.path.rstrip("/"),
+        )
         self._timeout = timeout
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
@@ -416,51 +424,30 @@ def _sentence(content: bytes, status: int) -> str:
         return f"The server answered with status {status}"
 
 
-class _Grpc:
+class _Grpc(GrpcClient):
     """gRPC; one channel for all threads."""
 
-    def __init__(self, parts: Any, token: str | None, timeout: float, ca: str | None):
-        self._grpc = grpc = require("grpc", "serving")
-        self._timeout = timeout
-        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    def __init__(self, parts: SplitResult, token: str | None, timeout: float, ca: str | None):
         if parts.port is None:
             raise UsageError(
                 "The address of a server for gRPC needs a port",
                 code="argument-value",
                 argument="url",
             )
-        target = parts.netloc.rpartition("@")[2]
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-        ]
-        if parts.scheme == "grpcs":
-            trusted = None
-            if ca is not None:
-                with open(ca, "rb") as file:
-                    trusted = file.read()
-            credentials = grpc.ssl_channel_credentials(trusted)
-            self._channel = grpc.secure_channel(target, credentials, options)
-        else:
-            self._channel = grpc.insecure_channel(target, options)
-        self._calls: dict[str, Any] = {}
+        super().__init__(
+            parts.netloc.rpartition("@")[2],
+            SERVICE,
+            lambda name: messages()[f"{name}Response"],
+            timeout=timeout,
+            token=token,
+            tls=parts.scheme == "grpcs",
+            authority=None if ca is None else Path(ca).read_bytes(),
+        )
 
-    def _call(
-        self, name: str, request: Any, timeout: float | None = None, extra: tuple = ()
-    ) -> Any:
-        call = self._calls.get(name)
-        if call is None:
-            made = messages()
-            call = self._calls[name] = self._channel.unary_unary(
-                f"/{SERVICE}/{name}",
-                request_serializer=made[f"{name}Request"].SerializeToString,
-                response_deserializer=made[f"{name}Response"].FromString,
-            )
+    def _call(self, name: str, request: MessageClass, *arguments: Any) -> MessageClass:
         try:
-            return call(
-                request, timeout=timeout or self._timeout, metadata=(*self._metadata, *extra)
-            )
-        except self._grpc.RpcError as error:
+            return self.call(name, request, *arguments)
+        except self._rpc_error as error:
             raise ServerError(error.details() or "", error.code().name) from error
 
     def asked(self, what: str, model: str | None = None, version: str = "") -> bool:
@@ -522,9 +509,6 @@ class _Grpc:
         if timeout is not None:
             set_parameter(request, "timeout", max(int(timeout * 1e6), 1))
         extra = () if key is None else (("x-request-key", key),)
-        answer = self._call("ModelInfer", request, timeout, extra)
+        answer = self._call("ModelInfer", request, extra, timeout)
         results = read_tensors(answer.outputs, answer.raw_output_contents)
         return {name: array.copy() for name, array in results.items()}
-
-    def close(self) -> None:
-        self._channel.close()

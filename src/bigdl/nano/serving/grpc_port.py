@@ -19,15 +19,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import GRPC_DRAIN_S, GRPC_END_S, MESSAGE_S
-from bigdl.nano.serving.access import AccessError, ForbiddenError, only_authorization
+from bigdl.nano.serving.access import AccessError, only_authorization
+from bigdl.nano.serving.future_awaiter import FutureAwaiter
+from bigdl.nano.serving.statuses import status_of
+
+if TYPE_CHECKING:
+    import grpc
+    from grpc.aio import ServicerContext
 
 __all__ = ["Call", "GrpcPort", "GrpcRefusal"]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _OPEN, _QUICK, _WORK = "open", "quick", "work"  # groups of methods
@@ -84,10 +91,10 @@ class Call:
     context : grpc.aio.ServicerContext
     pool : Executor
         For :meth:`run`.
-    results : _Results
+    results : FutureAwaiter
     """
 
-    def __init__(self, context: Any, pool: ThreadPoolExecutor, results: Any):
+    def __init__(self, context: ServicerContext, pool: ThreadPoolExecutor, results: FutureAwaiter):
         self._context, self._pool, self._results = context, pool, results
         self._loop = asyncio.get_running_loop()
         self._left = context.time_remaining()
@@ -97,7 +104,7 @@ class Call:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)  # peer, set_trailing_metadata, set_code, ...
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Return what a function gives that is called in a thread of the port."""
         return await self._results.of(self._pool.submit(function, *arguments))
 
@@ -107,11 +114,11 @@ class Call:
             return None
         return max(self._left - (time.monotonic() - self._begin), 0.0)
 
-    def abort(self, status: Any, sentence: str) -> None:
+    def abort(self, status: grpc.StatusCode, sentence: str) -> None:
         """Answer by a status; raises."""
         raise GrpcRefusal(status.name, sentence)
 
-    def abort_with_status(self, status: Any) -> None:
+    def abort_with_status(self, status: grpc.Status) -> None:
         """Answer by a status; raises."""
         raise GrpcRefusal(status.code.name, status.details)
 
@@ -130,7 +137,7 @@ class Call:
         self._loop.call_soon_threadsafe(self._context.add_done_callback, lambda context: function())
         return True
 
-    def send_initial_metadata(self, metadata: Any) -> None:
+    def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         """Send leading metadata."""
         sending = self._context.send_initial_metadata(metadata)
         asyncio.run_coroutine_threadsafe(sending, self._loop).result()
@@ -186,7 +193,7 @@ class GrpcPort:
         self,
         host: str,
         port: int,
-        handlers: Sequence[Any],
+        handlers: Sequence[grpc.GenericRpcHandler],
         *,
         threads: int,
         most_requests: int,
@@ -198,17 +205,15 @@ class GrpcPort:
         shares_port: bool = False,
         message_seconds: float = MESSAGE_S,
     ):
-        grpc = require("grpc", "serving")
+        module = require("grpc", "serving")
         require("grpc.aio", "serving")
         check_integer("The port of gRPC", port, 0, MOST_PORT)
-        from bigdl.nano.serving.http_app import _Results
-
-        self._grpc, self._results = grpc, _Results()
+        self._grpc, self._results = module, FutureAwaiter()
         self._handlers = list(handlers)
         self._most_requests, self._message_seconds = most_requests, message_seconds
         self._check_access = check_access
         self._open, self._quick = frozenset(open_methods), frozenset(quick_methods)
-        self._methods: dict[str, Any] = {}
+        self._methods: dict[str, grpc.RpcMethodHandler] = {}
         # Counted apart, so that none of a group is refused for many of another.
         self._requests = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)
         self._silent = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)  # whose message has not come
@@ -279,7 +284,7 @@ class GrpcPort:
 
     # -- in the event loop ---------------------------------------------------------------------
 
-    def _handler(self, details: Any) -> Any:
+    def _handler(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Return what answers a request, of which the headers alone are there."""
         path = details.method
         group = self._group(path)
@@ -290,10 +295,8 @@ class GrpcPort:
                 headers = details.invocation_metadata or ()
                 given = [value for name, value in headers if name == "authorization"]
                 self._check_access(only_authorization(given), path)
-            except ForbiddenError as error:
-                return self._refusing("PERMISSION_DENIED", str(error))
             except AccessError as error:
-                return self._refusing("UNAUTHENTICATED", str(error))
+                return self._refusing(status_of(error).grpc, str(error))
         is_busy = self._requests[group] >= self._most_requests
         if is_busy or self._silent[group] >= _MOST_SILENT * self._most_requests:
             return self._refusing("RESOURCE_EXHAUSTED", _BUSY)
@@ -312,7 +315,9 @@ class GrpcPort:
             return _OPEN
         return _QUICK if path in self._quick else _WORK
 
-    def _as_stream(self, path: str, handler: Any, group: str) -> Any:
+    def _as_stream(
+        self, path: str, handler: grpc.RpcMethodHandler, group: str
+    ) -> grpc.RpcMethodHandler:
         """Return a handler that waits for the message of a request itself."""
         method = _Method(
             path,
@@ -323,21 +328,21 @@ class GrpcPort:
             inspect.iscoroutinefunction(handler.unary_unary),
         )
 
-        async def answer(requests: Any, context: Any) -> bytes:
+        async def answer(requests: object, context: ServicerContext) -> bytes:
             return await self._answer(method, context)
 
         return self._grpc.stream_unary_rpc_method_handler(answer)
 
-    def _refusing(self, status: str, sentence: str) -> Any:
-        async def refuse(requests: Any, context: Any) -> None:
+    def _refusing(self, status: str, sentence: str) -> grpc.RpcMethodHandler:
+        async def refuse(requests: object, context: ServicerContext) -> None:
             await self._abort(context, status, sentence)
 
         return self._grpc.stream_unary_rpc_method_handler(refuse)
 
-    async def _abort(self, context: Any, status: str, sentence: str) -> None:
+    async def _abort(self, context: ServicerContext, status: str, sentence: str) -> None:
         await context.abort(getattr(self._grpc.StatusCode, status), shortened(sentence))
 
-    async def _answer(self, method: _Method, context: Any) -> bytes:
+    async def _answer(self, method: _Method, context: ServicerContext) -> bytes:
         try:
             content = await self._message(method, context)
             if self._requests[method.group] >= self._most_requests:
@@ -354,7 +359,7 @@ class GrpcPort:
             await self._abort(context, "UNKNOWN", "The server has failed; its log says why")
         raise AssertionError("abort raises")
 
-    async def _message(self, method: _Method, context: Any) -> bytes:
+    async def _message(self, method: _Method, context: ServicerContext) -> bytes:
         """Return the message of a request when it has come."""
         self._silent[method.group] += 1
         try:
@@ -371,7 +376,7 @@ class GrpcPort:
             raise GrpcRefusal("INVALID_ARGUMENT", "The request has no message")
         return content
 
-    async def _called(self, method: _Method, content: bytes, context: Any) -> bytes:
+    async def _called(self, method: _Method, content: bytes, context: ServicerContext) -> bytes:
         pool = self._pool if method.group == _WORK else self._quick_pool
         call = Call(context, pool, self._results)
         if method.is_async:
@@ -408,7 +413,7 @@ class GrpcPort:
 class _Services:
     """The services of a port, of which grpc asks for the handler of a request."""
 
-    service: Callable[[Any], Any]
+    service: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None]
 
 
 class _Work:
@@ -426,7 +431,7 @@ class _Work:
         return answer if self._method.write is None else self._method.write(answer)
 
 
-def _read(method: _Method, content: bytes) -> Any:
+def _read(method: _Method, content: bytes) -> object:
     if method.read is None:
         return content
     try:
@@ -472,7 +477,7 @@ class _SharedLoop:
             self._mine: asyncio.AbstractEventLoop = shared._loop
         self._is_open = True
 
-    def run(self, work: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+    def run(self, work: Coroutine[object, object, T], seconds: float | None = None) -> T:
         """Return what a coroutine gives that runs in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._mine).result(seconds)
 

@@ -1,20 +1,21 @@
-"""GrpcServer: the Open Inference Protocol over gRPC."""
+"""InferenceHandlers: the Open Inference Protocol over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import require
 from bigdl.nano.serving import open_inference as protocol
-from bigdl.nano.serving.access import ADMIN, INFER
-from bigdl.nano.serving.grpc_port import Call, GrpcPort, GrpcRefusal, not_a_message
-from bigdl.nano.serving.http_app import _Results, server_metadata
+from bigdl.nano.serving.access import ADMIN
+from bigdl.nano.serving.future_awaiter import FutureAwaiter
+from bigdl.nano.serving.grpc_port import Call, GrpcRefusal, not_a_message
+from bigdl.nano.serving.http_app import server_metadata
 from bigdl.nano.serving.messages import (
     METHODS,
     SERVICE,
@@ -24,38 +25,26 @@ from bigdl.nano.serving.messages import (
     parameters_of,
     read_tensors,
 )
+from bigdl.nano.serving.protos import Message
 from bigdl.nano.serving.repository import UnknownModelError
-from bigdl.nano.serving.service import InferenceService, code_of
+from bigdl.nano.serving.service import InferenceService
+from bigdl.nano.serving.statuses import ERROR, status_of
 
-__all__ = ["GrpcServer", "InferenceHandlers"]
+if TYPE_CHECKING:
+    import grpc
+
+    from bigdl.nano.serving.signature import Signature
+
+__all__ = ["InferenceHandlers"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_WAITING_FOR_EACH_THREAD = 32
 _SMALL = 64 << 10  # bytes of a message that are read or written at once, in the event loop
-OPEN_METHODS = [f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")]
-QUICK_METHODS = [
-    f"/{SERVICE}/{name}"
-    for name in ("ServerMetadata", "ModelReady", "ModelMetadata", "RepositoryIndex")
-]
-ADMIN_METHODS = [f"/{SERVICE}/{name}" for name in ("RepositoryModelLoad", "RepositoryModelUnload")]
-_STATUS = {
-    "not_found": "NOT_FOUND",
-    "denied": "PERMISSION_DENIED",
-    "bad_request": "INVALID_ARGUMENT",
-    "overloaded": "RESOURCE_EXHAUSTED",
-    "unavailable": "UNAVAILABLE",
-    "deadline": "DEADLINE_EXCEEDED",
-    "error": "INTERNAL",
-}
-
-
-def purpose_of(path: str) -> str:
-    """Return what a method of the protocol is for."""
-    return ADMIN if path in ADMIN_METHODS else INFER
 
 
 class InferenceHandlers:
-    """The methods of the protocol for a :class:`GrpcPort`.
+    """The methods of the protocol for a :class:`GrpcServer`.
 
     Parameters
     ----------
@@ -63,14 +52,23 @@ class InferenceHandlers:
     """
 
     name = SERVICE
+    purposes: Mapping[str, str] = {"RepositoryModelLoad": ADMIN, "RepositoryModelUnload": ADMIN}
+    open_methods: Sequence[str] = ("ServerLive", "ServerReady")
+    quick_methods: Sequence[str] = (
+        "ServerMetadata",
+        "ModelReady",
+        "ModelMetadata",
+        "RepositoryIndex",
+    )
+    checks_changes = True  # with a sentence of its own
 
     def __init__(self, service: InferenceService):
         self._grpc = require("grpc", "serving")
-        self._results = _Results()
+        self._results = FutureAwaiter()
         self.service = service
 
-    def handler(self) -> Any:
-        """Return what a :class:`GrpcPort` takes.
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a server of gRPC takes.
 
         What asks about the server alone is answered without its message. Inference waits for the
         model in the event loop, and all else in threads.
@@ -98,18 +96,20 @@ class InferenceHandlers:
                 )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _unasked(self, answer: Callable[[], Any]) -> Callable[[Any, Any], Any]:
+    def _unasked(self, answer: Callable[[], Message]) -> Callable[[Message, object], object]:
         """A method whose request says nothing, so nobody waits for it."""
 
-        async def answered(requests: Any, context: Any) -> Any:
+        async def answered(requests: object, context: object) -> Message:
             return answer()
 
         return answered
 
-    def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def _guarded(
+        self, name: str, method: Callable[[Message], Message]
+    ) -> Callable[[Message, object], object]:
         """A method that answers errors by their status."""
 
-        def answer(request: Any, context: Any) -> Any:
+        def answer(request: Message, context: object) -> Message:
             try:
                 return method(request)
             except Exception as error:
@@ -117,23 +117,23 @@ class InferenceHandlers:
 
         return answer
 
-    def _server_live(self) -> Any:
+    def _server_live(self) -> Message:
         return messages()["ServerLiveResponse"](live=True)
 
-    def _server_ready(self) -> Any:
+    def _server_ready(self) -> Message:
         return messages()["ServerReadyResponse"](ready=self.service.ready)
 
-    def _server_metadata(self) -> Any:
+    def _server_metadata(self) -> Message:
         return messages()["ServerMetadataResponse"](**server_metadata())
 
-    def _ModelReady(self, request: Any) -> Any:
+    def _ModelReady(self, request: Message) -> Message:
         try:
             self.service.repository.find(request.name, request.version)
         except UnknownModelError:
             return messages()["ModelReadyResponse"](ready=False)
         return messages()["ModelReadyResponse"](ready=True)
 
-    def _ModelMetadata(self, request: Any) -> Any:
+    def _ModelMetadata(self, request: Message) -> Message:
         repository, name = self.service.repository, request.name
         model = repository.find(name, request.version).model
         versions = [request.version] if request.version else repository.versions(name)
@@ -155,7 +155,7 @@ class InferenceHandlers:
         self.service.loops.add(asyncio.get_running_loop())
         service, begin, is_small = self.service, time.monotonic(), len(content) <= _SMALL
 
-        async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        async def run(function: Callable[..., T], *arguments: object) -> T:
             return function(*arguments) if is_small else await call.run(function, *arguments)
 
         request = await run(_parsed, content)
@@ -181,30 +181,30 @@ class InferenceHandlers:
                 protocol.check_answer(wanted, results, most)
                 return await run(_encoded, asked, wanted, results, name, deployed.version)
 
-    def _RepositoryIndex(self, request: Any) -> Any:
+    def _RepositoryIndex(self, request: Message) -> Message:
         entries = self.service.repository.index()
         models = [e for e in entries if not request.ready or e["state"] == "READY"]
         return messages()["RepositoryIndexResponse"](models=models)
 
-    def _RepositoryModelLoad(self, request: Any) -> Any:
+    def _RepositoryModelLoad(self, request: Message) -> Message:
         self.service.change("load", request.model_name)
         return messages()["RepositoryModelLoadResponse"]()
 
-    def _RepositoryModelUnload(self, request: Any) -> Any:
+    def _RepositoryModelUnload(self, request: Message) -> Message:
         self.service.change("unload", request.model_name)
         return messages()["RepositoryModelUnloadResponse"]()
 
 
 def _refusal(name: str, error: Exception) -> GrpcRefusal:
     """Return how an error is answered; one of the server's own is logged."""
-    code, sentence = code_of(error), str(error)
-    if code == "error":
+    status, sentence = status_of(error), str(error)
+    if status is ERROR:
         _log.error("A call of %s failed", name, exc_info=error)
         sentence = "The server has failed; its log says why"
-    return GrpcRefusal(_STATUS[code], sentence)
+    return GrpcRefusal(status.grpc, sentence)
 
 
-def _parsed(content: bytes) -> Any:
+def _parsed(content: bytes) -> Message:
     """Return the request in the bytes of a message."""
     check_fields(content)
     try:
@@ -214,8 +214,8 @@ def _parsed(content: bytes) -> Any:
 
 
 def _decoded(
-    request: Any, signature: Any, most_rows: int
-) -> tuple[protocol.InferRequest, list[tuple[int, Any]], list[np.ndarray]]:
+    request: Message, signature: Signature, most_rows: int
+) -> tuple[protocol.InferRequest, list[tuple[int, protocol.RequestedOutput]], list[np.ndarray]]:
     """Return the request, its outputs by their positions, and the model's inputs."""
     inputs = read_tensors(request.inputs, request.raw_input_contents, signature, most_rows)
     for each in request.outputs:
@@ -232,7 +232,7 @@ def _decoded(
 
 def _encoded(
     asked: protocol.InferRequest,
-    wanted: list[tuple[int, Any]],
+    wanted: list[tuple[int, protocol.RequestedOutput]],
     results: list[np.ndarray],
     name: str,
     version: str,
@@ -244,62 +244,3 @@ def _encoded(
         describe_tensor(answer.outputs.add(), output.name, array)
         answer.raw_output_contents.append(protocol.to_bytes(array))
     return answer.SerializeToString()
-
-
-class GrpcServer:
-    """A server for gRPC, in the event loop and the threads of a :class:`GrpcPort`.
-
-    Parameters
-    ----------
-    service : InferenceService
-    host : str
-    port : int
-        0 means any that is free.
-    threads : int
-        For messages that are large, for loading, and for further services; 32 times as many
-        requests may be answered or wait.
-    pem : (bytes, bytes), optional
-        Key and certificate, for TLS.
-    handlers : sequence of grpc.GenericRpcHandler, optional
-        Of further services.
-    shares_port : bool, default False
-        Other processes listen on the port, too.
-
-    Attributes
-    ----------
-    port : int
-    """
-
-    def __init__(
-        self,
-        service: InferenceService,
-        host: str,
-        port: int,
-        *,
-        threads: int = 64,
-        pem: tuple[bytes, bytes] | None = None,
-        handlers: Sequence[Any] = (),
-        shares_port: bool = False,
-    ):
-        self._port = GrpcPort(
-            host,
-            port,
-            [InferenceHandlers(service).handler(), *handlers],
-            threads=threads,
-            most_requests=threads * _WAITING_FOR_EACH_THREAD,
-            most_bytes=service.limits.max_request_bytes,
-            check_access=lambda given, path: service.check_access(given, purpose_of(path)),
-            open_methods=OPEN_METHODS,
-            quick_methods=QUICK_METHODS,
-            pem=pem,
-            shares_port=shares_port,
-        )
-        self.port: int = self._port.port
-
-    def start(self) -> None:
-        """Answer requests from now on."""
-        self._port.start()
-
-    def stop(self, seconds: float) -> None:
-        """Take no more requests, and give those under way so many seconds."""
-        self._port.stop(seconds)

@@ -7,29 +7,31 @@ import logging
 import re
 import time
 import zlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.serving import open_inference as protocol
-from bigdl.nano.serving.access import ADMIN, INFER, METRICS, ForbiddenError, only_authorization
-from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadError
+from bigdl.nano.serving.access import ADMIN, INFER, METRICS, only_authorization
+from bigdl.nano.serving.batching import OverloadError
+from bigdl.nano.serving.future_awaiter import FutureAwaiter, late
 from bigdl.nano.serving.openapi import openapi, page
-from bigdl.nano.serving.repository import UnknownModelError
-from bigdl.nano.serving.service import AccessError, InferenceService
+from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.signature import Signature
+from bigdl.nano.serving.statuses import ERROR, status_of
 
 __all__ = ["HttpAnswer", "HttpApp", "HttpRequest"]
 
 orjson = LazyModule("orjson", "serving")
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 _JSON = "application/json"
 
 _SMALL = 32 << 10  # bytes that are read or written at once in the event loop
@@ -38,6 +40,7 @@ _MOST_WAITING = 256  # bodies that wait for these threads
 _RATIO = 100  # of a compressed body
 _ANY_RATIO = 256 << 10  # bytes to which any body may be unpacked
 _MOST_COMMAND = 1 << 20  # bytes of a request that changes models or asks for them
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}  # of an error
 _LONGEST_SENTENCE = 2000  # clients choose names that errors repeat
 
 
@@ -68,7 +71,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     body: bytes = b""
     query: str = ""
-    receive: Callable[[], Awaitable[Any]] | None = field(default=None, repr=False, compare=False)
+    receive: Receive | None = field(default=None, repr=False, compare=False)
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object of JSON; an empty body is an empty object."""
@@ -114,20 +117,12 @@ class HttpAnswer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def json_answer(content: Any, status: int = 200) -> HttpAnswer:
+def json_answer(content: object, status: int = 200) -> HttpAnswer:
     """Return an answer in JSON."""
     return HttpAnswer(orjson.dumps(content), status)
 
 
 Handler = Callable[..., Awaitable[HttpAnswer]]
-_STATUS: list[tuple[type[Exception], int]] = [
-    (UnknownModelError, 404),
-    (AccessError, 403),
-    (UsageError, 400),
-    (OverloadError, 503),
-    (ClosedError, 503),
-    (DeadlineError, 504),
-]
 
 
 class _Refused(Exception):
@@ -160,7 +155,7 @@ class HttpApp:
     ):
         self.service = service
         self._paths = dict(paths or {})
-        self._results = _Results()
+        self._results = FutureAwaiter()
         self._bodies = BodyThreads()
         own: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
@@ -197,7 +192,7 @@ class HttpApp:
 
     # -- ASGI ----------------------------------------------------------------------------------
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a websocket
             await send({"type": "websocket.close", "code": 1003})
             return
@@ -212,20 +207,19 @@ class HttpApp:
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: dict[str, Any], receive: Any) -> HttpAnswer:
+    async def _answer(self, scope: dict[str, Any], receive: Receive) -> HttpAnswer:
         try:
             return await self._routed(scope, receive)
         except _Refused as error:
             return _failure(error.status, str(error), **error.headers)
-        except (UsageError, OverloadError, ClosedError, DeadlineError) as error:
-            status = next(number for kind, number in _STATUS if isinstance(error, kind))
-            headers = {"retry-after": "1"} if status == 503 else {}
-            return _failure(status, str(error), **headers)
-        except Exception:
-            _log.exception("A request failed: %s %s", scope["method"], scope["path"])
-            return _failure(500, "The server has failed; its log says why")
+        except Exception as error:
+            status = status_of(error)
+            if status is ERROR:
+                _log.exception("A request failed: %s %s", scope["method"], scope["path"])
+                return _failure(500, "The server has failed; its log says why")
+            return _failure(status.http, str(error), **_HEADERS.get(status.http, {}))
 
-    async def _routed(self, scope: dict[str, Any], receive: Any) -> HttpAnswer:
+    async def _routed(self, scope: dict[str, Any], receive: Receive) -> HttpAnswer:
         path, method = scope["path"], scope["method"]
         methods = self._fixed.get(path)
         arguments: dict[str, str] = {}
@@ -238,12 +232,7 @@ class HttpApp:
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
         if not path.startswith("/v2/health/"):
             given = [value for name, value in scope["headers"] if name == b"authorization"]
-            try:
-                self.service.check_access(only_authorization(given), _purpose(path))
-            except ForbiddenError:
-                raise  # 403
-            except AccessError as error:
-                raise _Refused(401, str(error), **{"www-authenticate": "Bearer"}) from None
+            self.service.check_access(only_authorization(given), _purpose(path))
         if _purpose(path) == ADMIN and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             # A browser sends it: any page in one on this machine reaches a server on loopback.
             raise _Refused(403, "A page of another site may not change the server")
@@ -268,7 +257,7 @@ class HttpApp:
             return await handler(request, **arguments)
 
     async def _body(
-        self, headers: Mapping[str, str], receive: Any, hold: Callable[[int], None]
+        self, headers: Mapping[str, str], receive: Receive, hold: Callable[[int], None]
     ) -> bytes:
         most = self.service.limits.max_request_bytes
         declared = headers.get("content-length", "")
@@ -343,7 +332,7 @@ class HttpApp:
             seconds = service.seconds_of(asked.timeout)
             left = seconds - (time.monotonic() - begin)
             if left <= 0:
-                raise _late(seconds)
+                raise late(seconds)
             answering.mirror(arrays)
             future = served.submit(arrays, left)
             results = await self._results.within(future, left, seconds)
@@ -412,7 +401,7 @@ class BodyThreads:
         self._pool = ThreadPoolExecutor(_THREADS, "bigdl-serving-bodies")
         self._waiting = 0
 
-    async def run(self, work: Callable[[], Any], size: int, refuses: bool = True) -> Any:
+    async def run(self, work: Callable[[], T], size: int, refuses: bool = True) -> T:
         """Return what a function gives, called in the event loop if it is about few bytes.
 
         Raises
@@ -429,74 +418,6 @@ class BodyThreads:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
             self._waiting -= 1
-
-
-def _late(seconds: float) -> DeadlineError:
-    return DeadlineError(f"The request was not answered within its time of {seconds:g} s")
-
-
-class _Results:
-    """Brings what threads of models have computed to the event loop.
-
-    All answers of a batch come by one call into the loop. ``asyncio.wrap_future`` makes a call for
-    each, for which the thread waits as long as the loop is busy.
-    """
-
-    def __init__(self) -> None:
-        self._arrived: deque[tuple[asyncio.Future, Future]] = deque()
-        self._announced = False
-
-    async def of(self, future: Future) -> Any:
-        """Return the result of a future of another thread; it is cancelled with this call."""
-        loop = asyncio.get_running_loop()
-        waiting = loop.create_future()
-
-        def arrived(done: Future) -> None:
-            self._arrived.append((waiting, done))
-            if not self._announced:
-                self._announced = True
-                with suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(self._deliver)
-
-        future.add_done_callback(arrived)
-        try:
-            return await waiting
-        finally:
-            future.cancel()
-
-    async def within(self, future: Future, left: float, seconds: float) -> Any:
-        """Return the result of a future as :meth:`of` does, or refuse a request that is late.
-
-        Parameters
-        ----------
-        future : concurrent.futures.Future
-        left, seconds : float
-            Seconds that are left of the request's time, and the whole of it.
-
-        Raises
-        ------
-        DeadlineError
-        """
-        try:
-            async with asyncio.timeout(left):
-                return await self.of(future)
-        except DeadlineError:  # of the model, which is a TimeoutError, too
-            raise
-        except TimeoutError:
-            raise _late(seconds) from None
-
-    def _deliver(self) -> None:
-        self._announced = False  # first: what comes from now on is announced again
-        while self._arrived:
-            waiting, done = self._arrived.popleft()
-            if waiting.done():
-                continue
-            if done.cancelled():
-                waiting.cancel()
-            elif (error := done.exception()) is not None:
-                waiting.set_exception(error)
-            else:
-                waiting.set_result(done.result())
 
 
 def server_metadata() -> dict[str, Any]:

@@ -1,18 +1,14 @@
-"""Messages of the Open Inference Protocol for gRPC, made from ``open_inference.proto``.
-
-They live in a pool of their own, so they do not collide with those of other clients of the protocol
-in the same process, and they are made at run time, so any version of protobuf will do.
-"""
+"""Messages of the Open Inference Protocol for gRPC, made from ``open_inference.proto``."""
 
 from __future__ import annotations
 
 import functools
-from importlib import resources
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.nano.serving.open_inference import (
     MOST_VALUES,
     check_declared,
@@ -20,6 +16,7 @@ from bigdl.nano.serving.open_inference import (
     from_bytes,
     from_values,
 )
+from bigdl.nano.serving.protos import Message, MessageClass, ProtoPool
 from bigdl.nano.serving.signature import Signature, datatype_of
 
 SERVICE = "inference.GRPCInferenceService"
@@ -39,40 +36,14 @@ _CONTENTS = {
 }
 
 
-def load_messages(descriptors: bytes, package: str) -> dict[str, Any]:
-    """Return the message classes of a set of descriptors, by their names.
-
-    Parameters
-    ----------
-    descriptors : bytes
-        What ``protoc --descriptor_set_out`` writes.
-    package : str
-        The package whose messages are wanted.
-    """
-    protobuf = require("google.protobuf.descriptor_pb2", "serving")
-    pool = require("google.protobuf.descriptor_pool", "serving").DescriptorPool()
-    factory = require("google.protobuf.message_factory", "serving")
-    files = protobuf.FileDescriptorSet.FromString(descriptors).file
-    for file in files:
-        pool.Add(file)
-    return {
-        message.name: factory.GetMessageClass(
-            pool.FindMessageTypeByName(f"{package}.{message.name}")
-        )
-        for file in files
-        if file.package == package
-        for message in file.message_type
-    }
-
-
 @functools.cache
-def messages() -> dict[str, Any]:
+def messages() -> dict[str, MessageClass]:
     """Return the message classes of the protocol, by their names."""
-    content = resources.files(__package__).joinpath("open_inference.binpb").read_bytes()
-    return load_messages(content, "bigdl.open_inference")
+    pool = ProtoPool("bigdl.nano.serving", "open_inference.binpb")
+    return pool.messages("bigdl.open_inference")
 
 
-def parameters_of(message: Any) -> dict[str, Any]:
+def parameters_of(message: Message) -> dict[str, Any]:
     """Return parameters of a message as plain values."""
     values = {}
     for name, parameter in message.parameters.items():
@@ -81,7 +52,7 @@ def parameters_of(message: Any) -> dict[str, Any]:
     return values
 
 
-def set_parameter(message: Any, name: str, value: bool | int | float | str) -> None:
+def set_parameter(message: Message, name: str, value: bool | int | float | str) -> None:
     """Set a parameter of a message."""
     parameter = message.parameters[name]
     if isinstance(value, bool):
@@ -174,7 +145,10 @@ def _varint(view: memoryview, begin: int) -> tuple[int, int]:
 
 
 def read_tensors(
-    tensors: Any, raw: Any, signature: Signature | None = None, most_rows: int | None = None
+    tensors: Sequence[Message],
+    raw: Sequence[bytes],
+    signature: Signature | None = None,
+    most_rows: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the tensors of a request or an answer by their names.
 
@@ -239,7 +213,7 @@ def read_tensors(
     return arrays
 
 
-def _texts(values: Any, shape: list[int], name: str) -> np.ndarray:
+def _texts(values: Sequence[bytes], shape: list[int], name: str) -> np.ndarray:
     count = count_of(shape, name)
     if len(values) != count:
         raise UsageError(
@@ -252,7 +226,7 @@ def _texts(values: Any, shape: list[int], name: str) -> np.ndarray:
     return array.reshape(shape)
 
 
-def describe_tensor(message: Any, name: str, array: np.ndarray) -> None:
+def describe_tensor(message: Message, name: str, array: np.ndarray) -> None:
     """Fill in name, datatype and shape of a tensor."""
     message.name, message.datatype = name, datatype_of(array.dtype)
     message.shape.extend(array.shape)

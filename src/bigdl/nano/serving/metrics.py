@@ -1,110 +1,268 @@
 """ServingMetrics: counts and times of a server, in the format of Prometheus.
 
-Stages of a request are ``decode`` (the message becomes arrays), ``queue`` (it waits for the model),
-``compute`` (the model's call, which it may share with others) and ``encode``.
+Stages of a request for a model are ``decode`` (the message becomes arrays), ``queue`` (it waits for
+the model), ``compute`` (the model's call, which it may share with others) and ``encode``; those of
+a recommendation have the names of its stages.  The latest times of these are what ``getMetrics``
+answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from bigdl.common.errors import require
 from bigdl.nano.serving.batching import BatchReport
 from bigdl.nano.serving.repository import Deployment, ModelRepository
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import GaugeMetricFamily
+
 __all__ = ["ServingMetrics"]
 
+_LATEST = 4096  # times of a stage that percentiles are made of
 _SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
 )
+_STAGE_SECONDS = (
+    *(0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
+    *(0.075, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
+class _Family(NamedTuple):
+    """One metric, with a child for each value of its labels."""
+
+    kind: str
+    name: str
+    text: str
+    labels: Sequence[str] = ()
+    buckets: Sequence[float] = ()
+
+
+_STAGE = ("stage",)
+_RECOMMENDER = [
+    _Family("Histogram", "stage_seconds", "Time of a stage", _STAGE, _STAGE_SECONDS),
+    _Family("Counter", "stage_errors", "Calls of a stage that failed", _STAGE),
+    _Family(
+        "Counter", "answers", "Users that were answered, by the source of their items", ["source"]
+    ),
+    _Family("Gauge", "size", "Rows of a table, items of the index, version of the store", ["of"]),
+    _Family("Counter", "lost_shards", "Calls for which no replica of a shard answered", ["shard"]),
+    _Family(
+        "Counter",
+        "partial_answers",
+        "Users that were answered without the items of a lost shard",
+    ),
+]
+_MODEL = ("model", "version")
+_MODELS = [
+    _Family("Counter", "bigdl_requests", "Requests for inference.", [*_MODEL, "protocol", "code"]),
+    _Family(
+        "Histogram",
+        "bigdl_request_seconds",
+        "Time of a request in the server.",
+        ["model", "protocol"],
+        _SECONDS,
+    ),
+    _Family("Histogram", "bigdl_stage_seconds", "Time of a stage.", [*_MODEL, "stage"], _SECONDS),
+    _Family("Histogram", "bigdl_batch_rows", "Rows of one call of a model.", _MODEL, _ROWS),
+    _Family("Counter", "bigdl_model_loads", "Models loaded or refused.", ["model", "result"]),
+    _Family("Counter", "bigdl_shadow_requests", "Requests to a shadow.", ["model", "result"]),
+    _Family("Gauge", "bigdl_requests_in_flight", "Requests that are being answered."),
+]
+
+
+class _Child(Protocol):
+    def inc(self, amount: float = 1) -> None: ...
+    def dec(self, amount: float = 1) -> None: ...
+    def observe(self, amount: float) -> None: ...
+    def set_function(self, f: Callable[[], float]) -> None: ...
+
+
+class _Ignored:
+    """A metric where there is no Prometheus."""
+
+    def inc(self, amount: float = 1) -> None: ...
+    def dec(self, amount: float = 1) -> None: ...
+    def observe(self, amount: float) -> None: ...
+    def set_function(self, f: Callable[[], float]) -> None: ...
+
+
+_IGNORED = _Ignored()
+
+
+class _Stage:
+    """The latest times of one stage."""
+
+    def __init__(self) -> None:
+        self.latest: deque[float] = deque(maxlen=_LATEST)
+        self.count = 0
+        self.begin = time.monotonic()
+
+
+class _Timed(AbstractContextManager[None]):
+    """One call of a stage."""
+
+    __slots__ = ("_begin", "_metrics", "_span", "_stage")
+
+    def __init__(self, metrics: ServingMetrics, stage: str):
+        self._metrics, self._stage = metrics, stage
+        self._span: AbstractContextManager[Span] | None = None
+
+    def __enter__(self) -> None:
+        if self._metrics.tracer is not None:
+            self._span = self._metrics.tracer.start_as_current_span(self._stage)
+            self._span.__enter__()
+        self._begin = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._begin
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
+        if kind is not None:
+            self._metrics.failed(self._stage)
+        self._metrics.took(self._stage, seconds)
+
+
+def _tracer() -> Tracer | None:
+    """Return a tracer of OpenTelemetry if the program has set up its traces."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+    except ImportError:
+        return None
+    has_traces = isinstance(trace.get_tracer_provider(), TracerProvider)
+    return trace.get_tracer("bigdl.friesian.serving") if has_traces else None
+
+
 class ServingMetrics:
-    """The metrics of one server.
+    """Times, errors and counts of a server: of its models, and of a recommender and its services.
+
+    Stages are spans of OpenTelemetry, too, where its SDK has been set up before.
 
     Parameters
     ----------
-    repository : ModelRepository
-        Each model that it loads reports its batches here.
     registry : prometheus_client.CollectorRegistry, optional
-        Where other metrics of the process are, too.
+        Where the metrics for Prometheus are; None leaves Prometheus out.
+    recommends : bool, default True
+        False leaves out what a recommender counts.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import ServingMetrics
+    >>> metrics = ServingMetrics()
+    >>> with metrics.time("recall"):
+    ...     pass
+    >>> metrics.summary()[0]["name"], metrics.summary()[0]["count"]
+    ('recall', 1)
     """
 
-    def __init__(self, repository: ModelRepository, registry: Any = None):
-        prometheus = require("prometheus_client", "serving")
-        self._repository = repository
-        self.registry = prometheus.CollectorRegistry() if registry is None else registry
-        self._text = prometheus.generate_latest
-        self.content_type: str = prometheus.CONTENT_TYPE_LATEST
+    def __init__(self, registry: CollectorRegistry | None = None, *, recommends: bool = True):
+        self.registry = registry
+        self.tracer = _tracer()
         # Where several processes are one server, it adds the metrics of the others.
         self.join: Callable[[bytes], bytes] = lambda own: own
-        make: dict[str, Any] = {"registry": self.registry}
-        model = ["model", "version"]
-        self._requests = prometheus.Counter(
-            "bigdl_requests", "Requests for inference.", [*model, "protocol", "code"], **make
-        )
-        self._seconds = prometheus.Histogram(
-            "bigdl_request_seconds",
-            "Time of a request in the server.",
-            ["model", "protocol"],
-            buckets=_SECONDS,
-            **make,
-        )
-        self._stages = prometheus.Histogram(
-            "bigdl_stage_seconds", "Time of a stage.", [*model, "stage"], buckets=_SECONDS, **make
-        )
-        self._rows = prometheus.Histogram(
-            "bigdl_batch_rows", "Rows of one call of a model.", model, buckets=_ROWS, **make
-        )
-        self._loads = prometheus.Counter(
-            "bigdl_model_loads", "Models loaded or refused.", ["model", "result"], **make
-        )
-        self._shadows = prometheus.Counter(
-            "bigdl_shadow_requests", "Requests to a shadow.", ["model", "result"], **make
-        )
-        self._in_flight = prometheus.Gauge(
-            "bigdl_requests_in_flight", "Requests that are being answered.", **make
-        )
+        self._stages: dict[str, _Stage] = {}
+        self._lock = threading.Lock()
+        self._children: dict[tuple[str, ...], _Child] = {}
+        self._families: dict[str, Callable[..., _Child]] = {}
+        if recommends:
+            self._declare(
+                each._replace(name=f"bigdl_recommender_{each.name}") for each in _RECOMMENDER
+            )
+
+    def _declare(self, families: Iterable[_Family]) -> None:
+        if self.registry is None:
+            return
+        prometheus = require("prometheus_client", "serving")
+        for kind, name, text, labels, buckets in families:
+            more = {"buckets": buckets} if buckets else {}
+            family = getattr(prometheus, kind)(name, text, labels, registry=self.registry, **more)
+            if labels:
+                self._families[name] = family.labels
+            else:
+                self._children[name,] = family
+
+    def _child(self, name: str, *labels: str) -> _Child:
+        """Return the metric of some labels; without Prometheus one that ignores all."""
+        key = (name, *labels)
+        child = self._children.get(key)
+        if child is None:
+            if name not in self._families:
+                return _IGNORED
+            child = self._children[key] = self._families[name](*labels)
+        return child
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def observe_models(self, repository: ModelRepository) -> None:
+        """Count requests for the models of a repository from now on, and report their batches."""
+        assert self.registry is not None
+        self._declare(_MODELS)
         self.registry.register(_Models(repository))
-        prometheus.ProcessCollector(registry=self.registry)
+        require("prometheus_client", "serving").ProcessCollector(registry=self.registry)
         repository.on_load = self._attach
-        repository.on_reload = self._count_load
+        repository.on_reload = lambda name, succeeded: self._child(
+            "bigdl_model_loads", name, "loaded" if succeeded else "refused"
+        ).inc()
         for deployed in repository.deployments():
             self._attach(deployed)
 
+    @property
+    def content_type(self) -> str:
+        """The type of :meth:`text` in HTTP."""
+        return require("prometheus_client", "serving").CONTENT_TYPE_LATEST
+
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
-        return self.join(self._text(self.registry))
+        return self.join(require("prometheus_client", "serving").generate_latest(self.registry))
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request as under way."""
-        self._in_flight.inc()
+        """Count a request for a model as under way."""
+        in_flight = self._child("bigdl_requests_in_flight")
+        in_flight.inc()
         try:
             yield
         finally:
-            self._in_flight.dec()
+            in_flight.dec()
 
-    def answered(self, model: str, version: str, protocol: str, code: str, seconds: float) -> None:
-        """Count an answer; a model that does not exist is counted under an empty name."""
-        self._requests.labels(model, version, protocol, code).inc()
-        self._seconds.labels(model, protocol).observe(seconds)
+    def requested(self, model: str, version: str, protocol: str, code: str, seconds: float) -> None:
+        """Count a request for a model; one that does not exist has an empty name."""
+        self._child("bigdl_requests", model, version, protocol, code).inc()
+        self._child("bigdl_request_seconds", model, protocol).observe(seconds)
 
     def stage(self, deployed: Deployment, stage: str) -> Callable[[float], None]:
         """Return the function that takes the seconds of a stage of a model."""
-        return self._stages.labels(deployed.name, deployed.version, stage).observe
+        return self._child("bigdl_stage_seconds", deployed.name, deployed.version, stage).observe
 
     def shadow(self, model: str) -> Callable[[bool], None]:
         """Return the function that counts an answer of a shadow."""
-        return lambda well: self._shadows.labels(model, "answered" if well else "failed").inc()
+        return lambda well: self._child(
+            "bigdl_shadow_requests", model, "answered" if well else "failed"
+        ).inc()
 
     def _attach(self, deployed: Deployment) -> None:
         queue, compute = self.stage(deployed, "queue"), self.stage(deployed, "compute")
-        rows = self._rows.labels(deployed.name, deployed.version).observe
+        rows = self._child("bigdl_batch_rows", deployed.name, deployed.version).observe
 
         def observe(report: BatchReport) -> None:
             for waited in report.waits:
@@ -114,8 +272,80 @@ class ServingMetrics:
 
         deployed.model.observe(observe)
 
-    def _count_load(self, name: str, succeeded: bool) -> None:
-        self._loads.labels(name, "loaded" if succeeded else "refused").inc()
+    # -- stages of a recommendation --------------------------------------------------------------
+
+    def time(self, stage: str) -> AbstractContextManager[None]:
+        """Measure what runs inside as a call of a stage."""
+        return _Timed(self, stage)
+
+    def failed(self, stage: str) -> None:
+        """Count an error of a stage."""
+        self._child("bigdl_recommender_stage_errors", stage).inc()
+
+    def took(self, stage: str, seconds: float) -> None:
+        """Take the seconds of a call of a stage."""
+        with self._lock:
+            known = self._stages.get(stage)
+            if known is None:
+                known = self._stages[stage] = _Stage()
+            known.latest.append(seconds)
+            known.count += 1
+        self._child("bigdl_recommender_stage_seconds", stage).observe(seconds)
+
+    def answered(self, source: str, users: int = 1) -> None:
+        """Count users by where their items came from."""
+        self._child("bigdl_recommender_answers", source).inc(users)
+
+    def lost(self, shard: str) -> None:
+        """Count a call for which no replica of a shard answered."""
+        self._child("bigdl_recommender_lost_shards", shard).inc()
+
+    def partial(self, users: int) -> None:
+        """Count users that were answered without the items of a lost shard."""
+        self._child("bigdl_recommender_partial_answers").inc(users)
+
+    def watch(self, of: str, function: Callable[[], float]) -> None:
+        """Show the number that a function returns whenever Prometheus asks."""
+        self._child("bigdl_recommender_size", of).set_function(function)
+
+    def summary(self) -> list[dict[str, float | str]]:
+        """Return for each stage its figures, in milliseconds and calls per second.
+
+        Returns
+        -------
+        list of dict
+            ``name``, ``count``, ``meanRate``, ``mean``, ``median``, ``p75``, ``p95``, ``p99``.
+        """
+        with self._lock:
+            known = {
+                name: (each.count, np.array(each.latest) * 1000, time.monotonic() - each.begin)
+                for name, each in self._stages.items()
+            }
+        figures = []
+        for name, (count, times, age) in known.items():
+            median, p75, p95, p99 = np.percentile(times, [50, 75, 95, 99]).round(4).tolist()
+            figures.append(
+                {
+                    "name": name,
+                    "count": count,
+                    "meanRate": round(count / max(age, 1e-9), 4),
+                    "mean": round(float(times.mean()), 4),
+                    "median": median,
+                    "p75": p75,
+                    "p95": p95,
+                    "p99": p99,
+                }
+            )
+        return figures
+
+    def to_json(self) -> str:
+        """Return :meth:`summary` as JSON, which is what ``getMetrics`` answers."""
+        return json.dumps(self.summary())
+
+    def reset(self) -> None:
+        """Forget the times so far; counters of Prometheus go on, as they have to."""
+        with self._lock:
+            self._stages.clear()
 
 
 class _Models:
@@ -125,10 +355,10 @@ class _Models:
         self._repository = repository
         self._gauge = require("prometheus_client.core", "serving").GaugeMetricFamily
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> list[GaugeMetricFamily]:
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
         names = ["model", "version"]
         waiting = self._gauge("bigdl_queue_length", "Requests that wait.", labels=names)
         loaded = self._gauge(

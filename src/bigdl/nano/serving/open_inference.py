@@ -143,7 +143,7 @@ def check_declared(
         check_rows(shape[0], most_rows)
 
 
-def count_of(shape: Any, name: str) -> int:
+def count_of(shape: object, name: str) -> int:
     """Return the number of elements of a shape of a request.
 
     Raises
@@ -171,7 +171,9 @@ def count_of(shape: Any, name: str) -> int:
     return math.prod(shape)
 
 
-def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
+def from_bytes(
+    data: bytes | bytearray | memoryview, datatype: str, shape: Sequence[int], name: str
+) -> np.ndarray:
     """Return a tensor from its bytes: little-endian numbers, or texts with their lengths before.
 
     Numbers of ``BF16`` become float32.
@@ -198,7 +200,7 @@ def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _texts(data: Any, count: int, name: str) -> np.ndarray:
+def _texts(data: bytes | bytearray | memoryview, count: int, name: str) -> np.ndarray:
     if len(data) < 4 * count:  # before as many objects are allocated as a shape can name
         raise UsageError(f"Tensor {name!r} holds fewer than {count} texts", code="request-invalid")
     if count > MOST_VALUES:
@@ -546,7 +548,7 @@ _repr.maxlist = _repr.maxtuple = 32
 _repr.maxstring = _repr.maxlong = _repr.maxother = 100
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """Show a value of any size in a few words, without writing it out before."""
     text = _repr.repr(value)
     if len(text) <= 60:

@@ -15,7 +15,7 @@ _DATATYPES = (
 )
 
 
-def _object(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+def _object(required: list[str] | None = None, **properties: object) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     return {**schema, "required": required} if required else schema
 

@@ -8,25 +8,23 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import REQUESTS_END_S
-from bigdl.nano.serving.access import (
-    Tokens,
-    changes_allowed,
-    read_pem,
-    tls_files,
-    warn_of_exposure,
-)
-from bigdl.nano.serving.grpc_service import GrpcServer
+from bigdl.nano.serving.access import Security
+from bigdl.nano.serving.grpc_server import GrpcServer
+from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.http_app import Handler, HttpApp
 from bigdl.nano.serving.http_thread import HttpThread
+from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.repository import ModelRepository
-from bigdl.nano.serving.service import InferenceService, ServingLimits
+from bigdl.nano.serving.service import InferenceService
+
+if TYPE_CHECKING:
+    import grpc
 
 __all__ = ["ModelServer"]
 
@@ -106,7 +104,7 @@ class ModelServer:
         reload_seconds: float | None = None,
         grpc_threads: int = 64,
         routes: Mapping[tuple[str, str], Handler] | None = None,
-        grpc_handlers: Sequence[Any] = (),
+        grpc_handlers: Sequence[grpc.GenericRpcHandler] = (),
         shares_port: bool = False,
         admin_token: str | None = None,
         metrics_token: str | None = None,
@@ -117,12 +115,19 @@ class ModelServer:
                 code="argument-missing",
             )
         check_positive("grpc_threads", grpc_threads)
-        tokens = Tokens(token, admin_token, metrics_token)
-        allowed = changes_allowed(changes, tokens)
         if reload_seconds is not None:
             check_number("reload_seconds", reload_seconds, above=0)
-        warn_of_exposure(host, tls=tls is not None, tokens=tokens, changes=allowed)
-        certificate = None if tls is None else _tls_files(tls)
+        certificate = (None, None) if tls is None else _tls_files(tls)
+        security = Security(
+            host,
+            expose=True,
+            certificate=certificate[0],
+            key=certificate[1],
+            token=token,
+            admin_token=admin_token,
+            metrics_token=metrics_token,
+            changes=changes,
+        )
         self._http: HttpThread | None = None
         self._grpc: GrpcServer | None = None
         self._closed = False
@@ -131,22 +136,25 @@ class ModelServer:
         else:
             self.repository = ModelRepository(models)
             self.repository.load_all()
-        self.service = InferenceService(self.repository, limits, tokens=tokens, changes=allowed)
+        limits = limits or ServingLimits()
+        self.service = InferenceService(
+            self.repository, limits, tokens=security.tokens, changes=security.allows_changes
+        )
         try:
             if http_port is not None:
                 app = HttpApp(self.service, routes)
-                self._http = HttpThread(app, host, http_port, certificate, shares_port)
+                self._http = HttpThread(app, host, http_port, security.files(), shares_port)
             if grpc_port is not None:
                 self._grpc = GrpcServer(
-                    self.service,
-                    host,
+                    [InferenceHandlers(self.service)],
                     grpc_port,
-                    threads=grpc_threads,
-                    pem=read_pem(certificate),
+                    security,
+                    limits,
+                    grpc_threads,
+                    shares_port,
+                    is_ready=lambda: self.service.ready,
                     handlers=grpc_handlers,
-                    shares_port=shares_port,
                 )
-                self._grpc.start()
             if self._http is not None:
                 self._http.start()
         except BaseException:
@@ -205,14 +213,14 @@ class ModelServer:
         self.close()
 
 
-def _tls_files(tls: Any) -> tuple[Path, Path]:
+def _tls_files(tls: Sequence[str | os.PathLike]) -> tuple[str, str]:
     if not isinstance(tls, Sequence) or len(tls) != 2:
         raise UsageError(
             "tls is a pair: the file of a certificate and that of its key",
             code="argument-type",
             argument="tls",
         )
-    return tls_files(*tls)
+    return str(tls[0]), str(tls[1])
 
 
 def allow_many_connections() -> None:

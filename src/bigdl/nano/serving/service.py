@@ -7,59 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-from bigdl.common.checks import check_number, check_positive
-from bigdl.common.errors import UsageError
-from bigdl.nano.serving.access import INFER, AccessError, Tokens
-from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadError
+from bigdl.common.errors import require
+from bigdl.nano.serving.access import INFER, ForbiddenError, Tokens
+from bigdl.nano.serving.batching import OverloadError
+from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.metrics import ServingMetrics
-from bigdl.nano.serving.repository import Deployment, ModelRepository, UnknownModelError
+from bigdl.nano.serving.repository import Deployment, ModelRepository
+from bigdl.nano.serving.statuses import status_of
 
-__all__ = ["AccessError", "InferenceService", "ServingLimits"]
-
-
-@dataclass(frozen=True)
-class ServingLimits:
-    """The most that one request may ask for.
-
-    Attributes
-    ----------
-    max_request_bytes : int
-    max_rows : int
-        Rows of one request.
-    timeout : float
-        Seconds after which a request is given up that brings no deadline of its own, and at most.
-    body_timeout : float
-        Seconds within which the body of an HTTP request has to arrive.
-    max_answer_bytes : int
-        Size of an answer.
-    max_bytes_at_once : int
-        Size of all requests together that arrive or are computed, those below 64 KiB left out; one
-        more is refused. It is at least `max_request_bytes`.
-
-    Examples
-    --------
-    >>> from bigdl.nano.serving import ServingLimits
-    >>> ServingLimits(max_rows=512).max_request_bytes
-    67108864
-    """
-
-    max_request_bytes: int = 64 << 20
-    max_rows: int = 65_536
-    timeout: float = 60.0
-    body_timeout: float = 30.0
-    max_answer_bytes: int = 256 << 20
-    max_bytes_at_once: int = 512 << 20
-
-    def __post_init__(self) -> None:
-        check_positive("max_request_bytes", self.max_request_bytes)
-        check_positive("max_rows", self.max_rows)
-        check_number("timeout", self.timeout, above=0)
-        check_number("body_timeout", self.body_timeout, above=0)
-        check_positive("max_answer_bytes", self.max_answer_bytes)
-        check_positive("max_bytes_at_once", self.max_bytes_at_once)
+__all__ = ["InferenceService"]
 
 
 class BytesAtOnce:
@@ -119,8 +77,8 @@ class InferenceService:
         Requests need one, but for those that ask whether the server lives and is ready.
     changes : bool
         True if clients may load, unload and share models.
-    registry : prometheus_client.CollectorRegistry, optional
-        Where other metrics of the process are, too.
+    metrics : ServingMetrics, optional
+        Those of the process that has other services, too.
     needs_models : bool
         False if the server is ready without a model, as it does other work.
     """
@@ -132,12 +90,16 @@ class InferenceService:
         *,
         tokens: Tokens | None = None,
         changes: bool = True,
-        registry: Any = None,
+        metrics: ServingMetrics | None = None,
         needs_models: bool = True,
     ):
         self.repository = repository
         self.limits = limits or ServingLimits()
-        self.metrics = ServingMetrics(repository, registry)
+        if metrics is None or metrics.registry is None:
+            registry = require("prometheus_client", "serving").CollectorRegistry()
+            metrics = ServingMetrics(registry, recommends=False)
+        self.metrics = metrics
+        metrics.observe_models(repository)
         limit = max(self.limits.max_bytes_at_once, self.limits.max_request_bytes)
         self.loops: set[asyncio.AbstractEventLoop] = set()  # that answer requests
         self.bytes_at_once = BytesAtOnce(limit)
@@ -177,12 +139,12 @@ class InferenceService:
         AccessError
         """
         if not self._changes:
-            raise AccessError(
+            raise ForbiddenError(
                 "The server does not let clients change its models; start it with --changes, or "
                 "with an admin token"
             )
 
-    def change(self, name: str, *arguments: Any) -> None:
+    def change(self, name: str, *arguments: object) -> None:
         """Change the repository for a client.
 
         Parameters
@@ -217,15 +179,15 @@ class InferenceService:
                 yield answering
                 code = "ok"
             except Exception as error:
-                code = code_of(error)
+                code = status_of(error).word
                 raise
             finally:
                 seconds = time.perf_counter() - begin
                 deployed = answering.deployed
                 if deployed is None:
-                    self.metrics.answered("", "", protocol, code, seconds)
+                    self.metrics.requested("", "", protocol, code, seconds)
                 else:
-                    self.metrics.answered(deployed.name, deployed.version, protocol, code, seconds)
+                    self.metrics.requested(deployed.name, deployed.version, protocol, code, seconds)
 
 
 class Answering:
@@ -249,21 +211,6 @@ class Answering:
         yield
         assert self.deployed is not None
         self._service.metrics.stage(self.deployed, name)(time.perf_counter() - begin)
-
-
-CODES: dict[type[Exception], str] = {
-    UnknownModelError: "not_found",
-    AccessError: "denied",
-    UsageError: "bad_request",
-    OverloadError: "overloaded",
-    ClosedError: "unavailable",
-    DeadlineError: "deadline",
-}
-
-
-def code_of(error: BaseException) -> str:
-    """Return the word for an error in metrics: the first class of :data:`CODES` that it is of."""
-    return next((code for kind, code in CODES.items() if isinstance(error, kind)), "error")
 
 
 def _tracer() -> Callable[[str, Any], Any]:

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -243,7 +243,7 @@ def joined_metrics(texts: Mapping[int, bytes]) -> bytes:
                 known.add_sample(each.name, labels, each.value, each.timestamp)
 
     class Joined:
-        def collect(self) -> Any:
+        def collect(self) -> Iterable[object]:
             return families.values()
 
     return require("prometheus_client", "serving").generate_latest(Joined())

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 from bigdl.friesian.serving import ServingMetrics
-from bigdl.training.serving_run import ServingRun
+from bigdl.nano.serving.serving_run import ServingRun
 
 
 @pytest.fixture

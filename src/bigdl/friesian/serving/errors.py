@@ -1,0 +1,18 @@
+"""Errors of a recommender and its services."""
+
+from __future__ import annotations
+
+from bigdl.nano.serving.batching import UnavailableError
+
+
+class LostShardError(UnavailableError):
+    """No replica of a shard answers.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import LostShardError
+    >>> issubclass(LostShardError, RuntimeError)
+    True
+    """
+
+    code = "worker-lost"
