@@ -151,24 +151,22 @@ def lance(folder, kind):
     return lambda: data
 
 
-def write_sample(number):
-    return {"row": READ.rows[number]}
-
-
-class READ:
-    rows = np.empty((0, 8), np.float32)
+def samples(job):
+    """Yield the rows of a range as samples of LitData."""
+    path, start, stop = job
+    for row in np.load(path, mmap_mode="r")[start:stop]:
+        yield {"row": np.array(row)}
 
 
 def litdata(folder, kind):
     import litdata
 
     memmap(folder, kind)
-    READ.rows = np.load(folder / "rows.npy")
-    target = str(folder / "litdata")
+    path, target = str(folder / "rows.npy"), str(folder / "litdata")
     if not os.path.exists(target):
-        litdata.optimize(
-            write_sample, list(range(len(READ.rows))), target, chunk_bytes="64MB", num_workers=1
-        )
+        rows = len(np.load(path, mmap_mode="r"))
+        jobs = [(path, start, min(start + 50_000, rows)) for start in range(0, rows, 50_000)]
+        litdata.optimize(samples, jobs, target, chunk_bytes="64MB", num_workers=1)
     data = litdata.StreamingDataset(target, shuffle=True)
     loader = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=2)
     return lambda: loader
