@@ -66,6 +66,7 @@ PACKAGES = {
 
 # The extras that a room is installed with, by the longest name.
 _OF_ROOMS = {
+    "bigdl.data": "data",
     "bigdl.dllib": "orca",
     "bigdl.friesian": "friesian",
     "bigdl.friesian.serving": "serving",

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigdl.common.errors import require
+from bigdl.common.errors import MissingExtraError
 from bigdl.data.loader import TableLoader
 
-require("transformers", "data")
-from transformers import TrainerCallback  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
+try:
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise MissingExtraError(
+        "transformers is not installed; run: pip install transformers accelerate",
+        package="transformers",
+    ) from error
 
 __all__ = ["TableLoaderCallback"]
 
