@@ -208,8 +208,8 @@ SIDES = {
     "LitData (windows)": (litdata, "peers"),
     "Mosaic (blocks)": (mosaic, "mosaic"),
     "Ray Data (buffer)": (ray_data, "own"),
-    "TableLoader, JPEG": (bigdl, "own"),
-    "HF datasets, JPEG": (hugging_face, "peers"),
+    "TableLoader JPEG": (bigdl, "own"),
+    "HF datasets JPEG": (hugging_face, "peers"),
 }
 
 
@@ -394,6 +394,9 @@ def main():
         return side(name, folder, options.epochs) if what == "side" else resume(name, folder)
     pythons = {"own": sys.executable, "peers": options.peers, "mosaic": options.mosaic}
     wanted = options.sides.split(",") if options.sides else list(SIDES)
+    unknown = set(wanted) - set(SIDES)
+    if unknown:
+        parser.error(f"no sides {sorted(unknown)}; there are {list(SIDES)}")
     sides = [name for name in wanted if pythons[SIDES[name][1]]]
     root = Path(tempfile.mkdtemp())
     results = {name: [] for name in sides}
