@@ -299,7 +299,7 @@ def test_workers_of_one_host_add_up_first(hosts, tmp_path):
             parameter = torch.nn.Parameter(torch.zeros(300_000))
             parameter.grad = given[worker.rank].clone()
             sync.all_reduce_gradients([parameter], 1.0)
-            kind = type(sync._groups.dense[0]._buffer).__name__
+            kind = type(sync.groups.dense[0].buffer).__name__
             return worker.host, kind, torch.equal(parameter.grad, tree_sum(given))
 
         init_orca_context(**ARGUMENTS)

@@ -569,7 +569,7 @@ def test_numa_binding_is_a_prefix_per_node(monkeypatch, tmp_path):
     for core, node in {0: 0, 4: 2}.items():
         (tmp_path / f"node{node}" / f"cpu{core}").mkdir(parents=True)
     nodes = standalone.numa_numbers(two.numa_nodes, str(tmp_path))
-    monkeypatch.setattr(standalone, "_numa_nodes", lambda groups: nodes)
+    monkeypatch.setattr(standalone, "numa_numbers", lambda groups: nodes)
     assert standalone.numa_prefixes(4) == [
         ["/usr/bin/numactl", "-m", "0", "-C", "0,1"],
         ["/usr/bin/numactl", "-m", "2", "-C", "4,5"],
