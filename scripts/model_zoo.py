@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bigdl.nano.acceleration import Precision
+
 METHODS = (
     *("openvino_fp32", "openvino_bf16", "openvino_int8", "openvino_int8_weight_only"),
     *("onnxruntime_fp32", "onnxruntime_int8_qlinear", "jit_fp32", "inductor_fp32"),
@@ -362,7 +364,7 @@ def seeded(number: int) -> torch.Generator:
 def outcome(name: str, method: str) -> tuple[str, str]:
     """Return one word, and the sentence of a refusal or of an error."""
     from bigdl.common.errors import UsageError
-    from bigdl.nano.acceleration.agreement import LARGEST_ERRORS, difference
+    from bigdl.nano.acceleration.agreement import difference
     from bigdl.nano.acceleration.method import find_method
     from bigdl.nano.pytorch import InferenceOptimizer
     from bigdl.nano.pytorch.inference.decoders import DecoderModel
@@ -375,7 +377,7 @@ def outcome(name: str, method: str) -> tuple[str, str]:
     if not args:
         options = {"input_sample": kwargs}
     precision = find_method(method).precision
-    if precision == "int8":
+    if precision.needs_calibration:
         batches = (make(ROWS[number % len(ROWS)], seeded(100 + number)) for number in range(32))
         options["calib_data"] = [_batch(*batch) for batch in batches]
     try:
@@ -405,9 +407,7 @@ def outcome(name: str, method: str) -> tuple[str, str]:
         found = difference(expected, actual, 0.0)
         if found:
             draws = (_moved(model, args, kwargs, expected, precision) for _ in range(DRAWS))
-            if not any(
-                found.size <= max(LARGEST_ERRORS[precision], TIMES * moved) for moved in draws
-            ):
+            if not any(found.size <= max(precision.error_bound, TIMES * moved) for moved in draws):
                 return "WRONG", found.words
             worst = max(worst, found.size)
     others = ""
@@ -430,7 +430,9 @@ def outcome(name: str, method: str) -> tuple[str, str]:
     return ("exact" if worst <= EXACT else f"{worst:.0e}") + others, ""
 
 
-def _moved(model: nn.Module, args: tuple, kwargs: dict, expected: Any, precision: str) -> float:
+def _moved(
+    model: nn.Module, args: tuple, kwargs: dict, expected: Any, precision: Precision
+) -> float:
     """Return by how much noise of the size of a precision's rounding moves the result."""
     from bigdl.nano.acceleration.agreement import difference
 
@@ -440,15 +442,13 @@ def _moved(model: nn.Module, args: tuple, kwargs: dict, expected: Any, precision
     return found.size if found else 0.0
 
 
-def _noisy(model: nn.Module, precision: str, times: float = 1.0) -> nn.Module:
+def _noisy(model: nn.Module, precision: Precision, times: float = 1.0) -> nn.Module:
     """Return a copy of a model whose weights have noise of the size of a precision's rounding."""
-    from bigdl.nano.acceleration.agreement import ROUNDING
-
     noisy = copy.deepcopy(model)
     with torch.no_grad():
         for weight in noisy.parameters():
             if weight.is_floating_point():
-                weight.mul_(1 + times * ROUNDING[precision] * torch.randn_like(weight))
+                weight.mul_(1 + times * precision.rounding * torch.randn_like(weight))
     return noisy
 
 

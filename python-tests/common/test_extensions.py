@@ -145,6 +145,20 @@ def test_a_method_of_acceleration():
         InferenceOptimizer.build(model, "bf16_of_mine")
 
 
+def test_a_precision(monkeypatch):
+    from bigdl.nano.acceleration import PRECISIONS, Precision, find_method, register_method
+    from bigdl.nano.acceleration.method import REGISTRY
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    monkeypatch.setitem(PRECISIONS, "bf12", Precision("bf12", 12, 0.2, 2.0**-4, "#000"))
+    register_method(replace(find_method("bf16"), name="bf12_of_mine", precision="bf12"))
+    try:
+        made = InferenceOptimizer.quantize(torch.nn.Linear(2, 1), precision="bf12")
+        assert made(torch.from_numpy(X)).shape == (len(X), 1)
+    finally:
+        REGISTRY.discard("torch.bf12_of_mine")
+
+
 OPERATOR = """
 from dataclasses import dataclass
 

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration import PRECISIONS, WeightOptions
 from bigdl.nano.openvino import OpenVINOModel
 from bigdl.nano.openvino.quantization import has_attention
 from bigdl.nano.pytorch import InferenceOptimizer
@@ -314,16 +316,64 @@ def test_weights_alone_need_no_data(tmp_path):
     assert torch.equal(kept(x), fast(x))
 
 
-@pytest.mark.slow
 def test_weights_in_4_bits_are_half_of_those_in_8(tmp_path):
     torch.manual_seed(0)
     layers = [nn.Embedding(50, 96), nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 256)]
     model, x = nn.Sequential(*layers, nn.Linear(256, 4)), torch.randint(0, 50, (4, 3))
-    fast = quantize(model, input_sample=x, method="int4_weight_only")
-    assert error(model, fast, x) < 0.15
+    fast = InferenceOptimizer.quantize(model, precision=PRECISIONS["int4"], input_sample=x)
+    assert fast.nano_network.precision == "int4"
+    assert error(model, fast, x) < PRECISIONS["int4"].error_bound
     InferenceOptimizer.save(fast, tmp_path)
     assert (tmp_path / "ov_saved_model.bin").stat().st_size < 0.65 * 256 * (96 + 256)
-    assert torch.equal(InferenceOptimizer.load(tmp_path)(x), fast(x))
+    assert "precision: int4\n" in (tmp_path / "nano_model_meta.yml").read_text()
+    loaded = InferenceOptimizer.load(tmp_path)
+    assert loaded.nano_network.precision == "int4"
+    assert torch.equal(loaded(x), fast(x))
+    old_name = quantize(model, input_sample=x, method="int4_weight_only")
+    assert torch.equal(old_name(x), fast(x))
+
+
+def test_options_of_weights_decide_about_groups_and_bits():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 4))
+    x = torch.randn(32, 128)
+
+    def constants(**options):
+        fast = InferenceOptimizer.quantize(
+            model, "int4", calib_data=x, weight_options=WeightOptions(**options)
+        )
+        ops = [op for op in fast.ov_model.get_ops() if op.get_type_name() == "Constant"]
+        return error(model, fast, x), {
+            (op.get_element_type().get_type_name(), *op.shape) for op in ops
+        }
+
+    coarse, of_rows = constants(group_size=None)
+    fine, of_groups = constants(group_size=32, symmetric=False)
+    assert fine < coarse
+    assert ("i4", 128, 128) in of_rows
+    assert ("u4", 128, 4, 32) in of_groups
+    estimated, _ = constants(group_size=None, awq=True, scale_estimation=True)
+    assert estimated != coarse
+
+
+def test_options_of_weights_that_cannot_be_are_refused():
+    for options, text in (
+        ({"group_size": 0}, "group_size"),
+        ({"int8_ratio": 1.0}, "int8_ratio"),
+        ({"awq": "yes"}, "awq"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            WeightOptions(**options)
+    model, x = nn.Linear(8, 8), torch.ones(2, 8)
+    groups = {"input_sample": x, "weight_options": WeightOptions(group_size=32)}
+    with refused("argument-conflict", "does not go with int8"):
+        quantize(model, **groups, method="weight_only")
+    with refused("argument-conflict", "weight_options"):
+        quantize(model, x, weight_options=WeightOptions())
+    with refused("argument-missing"):
+        InferenceOptimizer.quantize(
+            model, "int4", input_sample=x, weight_options=WeightOptions(awq=True)
+        )
 
 
 @pytest.mark.slow_cases("empty", "misfit", "no data", "number")

@@ -12,6 +12,7 @@ from keras_models import Subclassed, convolutional, flat, images, nested, tables
 from refusals import refused
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration import PRECISIONS, WeightOptions
 from bigdl.nano.tf.keras import InferenceOptimizer
 
 pytest.importorskip("tf2onnx")
@@ -95,6 +96,22 @@ def test_inputs_may_be_given_as_keras_takes_them(fast, model):
     assert np.allclose(fast.predict_on_batch(x), model(x), atol=1e-5)
     in_a_graph = tf.function(lambda each: fast(each))
     assert np.allclose(in_a_graph(tf.constant(x)), model(x), atol=1e-5)
+
+
+def test_weights_in_4_bits_need_no_data(tmp_path):
+    layers = [keras.Input((128,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(4)]
+    model, x = keras.Sequential(layers), np.random.default_rng(0).normal(size=(8, 128))
+    fast = InferenceOptimizer.quantize(model, precision="int4")
+    options = WeightOptions(group_size=None, symmetric=False)
+    coarse = InferenceOptimizer.quantize(model, precision="int4", weight_options=options)
+    expected = model(x)
+    errors = [np.linalg.norm(each(x) - expected) for each in (fast, coarse)]
+    assert 0 < errors[0] < PRECISIONS["int4"].error_bound * np.linalg.norm(expected)
+    assert errors[0] != errors[1]
+    InferenceOptimizer.save(fast, tmp_path / "model")
+    loaded = InferenceOptimizer.load(tmp_path / "model")
+    assert loaded.nano_network.precision == "int4"
+    assert np.array_equal(loaded(x), fast(x))
 
 
 def test_predict_calls_callbacks_and_stops_after_its_steps(fast):
@@ -221,7 +238,7 @@ def trace(**keywords):
 
 
 WRONG = {
-    "precision": (quantize(precision="int4"), "no support for int4"),
+    "precision": (quantize(precision="int2"), "no support for int2"),
     "approach": (quantize(approach="dynamic"), "Only 'static' approach is supported now."),
     "bf16": (quantize(precision="bf16", accelerator="onnxruntime"), "is invalid for BF16."),
     "fp16": (

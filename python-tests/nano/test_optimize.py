@@ -359,7 +359,7 @@ def test_wrong_calls_are_refused(call, message):
         (lambda o: o.get_model("nonsense"), "There is no method 'nonsense'"),
         (lambda o: o.get_model("openvino_int8"), "Unable to get the specified model"),
         (lambda o: o.get_best_model(accelerator="tpu"), "Only support accelerator None"),
-        (lambda o: o.get_best_model(precision="int4"), "Only support precision 'int8'"),
+        (lambda o: o.get_best_model(precision="int2"), "Only support precision 'int8'"),
         (lambda o: o.get_best_model(precision="int8"), "Don't find related model"),
         (lambda o: o.get_best_model(use_ipex=True), "Don't find related model"),
         (lambda o: o.get_best_model(accuracy_criterion=-1), "accuracy_criterion should be"),

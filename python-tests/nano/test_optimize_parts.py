@@ -75,15 +75,20 @@ def test_ipex_can_be_left_out():
             {"accelerator": ("tpu",)},
             "Only support accelerator None, 'onnxruntime', 'openvino' and 'jit'.",
         ),
-        ({"precision": ("int4",)}, "Only support precision 'int8', 'bf16'"),
+        ({"precision": ("int2",)}, "Only support precision 'int8', 'bf16'"),
         ({"includes": ["nonsense"]}, "There is no method 'nonsense' to include"),
         ({"includes": "bf16"}, "includes must be a list"),
     ],
-    ids=["mode", "accelerator", "precision", "tpu", "int4", "includes", "string"],
+    ids=["mode", "accelerator", "precision", "tpu", "int2", "includes", "string"],
 )
 def test_wrong_choices_are_refused(keywords, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         chosen(**keywords)
+
+
+def test_a_precision_of_new_methods_alone_is_searched_where_it_is_named():
+    assert chosen(precision=("int4",)) == ["original", "openvino_int4_weight_only"]
+    assert "openvino_int4_weight_only" not in chosen(search_mode="all")
 
 
 def test_an_unknown_method_to_exclude_is_a_warning():

@@ -358,8 +358,8 @@ WRONG = {
         "Accelerator tpu is invalid",
     ),
     "unknown precision": (
-        lambda m: InferenceOptimizer.quantize(m, "int4"),
-        "Only support 'int8', 'bf16', 'fp16' now, no support for int4.",
+        lambda m: InferenceOptimizer.quantize(m, "int2"),
+        "Only support 'int8', 'bf16', 'fp16', 'int4' now, no support for int2.",
     ),
     "unknown approach": (
         lambda m: InferenceOptimizer.quantize(m, approach="slow"),

@@ -14,5 +14,16 @@ from bigdl.nano.acceleration.method import (
     methods,
     register_method,
 )
+from bigdl.nano.acceleration.precision import PRECISIONS, Precision, WeightOptions
 
-__all__ = ["AccuracyGoal", "BuildOptions", "Method", "find_method", "methods", "register_method"]
+__all__ = [
+    "PRECISIONS",
+    "AccuracyGoal",
+    "BuildOptions",
+    "Method",
+    "Precision",
+    "WeightOptions",
+    "find_method",
+    "methods",
+    "register_method",
+]

@@ -111,6 +111,17 @@ def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str
 
 
 @dataclass(frozen=True)
+class AccuracyOptions:
+    """Arguments of ``quantize`` about the accuracy to keep; they mean what they do there."""
+
+    metric: Any = None  # of the framework, or a callable
+    eval_func: Callable[[Any], float] | None = None
+    accuracy_criterion: Mapping[str, Any] | None = None
+    timeout: float | None = None
+    max_trials: int | None = None
+
+
+@dataclass(frozen=True)
 class AccuracyGoal:
     """The accuracy that a quantized model has to keep.
 
@@ -148,7 +159,7 @@ class AccuracyGoal:
 
     @classmethod
     def of(
-        cls, score: Callable[[Any], float] | None, keywords: Mapping[str, Any]
+        cls, score: Callable[[Any], float] | None, options: AccuracyOptions
     ) -> AccuracyGoal | None:
         """Return the goal that a user asks for; None if there is nothing to score with.
 
@@ -156,16 +167,15 @@ class AccuracyGoal:
         ----------
         score : callable or None
             What `metric` or `eval_func` mean.
-        keywords : mapping
-            ``accuracy_criterion``, ``{"relative": 0.01}`` by default, ``max_trials`` and
-            ``timeout``.
+        options : AccuracyOptions
+            The criterion is ``{"relative": 0.01}`` by default.
 
         Raises
         ------
         UsageError
             If the criterion is not of a known form, or stands alone.
         """
-        criterion = keywords["accuracy_criterion"]
+        criterion = options.accuracy_criterion
         if score is None:
             if criterion is not None:
                 raise UsageError(
@@ -185,8 +195,7 @@ class AccuracyGoal:
                 argument="accuracy_criterion",
             )
         relative, absolute = criterion.get("relative"), criterion.get("absolute")
-        limits = keywords["max_trials"], keywords["timeout"]
-        return cls(score, bool(higher), relative, absolute, *limits)
+        return cls(score, bool(higher), relative, absolute, options.max_trials, options.timeout)
 
     def drop(self, original: float, score: float) -> float:
         """Return by how much a score is worse than the original's; negative if it is better."""

@@ -7,9 +7,9 @@ original has been called before the conversion. If results differ by more than t
 explains, the model is refused. What the precision explains is relative to the usual size of results
 over all of these inputs: logits of one sample may be near zero.
 
-How far is too far, by the precision of the method, stands in :data:`LARGEST_ERRORS`. A model that
-reacts to the smallest change of its weights, as one that rounds or compares, may differ by as much
-as noise of the size of the precision's rounding changes the original's own result.
+How far is too far is the ``error_bound`` of the method's precision. A model that reacts to the
+smallest change of its weights, as one that rounds or compares, may differ by as much as noise of
+the size of the precision's ``rounding`` changes the original's own result.
 """
 
 from __future__ import annotations
@@ -22,21 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, refusing
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.precision import BF16, FP16, FP32, Precision
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
 
-LARGEST_ERRORS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.3}
-"""Largest difference of one tensor of a result, by the precision of the method.
-
-It is relative to the original's, in the Euclidean norm: ``|actual - expected| / |expected|``.
-Where a result is smaller than those of the other samples, as logits near zero are, it is relative
-to their median size. Of integers and booleans it is the share of elements that differ.
-"""
-
-ROUNDING: Mapping[str, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2**-7}
-"""Relative size of the noise that tells how a model reacts to rounding."""
 PREPROCESSING = frozenset(
     ("mean_value", "mean_values", "scale", "scale_values", "layout", "reverse_input_channels")
 )
@@ -126,14 +116,14 @@ def built_and_checked(
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
     """Return the method with the precision that options ask for instead of its own."""
-    if method.precision == "int8":
+    if method.precision.quantized:
         return method
     hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()
     data_type = str(options.conversion.get("data_type", "")).lower()
     if "bf16" in hint:
-        return replace(method, precision="bf16")
+        return replace(method, precision=BF16)
     half = "f16" in hint or data_type in ("fp16", "half", "f16")
-    return replace(method, precision="fp16") if half and method.precision == "fp32" else method
+    return replace(method, precision=FP16) if half and method.precision == FP32 else method
 
 
 def check_agreement(
@@ -156,8 +146,7 @@ def check_agreement(
     DisagreementError
         With what differs, by how much, and on which input.
     """
-    precision = method.precision
-    bound = LARGEST_ERRORS[precision]
+    bound = method.precision.error_bound
     source.tell_side_effects(model, method)
     probes = list(probes)
     scales = usual_sizes(probe.expected for probe in probes if probe.expected is not None)
@@ -192,7 +181,7 @@ def check_agreement(
         raise DisagreementError(
             f"{type(source.model).__name__} by method {method.name!r} gives another result than "
             f"the original for {probe.words}: {distance.words}"
-            f"{_of_bound(distance, precision, bound)}{classes.words}; {_advice(method, probe)}"
+            f"{_of_bound(distance, method.precision)}{classes.words}; {_advice(method, probe)}"
         )
 
 
@@ -250,8 +239,9 @@ def _advice(method: Method, probe: Probe) -> str:
     return "use another method, or pass strict_check=False to have it all the same"
 
 
-def _of_bound(distance: Difference, precision: str, bound: float) -> str:
-    return f" (at most {100 * bound:.2g} % in {precision})" if distance.size < math.inf else ""
+def _of_bound(distance: Difference, precision: Precision) -> str:
+    at_most = f" (at most {100 * precision.error_bound:.2g} % in {precision})"
+    return at_most if distance.size < math.inf else ""
 
 
 def _explained(
@@ -265,11 +255,11 @@ def _explained(
 ) -> bool:
     """Return True if a difference is the original's own: by random numbers, or by rounding."""
     again = source.original(probe.inputs)
-    if again is None or difference(probe.expected, again, LARGEST_ERRORS["fp32"]) is not None:
+    if again is None or difference(probe.expected, again, FP32.error_bound) is not None:
         if source.runs_code(model):
             return True
         repeated = source.run(model, probe.inputs)
-        if difference(actual, repeated, LARGEST_ERRORS["fp32"]) is not None:
+        if difference(actual, repeated, FP32.error_bound) is not None:
             return distance.size < math.inf
         raise DisagreementError(
             f"{type(source.model).__name__} gives different results for one input, by random "
@@ -278,7 +268,7 @@ def _explained(
             "without an accelerator, which runs the model's own code"
         )
     for _ in range(_NOISY_CALLS):
-        moved = source.original(probe.inputs, noise=ROUNDING[method.precision])
+        moved = source.original(probe.inputs, noise=method.precision.rounding)
         own = None if moved is None else difference(probe.expected, moved, 0.0, scales)
         if own is not None and distance.size <= _TIMES_NOISE * own.size:
             return True
@@ -295,7 +285,7 @@ def difference(
     expected, actual
         Nested tensors; floating-point types may differ from each other.
     bound : float
-        See :data:`LARGEST_ERRORS`.
+        The ``error_bound`` of a precision.
     scales : mapping of str to float, optional
         See :func:`usual_sizes`: smaller tensors are compared with these.
 

@@ -10,17 +10,30 @@ Neither changes the user's model.
 
 import abc
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.common.plugins import Registry
-from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
+from bigdl.nano.acceleration.precision import (
+    BF16,
+    FP32,
+    INT4,
+    INT8,
+    PRECISIONS,
+    Precision,
+    WeightOptions,
+)
 from bigdl.nano.acceleration.structure import Structure
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
@@ -75,6 +88,8 @@ class BuildOptions:
         Passed to ``torch.jit.trace``.
     sample_size : int
         Number of samples (rows, not batches) that int8 is calibrated with at most.
+    weight_options : WeightOptions or None
+        How weights are quantized by the methods that leave activations as they are.
     conversion : mapping
         Further keywords: of ``torch.onnx.export``, or of the conversion to OpenVINO, which are
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
@@ -102,6 +117,7 @@ class BuildOptions:
     jit_method: str | None = None
     jit_strict: bool = True
     sample_size: int = 100
+    weight_options: WeightOptions | None = None
     conversion: Mapping[str, Any] = field(default_factory=dict)
     goal: AccuracyGoal | None = None
     refused_ways: frozenset[str] = frozenset()
@@ -109,8 +125,25 @@ class BuildOptions:
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
         """Return the options that are among some keywords."""
-        names = {each.name for each in fields(cls)}.intersection(keywords)
-        return cls(**{name: keywords[name] for name in names}, **others)
+        return replace(among(cls, keywords), **others)
+
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+
+def among(options: type[Options], keywords: Mapping[str, Any]) -> Options:
+    """Return the options of a dataclass that are among some keywords."""
+    names = {each.name for each in fields(options)}.intersection(keywords)
+    return options(**{name: keywords[name] for name in names})
+
+
+class Network(Protocol):
+    """A model of a runtime, which takes and returns flat lists of arrays."""
+
+    thread_num: int | None
+
+    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run it once; the results are the caller's."""
 
 
 class Source(Protocol):
@@ -179,8 +212,8 @@ class Method(abc.ABC, Generic[SourceT]):
     ----------
     name : str
         Its public name, e.g. ``"openvino_int8"``.
-    precision : str
-        ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"int8"``.
+    precision : Precision
+        Of the table :data:`~bigdl.nano.acceleration.PRECISIONS`; its name is taken, too.
     accelerator : str or None
         The runtime as ``trace`` and ``quantize`` name it: ``"openvino"``, ``"onnxruntime"``,
         ``"jit"``, or None for the framework itself.
@@ -206,7 +239,7 @@ class Method(abc.ABC, Generic[SourceT]):
     """
 
     name: str
-    precision: str = "fp32"
+    precision: Precision = FP32
     accelerator: str | None = None
     option: str = ""
     default: bool = False
@@ -225,7 +258,11 @@ class Method(abc.ABC, Generic[SourceT]):
     arguments: tuple[str, ...] = ()
     """Keywords of ``quantize`` that apply to it beyond those of its accelerator and precision."""
 
-    def get_precision(self) -> str:
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, PRECISIONS)
+        object.__setattr__(self, "precision", PRECISIONS[self.precision])
+
+    def get_precision(self) -> Precision:
         """Return the precision."""
         return self.precision
 
@@ -447,3 +484,245 @@ def find_method(name: str, framework: str = "torch") -> Method:
             allowed=list(known),
         )
     return known[name]
+
+
+_RUNTIMES = ("openvino", "onnxruntime")
+# Not of the user.
+_INTERNAL = {"conversion", "goal", "refused_ways"}
+_ALWAYS = {"input_sample", "example_kwarg_inputs", "thread_num"}
+_QUANTIZED = {each.name for each in fields(AccuracyOptions)} | {"calib_data", "sample_size"}
+_BY_ACCELERATOR: dict[str | None, set[str]] = {
+    "openvino": {"device", "openvino_config", "dynamic_axes", "output_tensors"},
+    "onnxruntime": {
+        *("onnxruntime_session_options", "simplification", "dynamic_axes", "output_tensors"),
+    },
+    "jit": {"jit_strict", "jit_method", "inplace"},
+    None: {"inplace"},
+}
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """Arguments of ``trace`` and ``quantize`` that choose the method.
+
+    Attributes
+    ----------
+    precision, accelerator, approach
+        As of ``quantize``.
+    variant : str or None
+        Its argument `method`.
+    use_ipex, channels_last : bool
+        As of ``trace`` of PyTorch.
+    """
+
+    precision: str = FP32
+    accelerator: str | None = None
+    approach: str = "static"
+    variant: str | None = None
+    use_ipex: bool = False
+    channels_last: bool = False
+
+
+def traced_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
+    """Return the method that ``trace`` means.
+
+    Raises
+    ------
+    UsageError
+        If no method is like this.
+    """
+    if "precision" in options.conversion:
+        raise UsageError(
+            "Don't pass precision when call InferenceOptimizer.trace, otherwise you should "
+            "call InferenceOptimizer.quantize(precision=...)",
+            code="argument-conflict",
+            argument="precision",
+        )
+    _check_accelerator(framework, choice.accelerator, options.device)
+    if choice.accelerator is None and not (choice.use_ipex or choice.channels_last):
+        known = methods(framework).values()
+        names = " or ".join(map(repr, filter(None, _accelerators(framework))))
+        has_flags = any(method.ipex for method in known)
+        flags = ", or use_ipex=True or channels_last=True" if has_flags else ""
+        raise UsageError(
+            f"There is nothing to do without accelerator; pass accelerator={names}{flags}",
+            code="argument-missing",
+            argument="accelerator",
+        )
+    return _with_flags(_of_precision(framework, FP32, choice.accelerator), choice)
+
+
+def quantized_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
+    """Return the method that ``quantize`` means.
+
+    Raises
+    ------
+    UsageError
+        If no method is like this.
+    """
+    precision, accelerator, device = choice.precision, choice.accelerator, options.device
+    lower = [each for each in PRECISIONS.values() if each != FP32]
+    if precision not in lower:
+        raise UsageError(
+            f"Only support {', '.join(map(repr, lower))} now, no support for {precision}.",
+            code="argument-value",
+            argument="precision",
+            allowed=lower,
+        )
+    if choice.approach not in ("static", "dynamic"):
+        raise UsageError(
+            f"Approach should be 'static' or 'dynamic', {choice.approach} is invalid.",
+            code="argument-value",
+            argument="approach",
+            allowed=["static", "dynamic"],
+        )
+    if accelerator is None and not _of_precision(framework, precision, None):
+        accelerator = "openvino"
+    _check_accelerator(framework, accelerator, device)
+    candidates = _of_precision(framework, precision, accelerator)
+    if not candidates:
+        bf16 = f"Accelerator {accelerator} is invalid for BF16."
+        other = f"{precision} is not supported on {accelerator} accelerator."
+        raise UsageError(
+            bf16 if precision == BF16 else other, code="unsupported", argument="precision"
+        )
+    if precision == BF16 and device != "CPU":
+        raise UsageError(
+            f"Device {device} don't support bfloat16.", code="unsupported", argument="device"
+        )
+    if PRECISIONS[precision].quantized:
+        candidates = _of_variant(framework, accelerator, choice)
+    return _with_flags(candidates, choice)
+
+
+def _of_precision(framework: str, precision: str, accelerator: str | None) -> list[Method]:
+    return [
+        method
+        for method in methods(framework).values()
+        if (method.precision, method.accelerator) == (precision, accelerator)
+    ]
+
+
+def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -> list[Method]:
+    precision, variant = choice.precision, choice.variant
+    candidates = _of_precision(framework, precision, accelerator)
+    if precision == INT8 and variant == "int4_weight_only":  # before int4 was a precision
+        candidates += _of_precision(framework, INT4, accelerator)
+    known = dict.fromkeys(each for method in candidates for each in method.variants)
+    if variant not in known:
+        names = ", ".join(repr(each) for each in known if each)
+        raise UsageError(
+            f"method {variant!r} is invalid for {precision} with accelerator {accelerator!r}; "
+            f"leave it out{f' or choose one of {names}' if names else ''}",
+            code="argument-value",
+            argument="method",
+            allowed=list(known),
+        )
+    if choice.approach == "static":
+        return [method for method in candidates if variant in method.variants]
+    if not any(method.dynamic for method in candidates):
+        raise UsageError(
+            f"Accelerator {accelerator!r} quantizes with approach 'static' only; the "
+            "dynamic approach is there for accelerator None and 'onnxruntime'",
+            code="unsupported",
+            argument="approach",
+        )
+    chosen = [method for method in candidates if variant in method.dynamic]
+    if not chosen:
+        raise UsageError(
+            f"method {variant!r} does not go with approach 'dynamic'; leave it out",
+            code="argument-conflict",
+            argument="method",
+        )
+    return chosen
+
+
+def _with_flags(candidates: list[Method], choice: MethodChoice) -> Method:
+    """Return the method with these flags; where there is none, one that will refuse them."""
+    flags = bool(choice.use_ipex), bool(choice.channels_last)
+    fitting = (each for each in candidates if (each.ipex, each.channels_last) == flags)
+    return next(fitting, candidates[0])
+
+
+def _accelerators(framework: str) -> dict[str | None, None]:
+    return dict.fromkeys(method.accelerator for method in methods(framework).values())
+
+
+def _check_accelerator(framework: str, accelerator: str | None, device: str) -> None:
+    if accelerator not in _accelerators(framework):
+        raise UsageError(
+            f"Accelerator {accelerator} is invalid.", code="argument-value", argument="accelerator"
+        )
+    name = str(device).partition(".")[0]
+    if name not in ("CPU", "GPU", "VPUX", "NPU"):
+        raise UsageError(
+            f"Now we only support CPU, GPU and VPUX, not {device}",
+            code="argument-value",
+            argument="device",
+        )
+    if name != "CPU" and accelerator != "openvino":
+        raise UsageError(
+            f"Device {device} is there with accelerator 'openvino' only, not with "
+            f"{accelerator!r}; pass accelerator='openvino' or device='CPU'",
+            code="argument-conflict",
+            argument="device",
+        )
+
+
+def check_applicable(
+    method: Method,
+    choice: MethodChoice,
+    options: BuildOptions,
+    *others: "DataclassInstance",
+    always: Collection[str] = (),
+) -> None:
+    """Refuse options that are not the default and that a method has no use for.
+
+    Parameters
+    ----------
+    method : Method
+    choice : MethodChoice
+    options : BuildOptions
+    *others
+        ``AccuracyOptions``, and a dataclass of the framework's data.
+    always : collection of str
+        Names that the framework accepts with every method.
+    """
+    applies = _ALWAYS.union(always, _BY_ACCELERATOR[method.accelerator], method.arguments)
+    if method.precision.quantized:
+        applies |= _QUANTIZED
+    refused = {
+        field.name: (getattr(each, field.name), field.default)
+        for each in (options, *others)
+        for field in fields(each)
+        if field.name not in applies | _INTERNAL
+    }
+    for name, allowed in (("channels_last", method.channels_last), ("use_ipex", method.ipex)):
+        if not allowed:
+            refused[name] = (bool(getattr(choice, name)), False)
+    if method.accelerator not in _RUNTIMES and "openvino_config" not in method.arguments:
+        refused |= {name: (value, None) for name, value in options.conversion.items()}
+    refuse_inapplicable(method.name, refused)
+
+
+def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[object, object]]) -> None:
+    """Refuse arguments that the method of this name has no use for.
+
+    Parameters
+    ----------
+    name : str
+    arguments : mapping of str to (value, default)
+    """
+    for argument, (value, default) in arguments.items():
+        if value is not default and (default is None or value != default):
+            raise UsageError(
+                f"{argument}={value!r} does not apply to method {name!r}; leave it out",
+                code="argument-conflict",
+                argument=argument,
+                method=name,
+            )
+
+
+def check_threads(value: int | None) -> int | None:
+    """Return a number of threads, or None."""
+    return None if value is None else check_positive("thread_num", value)

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import check_agreement
-from bigdl.nano.acceleration.keywords import refuse_inapplicable
-from bigdl.nano.acceleration.method import BuildOptions, Method, Source
+from bigdl.nano.acceleration.method import BuildOptions, Method, Source, refuse_inapplicable
 from bigdl.nano.acceleration.onnx_quantization import (
     FloatGraph,
     Quantize,
@@ -30,7 +29,7 @@ from bigdl.nano.acceleration.onnx_quantization import (
     quantize_with_nncf,
 )
 from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.precision import FP32, INT8, Precision
 from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
 
@@ -432,13 +431,13 @@ class QuantizedMethod(OnnxRuntimeMethod):
         True if it needs calibration data.
     """
 
-    precision: str = "int8"
+    precision: Precision = INT8
     quantize: Quantize = field(kw_only=True)
     calibrates: bool = True
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         original = OnnxNetwork(*self.exported(source, options))
-        plain = replace(self, precision="fp32")
+        plain = replace(self, precision=FP32)
         model = self.wrap(source, original, self.name, options)
         check_agreement(source, model, plain, source.probes(options))
         batches = source.calibration_arrays(options) if self.calibrates else ()

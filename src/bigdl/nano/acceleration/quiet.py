@@ -1,11 +1,10 @@
-"""Conversions without the messages of converters, whose errors become errors of the user's call."""
+"""Conversions without the messages of converters."""
 
 import contextlib
 import io
 import logging
 import warnings
 
-from bigdl.common.errors import refusing as refusing
 from bigdl.common.program_state import SharedChange, kept
 from bigdl.training.progress import in_notebook
 

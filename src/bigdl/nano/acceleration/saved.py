@@ -15,11 +15,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule, UsageError, refusing
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import writing
 from bigdl.common.trust import OPTIONS, digest_of, is_signed, untrusted, user_signature
-from bigdl.nano.acceleration.quiet import refusing
 
 yaml = LazyModule("yaml", "nano")
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule, UsageError, refusing
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.precision import BF16, FP16, FP32, INT4, INT8, Precision, WeightOptions
 from bigdl.nano.openvino.network import (
     CompiledNetwork,
     ShapedNetwork,
@@ -232,7 +232,7 @@ class OpenVINOMethod(Method[Source]):
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
         network = self.converted(source, options)
-        if self.precision == "fp16":
+        if self.precision == FP16:
             network = half_weights(network)
         return self.model_of(network, source, options)
 
@@ -253,8 +253,8 @@ class OpenVINOMethod(Method[Source]):
                 "accelerator='onnxruntime' or 'jit' where that is too few",
                 stacklevel=2,
             )
-        if self.precision != "fp32" and options.device == "CPU":
-            plain = replace(self, precision="fp32", computes="f32")
+        if self.precision != FP32 and options.device == "CPU":
+            plain = replace(self, precision=FP32, computes="f32")
             model = OpenVINOMethod.model_of(plain, network.clone(), source, options)
             check_agreement(source, model, plain, source.probes(options))
         return network
@@ -267,7 +267,7 @@ class OpenVINOMethod(Method[Source]):
         UsageError
         """
         on_npu = options.device in ("VPUX", "NPU")
-        if on_npu and self.precision != "fp32" and "mean_value" not in options.conversion:
+        if on_npu and self.precision != FP32 and "mean_value" not in options.conversion:
             raise UsageError(
                 f"If you want to quantize with openvino on {options.device} device, must specify "
                 "mean_value, e.g. mean_value=[123.7, 116.3, 103.5]",
@@ -286,8 +286,8 @@ class OpenVINOMethod(Method[Source]):
     def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
         """Return the accelerated model of a network: compiled, and handed to the framework."""
         config = dict(options.openvino_config or {})
-        if self.computes == "bf16" and self.precision == "int8":
-            config.setdefault("INFERENCE_PRECISION_HINT", "bf16")
+        if self.computes == "bf16" and self.precision.quantized:
+            config = {**BF16.hints, **config}
         try:
             compiled = ShapedNetwork(
                 network,
@@ -305,7 +305,7 @@ class OpenVINOMethod(Method[Source]):
 
 @dataclass(frozen=True)
 class QuantizedMethod(OpenVINOMethod):
-    """OpenVINO with weights and activations in 8-bit integers, by NNCF.
+    """OpenVINO with weights, and mostly activations, in integers, by NNCF.
 
     With an accuracy goal, layers are left in floating point, those first whose quantization
     changes the network's outputs most.
@@ -313,24 +313,21 @@ class QuantizedMethod(OpenVINOMethod):
     Attributes
     ----------
     weights_only : bool
-        True to leave activations as they are, for which no calibration data are needed.
-    bits : int
-        Of weights, if they alone are quantized: 8 or 4.
+        True to leave activations as they are, for which no calibration data are needed unless
+        the ``WeightOptions`` do.
     """
 
-    precision: str = "int8"
+    precision: Precision = INT8
     packages: tuple[str, ...] = ("openvino", "nncf")
     weights_only: bool = False
-    bits: int = 8
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
+        weights = options.weight_options or WeightOptions() if self.weights_only else None
+        calibrates = weights is None or weights.needs_calibration
         network = self.converted(source, options)
-        if self.weights_only:
-            batches = [source.sample_arrays()]
-        else:
-            batches = list(source.calibration_arrays(options))
-        quantizer = Quantizer(network, batches, weights_only=self.weights_only, bits=self.bits)
+        batches = source.calibration_arrays(options) if calibrates else [source.sample_arrays()]
+        quantizer = Quantizer(network, list(batches), self.precision, weights)
 
         def build(excluded: tuple[str, ...]) -> Any:
             return self.model_of(quantizer.quantized(excluded), source, options)
@@ -347,35 +344,33 @@ def openvino_methods(convert: Convert, wrap: Wrap) -> list[OpenVINOMethod]:
         See :data:`Convert` and :data:`Wrap`.
     """
     ends: dict[str, Any] = {"convert": convert, "wrap": wrap}
-    plain, int8 = OpenVINOMethod, QuantizedMethod
+    plain, quantized = OpenVINOMethod, QuantizedMethod
+    weights: dict[str, Any] = {"weights_only": True, "extended": True, **ends}
+    weights["arguments"] = ("weight_options",)
     bf16: dict[str, Any] = {"computes": "bf16", **ends}
     return [
         plain("openvino_fp32", option="openvino", default=True, **ends),
-        plain("openvino_bf16", "bf16", option="openvino + bf16", **bf16),
-        plain("openvino_fp16", "fp16", option="openvino + fp16", **ends),
-        int8("openvino_int8", option="openvino + int8", default=True, **ends),
-        int8(
+        plain("openvino_bf16", BF16, option="openvino + bf16", **bf16),
+        plain("openvino_fp16", FP16, option="openvino + fp16", **ends),
+        quantized("openvino_int8", option="openvino + int8", default=True, **ends),
+        quantized(
             "openvino_int8_bf16",
             option="openvino + int8 + bf16",
             variants=("bf16",),
             extended=True,
             **bf16,
         ),
-        int8(
+        quantized(
             "openvino_int8_weight_only",
             option="openvino + int8 + weight_only",
             variants=("weight_only",),
-            weights_only=True,
-            extended=True,
-            **ends,
+            **weights,
         ),
-        int8(
+        quantized(
             "openvino_int4_weight_only",
+            INT4,
             option="openvino + int4 + weight_only",
-            variants=("int4_weight_only",),
-            weights_only=True,
-            bits=4,
-            extended=True,
-            **ends,
+            variants=(None, "weight_only", "int4_weight_only"),
+            **weights,
         ),
     ]

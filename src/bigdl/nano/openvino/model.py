@@ -16,6 +16,7 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy
+from bigdl.nano.acceleration.precision import FP32, INT4, INT8, PRECISIONS, WeightOptions
 from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array, rows_of
 from bigdl.nano.openvino.network import (
     SAVED_NAME,
@@ -132,7 +133,7 @@ class OpenVINOFacade(abc.ABC):
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
             "device": self.nano_network.device,
-            "precision": self.nano_network.precision,
+            "precision": self.nano_network.precision.name,
         }
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
@@ -173,7 +174,7 @@ class OpenVINOFacade(abc.ABC):
         return ShapedNetwork(
             directory / meta["xml_path"],
             device or meta.get("device", "CPU"),
-            precision=meta.get("precision", "fp32"),
+            precision=meta.get("precision", FP32),
             thread_num=threads,
             config=config,
             shapes=meta.get("shapes") if shapes is None else shapes,
@@ -227,8 +228,8 @@ class OpenVINOModel(OpenVINOFacade):
     device : str
         ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (or its old name ``"VPUX"``), ``"AUTO"``, ….
     precision : str
-        What the network computes in: ``"fp32"``, ``"bf16"``, ``"fp16"``, or ``"int8"`` for one
-        that was quantized. Quantizing is done by :meth:`pot`.
+        What the network computes in, or was quantized to; see
+        :data:`bigdl.nano.acceleration.PRECISIONS`. Quantizing is done by :meth:`pot`.
     thread_num : int, optional
         Threads of one inference on a CPU; by default one for each physical core in the affinity
         mask.
@@ -266,7 +267,7 @@ class OpenVINOModel(OpenVINOFacade):
         self,
         ie_network: Any,
         device: str = "CPU",
-        precision: str = "fp32",
+        precision: str = FP32,
         thread_num: int | None = None,
         config: Mapping[str, Any] | None = None,
         shapes: Any = None,
@@ -359,8 +360,10 @@ class OpenVINOModel(OpenVINOFacade):
             Samples to calibrate with.
         **options
             Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by
-            default recurrent layers), and `smooth` and `weights_only` of
-            :class:`bigdl.nano.openvino.quantization.Quantizer`.
+            default recurrent layers); `smooth` of
+            :class:`bigdl.nano.openvino.quantization.Quantizer`; ``weights_only=True`` to leave
+            activations as they are, then also ``precision="int4"`` and `weight_options`, a
+            :class:`~bigdl.nano.acceleration.WeightOptions`.
 
         Returns
         -------
@@ -407,8 +410,11 @@ class OpenVINOModel(OpenVINOFacade):
                 "Quantizing needs samples to calibrate with, but the data is empty",
                 code="data-empty",
             )
-        chosen = {name: options.pop(name) for name in {"smooth", "weights_only"} & options.keys()}
-        quantizer = Quantizer(self.ie_network, calibration, **chosen, options=options)
+        chosen = check_choice("precision", options.pop("precision", INT8), (INT8, INT4))
+        precision, smooth = PRECISIONS[chosen], options.pop("smooth", None)
+        weights_only = options.pop("weights_only", "weight_options" in options)
+        weights = options.pop("weight_options", WeightOptions()) if weights_only else None
+        quantizer = Quantizer(self.ie_network, calibration, precision, weights, smooth, options)
         goal = None
         if metric is not None:
             goal = AccuracyGoal(
@@ -423,7 +429,7 @@ class OpenVINOModel(OpenVINOFacade):
         )
         config = self.additional_config
         config.pop("INFERENCE_PRECISION_HINT", None)
-        return OpenVINOModel(network, self.device, "int8", self.thread_num, config)
+        return OpenVINOModel(network, self.device, precision, self.thread_num, config)
 
     @property
     def ie_network(self):

@@ -21,9 +21,9 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule, UsageError, refusing
 from bigdl.common.private_folders import scratch_folder
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.precision import BF16, FP32, PRECISIONS
 from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
 from bigdl.nano.openvino.integers import IntegerGuard, forbid_negative
@@ -319,11 +319,6 @@ def reason(error: Exception) -> str:
     return said[-1] if said else " ".join(lines)
 
 
-# OpenVINO would otherwise compute fp32 networks in bf16 wherever a processor has instructions for
-# it, which makes them slower on one without AMX.
-_CPU_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
-
-
 _COPIED = {"f32", "f64", "i8", "i16", "i32", "i64", "u8", "boolean"}
 _MOST_COPIED = 1 << 19  # bytes; handing one array over costs as much as copying about 100 kB
 
@@ -427,8 +422,8 @@ class CompiledNetwork:
     device : str
         ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"`` (or its old name ``"VPUX"``), ``"AUTO"``, ….
     precision : str
-        What the network computes in: ``"fp32"``, ``"bf16"``, ``"fp16"``, or ``"int8"`` for one
-        that was quantized. It sets ``INFERENCE_PRECISION_HINT`` on a CPU.
+        What the network computes in, or was quantized to; see
+        :data:`bigdl.nano.acceleration.PRECISIONS`. It sets ``INFERENCE_PRECISION_HINT`` on a CPU.
     thread_num : int, optional
         Threads of one inference on a CPU (``INFERENCE_NUM_THREADS``); by default OpenVINO takes
         one for each physical core in the affinity mask. Other devices do not use it. Fewer
@@ -480,7 +475,7 @@ class CompiledNetwork:
         network: Any,
         device: str = "CPU",
         *,
-        precision: str = "fp32",
+        precision: str = FP32,
         thread_num: int | None = None,
         config: Mapping[str, Any] | None = None,
         shapes: Any = None,
@@ -488,9 +483,9 @@ class CompiledNetwork:
     ):
         if thread_num is not None:
             check_positive("thread_num", thread_num)
+        self.precision = PRECISIONS[check_choice("precision", precision, PRECISIONS)]
         network = read_network(network)
         self.device = checked_device(device)
-        self.precision = precision
         self.thread_num = thread_num
         self._lock = threading.Lock()  # of those who change the compilation
         self._configure(dict(config or {}), cache_dir)
@@ -692,15 +687,14 @@ class CompiledNetwork:
         self._now = self._compiled(read_network(state["_now"]))
 
     def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
-        check_choice("precision", self.precision, _CPU_HINTS)
         on_cpu = self.device == "CPU"
-        if self.precision == "bf16" and not on_cpu:
+        if self.precision == BF16 and not on_cpu:
             raise UsageError(
                 f"Device {self.device} don't support bfloat16.",
                 code="unsupported",
                 argument="device",
             )
-        if self.precision == "bf16" and not supports_bf16():
+        if self.precision == BF16 and not supports_bf16():
             able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
             raise UsageError(
                 "Platform doesn't support BF16 format: OpenVINO can use "
@@ -712,12 +706,10 @@ class CompiledNetwork:
         if cache_dir is not None:
             meant["CACHE_DIR"] = str(cache_dir)
         if on_cpu:
-            hints = meant if self.precision == "bf16" else defaults
-            hints["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
+            (meant if self.precision == BF16 else defaults).update(self.precision.hints)
         elif _may_take_cpu(self.device):
             # Each of these devices has the properties of the ones behind it.
-            hint = {"INFERENCE_PRECISION_HINT": _CPU_HINTS[self.precision]}
-            defaults["DEVICE_PROPERTIES"] = {"CPU": hint}
+            defaults["DEVICE_PROPERTIES"] = {"CPU": dict(self.precision.hints)}
         if on_cpu and self.thread_num is not None:
             meant["INFERENCE_NUM_THREADS"] = self.thread_num
             if self.thread_num < len(usable_cores()):

@@ -1,8 +1,8 @@
-"""Networks of OpenVINO in 8-bit integers, by NNCF, and what each of their layers costs."""
+"""Networks of OpenVINO in integers, by NNCF, and what each of their layers costs."""
 
 import ctypes
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import saturates_int8
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import relative_error
-from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.precision import INT4, INT8, Precision, WeightOptions
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import as_array
 from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
@@ -110,28 +111,53 @@ class Quantizer:
         Not changed.
     batches : list of list of ndarray
         Flat lists of inputs.
+    precision : Precision
+        Of weights; activations are quantized to 8 bits only.
+    weights : WeightOptions or None
+        Quantize weights only. In 8 bits each channel has a scale of its own. In 4 bits embeddings
+        and the last layer have 8.
     smooth : bool or None
         True to smooth, False not to. None decides for networks with attention: they are quantized
         with and without smoothing (Xiao et al., 2022: it moves outliers of activations into the
         weights), and the one with the smaller error is taken, for smoothing can also do harm.
-    weights_only : bool
-        Quantize weights only, each channel with a scale of its own.
-    bits : int
-        Of weights, if they alone are quantized: 8, or 4, with a scale for each group of 128
-        weights; embeddings and the last layer have 8 then.
     options : mapping
         Further arguments of ``nncf.quantize``.
+
+    Raises
+    ------
+    UsageError
+        If an option of weights does not go with the precision, or activations are to be quantized
+        to it.
     """
 
     network: Any
     batches: list[list]
+    precision: Precision = INT8
+    weights: WeightOptions | None = None
     smooth: bool | None = None
-    weights_only: bool = False
-    bits: int = 8
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        weights = self.weights
+        if weights is None and self.precision == INT4:
+            raise UsageError(
+                "Activations cannot be quantized to int4; pass weights_only=True",
+                code="argument-conflict",
+                argument="precision",
+            )
+        if self.precision == INT8 and weights not in (
+            None,
+            *(WeightOptions(symmetric=each) for each in (True, False)),
+        ):
+            raise UsageError(
+                f"{weights} does not go with int8, whose weights have one scale for each channel; "
+                "leave out all but symmetric, or use precision='int4'",
+                code="argument-conflict",
+                argument="weight_options",
+            )
+
     def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
-        """Return the network in int8.
+        """Return the network in integers.
 
         Parameters
         ----------
@@ -154,7 +180,7 @@ class Quantizer:
     def _fully(self) -> tuple[Any, bool | None]:
         """The network with all of its layers quantized, and how it was smoothed."""
         alternatives = [self.smooth]
-        if self.smooth is None and not self.weights_only and has_attention(self.network):
+        if self.smooth is None and self.weights is None and has_attention(self.network):
             alternatives = [False, True]
         made = [(self._quantized((), smooth), smooth) for smooth in alternatives]
         return made[0] if len(made) == 1 else min(made, key=lambda pair: self._error(pair[0]))
@@ -163,18 +189,11 @@ class Quantizer:
         nncf = require("nncf", "nano")
         keywords = dict(self.options)
         scope = keywords.pop("ignored_scope", None)
-        types = RECURRENT if self.weights_only else _in_floats(self.network)
+        types = RECURRENT if self.weights else _in_floats(self.network)
         scope = scope or nncf.IgnoredScope(types=list(types), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
-        if self.weights_only:
-            modes = nncf.CompressWeightsMode
-            mode = modes.INT8_SYM if self.bits == 8 else modes.INT4_SYM
-            if self.bits == 4:  # rows that cannot be parted by 128 get smaller groups
-                adjusted = nncf.GroupSizeFallbackMode.ADJUST
-                groups = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
-                keywords.setdefault("advanced_parameters", groups)
-            with quiet(), kept_signal_stack():
-                return nncf.compress_weights(self.network.clone(), mode=mode, **keywords)
+        if self.weights:
+            return self._with_small_weights(self.weights, keywords)
         if smooth is not None:
             keywords["model_type"] = nncf.ModelType.TRANSFORMER
         elif excluded:
@@ -194,16 +213,40 @@ class Quantizer:
         if advanced:
             chosen = keywords.get("advanced_parameters") or nncf.AdvancedQuantizationParameters()
             keywords["advanced_parameters"] = dataclasses.replace(chosen, **advanced)
+        return self._made(nncf.quantize, {"calibration_dataset": self._data(), **keywords})
+
+    def _with_small_weights(self, weights: WeightOptions, keywords: dict[str, Any]) -> Any:
+        """Return the network with weights in integers that are made floats when they are used."""
+        nncf = require("nncf", "nano")
+        name = f"{self.precision}_{'sym' if weights.symmetric else 'asym'}".upper()
+        keywords["mode"] = nncf.CompressWeightsMode[name]
+        if self.precision == INT4:
+            adjusted = nncf.GroupSizeFallbackMode.ADJUST
+            groups = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
+            keywords.setdefault("advanced_parameters", groups)
+            keywords |= {"group_size": weights.group_size or -1, "ratio": 1.0 - weights.int8_ratio}
+        if weights.needs_calibration:
+            keywords |= {"awq": weights.awq, "scale_estimation": weights.scale_estimation}
+            keywords["dataset"] = self._data()
+            return self._made(nncf.compress_weights, keywords)
+        with quiet(), kept_signal_stack():
+            return nncf.compress_weights(self.network.clone(), **keywords)
+
+    def _data(self) -> Any:
+        names = [port_name(port) for port in self.network.inputs]
+        batches = [dict(zip(names, batch, strict=True)) for batch in self.batches]
+        return require("nncf", "nano").Dataset(batches)
+
+    def _made(self, make: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+        """Call a function of NNCF with a copy of the network that takes these data."""
         twin, shapes = _for_any_batch(self.network)
-        names = [port_name(port) for port in twin.inputs]
-        data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self.batches])
         sentence = "NNCF cannot quantize the network with these data"
         with (
             refusing(sentence, text=reason, code="model-unsupported"),
             quiet(),
             kept_signal_stack(),
         ):
-            made = nncf.quantize(twin, data, subset_size=len(self.batches), **keywords)
+            made = make(twin, subset_size=len(self.batches), **keywords)
         made.reshape(shapes)
         return made
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import LazyModule
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.common.errors import LazyModule, refusing
 from bigdl.nano.openvino.network import CompiledNetwork, reason
 
 openvino = LazyModule("openvino", "nano")

@@ -12,12 +12,15 @@ import pickle
 import struct
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch.utils.data import Dataset
 
 from bigdl.common.errors import UsageError, require
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet
 
 __all__ = ["EncryptedDataset", "load", "save"]
 
@@ -28,7 +31,11 @@ _torch_save, _torch_load = torch.save, torch.load
 
 
 def save(
-    obj: Any, f: Any, *args: Any, encryption_key: str | bytes | None = None, **kwargs: Any
+    obj: object,
+    f: str | os.PathLike | BinaryIO,
+    *args: Any,
+    encryption_key: str | bytes | None = None,
+    **kwargs: Any,
 ) -> None:
     """``torch.save``, encrypted if there is a key.
 
@@ -67,7 +74,12 @@ def save(
         file.write(_MARK + _SIZE.pack(len(token)) + token)
 
 
-def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs: Any) -> Any:
+def load(
+    f: str | os.PathLike | BinaryIO,
+    *args: Any,
+    decryption_key: str | bytes | None = None,
+    **kwargs: Any,
+) -> Any:
     """``torch.load``, of a file that was encrypted.
 
     Parameters
@@ -163,7 +175,7 @@ def _token_size(file: BinaryIO) -> int | None:
     return _SIZE.unpack(size)[0] if mark == _MARK and len(size) == _SIZE.size else None
 
 
-def _fernet(key: str | bytes) -> Any:
+def _fernet(key: str | bytes) -> "Fernet":
     fernet = require("cryptography.fernet", "encryption")
     try:
         return fernet.Fernet(key)
@@ -176,11 +188,11 @@ def _fernet(key: str | bytes) -> Any:
         ) from error
 
 
-def _opened(f: Any, mode: str) -> Any:
+def _opened(f: object, mode: str) -> Any:
     return open(f, mode) if isinstance(f, (str, os.PathLike)) else nullcontext(f)
 
 
-def _is_encrypted(f: Any) -> bool:
+def _is_encrypted(f: object) -> bool:
     with _opened(f, "rb") as file:
         if not hasattr(file, "seek"):
             return False

@@ -62,7 +62,7 @@ class LightningModule(pl.LightningModule):
         model: nn.Module,
         loss: Callable[..., torch.Tensor] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
+        scheduler: object = None,
         metrics: Sequence[Metric] | None = None,
     ):
         super().__init__()
@@ -80,7 +80,7 @@ class LightningModule(pl.LightningModule):
         self,
         loss: Callable[..., torch.Tensor] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
+        scheduler: object = None,
         metrics: Sequence[Metric] | None = None,
     ) -> None:
         """Replace loss, optimizer, scheduler and metrics; parameters as for the class."""
@@ -116,7 +116,7 @@ class LightningModule(pl.LightningModule):
         kept = [signature.parameters.get(name) for name in self.forward_args]
         return signature.replace(parameters=[each for each in kept if each is not None])
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # as the user's module
         """The module's output; arguments beyond its own are left out."""
         return self.model(*args[: len(self.forward_args) or None], **kwargs)
 
@@ -144,14 +144,14 @@ class LightningModule(pl.LightningModule):
     def test_step(self, batch: Sequence, batch_idx: int) -> None:
         self._log_figures("test", batch)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def predict_step(self, batch: object, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self(*batch) if isinstance(batch, (tuple, list)) else self(batch)
 
     def configure_optimizers(self) -> tuple[list, list]:
         optimizers = [] if self.optimizer is None else [self.optimizer]
         return optimizers, [] if self.scheduler is None else [self.scheduler]
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> object:
         """Load the state of this module, or that of the module inside.
 
         The latter is what ``model.state_dict()`` of a program without Lightning has saved.

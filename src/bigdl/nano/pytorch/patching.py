@@ -88,7 +88,7 @@ def unpatch_torch() -> None:
     unpatch_cuda()
 
 
-def _working_torchvision() -> Any:
+def _working_torchvision() -> object:
     """Return torchvision with its transforms and datasets; None if it is missing or broken."""
     try:
         for name in ("transforms", "datasets"):
@@ -221,18 +221,18 @@ def unpatch_cuda() -> None:
 class _Idle(contextlib.nullcontext):
     """A stream or an event on which nothing happens."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: object, **kwargs: object):
         super().__init__(self)
 
     def query(self) -> bool:
         """Return True: all work is done."""
         return True
 
-    def elapsed_time(self, end: Any) -> float:
+    def elapsed_time(self, end: object) -> float:
         """Milliseconds between two events."""
         return 0.0
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: object = None) -> object:
         """Record an event, a new one by default."""
         return event or _Event()
 
@@ -257,7 +257,9 @@ def _patch_amp() -> None:
     class Autocast(torch.autocast):
         """``torch.autocast``; on CUDA it is bfloat16 on the CPU."""
 
-        def __init__(self, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any):
+        def __init__(
+            self, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
+        ):
             if str(device_type).startswith("cuda"):
                 device_type, dtype = "cpu", torch.bfloat16
             super().__init__(device_type, dtype, *args, **kwargs)
@@ -265,13 +267,15 @@ def _patch_amp() -> None:
     class CudaAutocast(Autocast):
         """``torch.cuda.amp.autocast``."""
 
-        def __init__(self, enabled: bool = True, dtype: Any = None, cache_enabled: bool = True):
+        def __init__(
+            self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
+        ):
             super().__init__("cuda", dtype, enabled, cache_enabled)
 
     class Scaler(torch.amp.GradScaler):
         """A scaler that does not scale: bfloat16 has the range of float32."""
 
-        def __init__(self, *args: Any, **kwargs: Any):
+        def __init__(self, *args: object, **kwargs: object):
             super().__init__("cpu", enabled=False)
 
     for owner in (torch, torch.amp):
@@ -285,7 +289,7 @@ def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callabl
     """Return a function that is called with what another makes of each of its arguments."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         options = {name: change(value) for name, value in kwargs.items()}
         if change is _cpu_for and _is_number_of_device(options.get("device")):
             options["device"] = "cpu"
@@ -298,7 +302,7 @@ def _first_on_cpu(function: Callable) -> Callable:
     """Return a method ``to`` whose first argument may be the number of a device."""
 
     @functools.wraps(function)
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def to(self: object, *args: object, **kwargs: object) -> object:
         if args and _is_number_of_device(args[0]):
             args = ("cpu", *args[1:])
         return function(self, *args, **kwargs)
@@ -306,11 +310,11 @@ def _first_on_cpu(function: Callable) -> Callable:
     return to
 
 
-def _is_number_of_device(value: Any) -> bool:
+def _is_number_of_device(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _cpu_for(value: Any) -> Any:
+def _cpu_for(value: object) -> object:
     """Return the CPU for a device of CUDA, the CPU's name for a type, or the value itself."""
     if isinstance(value, str) and value.startswith("torch.cuda.") and value.endswith("Tensor"):
         return value.replace(".cuda", "")
@@ -321,7 +325,7 @@ def _cpu_for(value: Any) -> Any:
     return value
 
 
-def _gloo_for(value: Any) -> Any:
+def _gloo_for(value: object) -> object:
     """The backend of CPUs for that of CUDA; any other value itself."""
     return "gloo" if isinstance(value, str) and value == "nccl" else value
 
@@ -329,7 +333,7 @@ def _gloo_for(value: Any) -> Any:
 def _doing_nothing(name: str) -> Callable[..., None]:
     """A function of its own for each name, as those of torch are."""
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
+    def nothing(*args: object, **kwargs: object) -> None:
         pass
 
     nothing.__name__ = nothing.__qualname__ = name
@@ -349,7 +353,9 @@ _DTYPE_FACTORIES = """
 """
 
 
-def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
+def patch_dtype(
+    from_dtype: str | torch.dtype = "fp64", to_dtype: str | torch.dtype = "fp32"
+) -> None:
     """Let a program that names one type of floating-point numbers use another.
 
     ``dtype=`` of functions that make tensors, ``.to(dtype)``, and the methods that are named after

@@ -19,8 +19,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.common.errors import UsageError, one_line, refusing
 from bigdl.nano.acceleration.search.trial import Block, Candidate, block, time_against, time_alone
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import Batch, batches_of, evaluating, sample_arguments
@@ -89,13 +88,13 @@ class HPOSearcher(Searcher):
 
     def search(
         self,
-        model: Any,
+        model: object,
         resume: bool = False,
         target_metric: str | Sequence[str] | None = None,
         mode: str = "best",
         n_parallels: int = 1,
         acceleration: bool = False,
-        input_sample: Any = None,
+        input_sample: object = None,
         max_epochs: int | None = None,
         **kwargs: Any,
     ) -> pl.LightningModule | list[FrozenTrial]:
@@ -155,7 +154,7 @@ class HPOSearcher(Searcher):
             )
 
 
-def _metrics(target_metric: Any) -> list[str]:
+def _metrics(target_metric: str | Sequence[str] | None) -> list[str]:
     metrics = [target_metric] if isinstance(target_metric, str) else list(target_metric or ())
     if not metrics or not all(isinstance(metric, str) for metric in metrics):
         raise UsageError(
@@ -368,7 +367,7 @@ def _fastest(
     model: torch.nn.Module,
     trainer: pl.Trainer,
     data: Mapping[str, Any],
-    input_sample: Any,
+    input_sample: object,
     acceleration: bool,
 ) -> tuple[str, float]:
     """Return the fastest runtime of a model, and the milliseconds that a call takes there.
@@ -415,7 +414,7 @@ def _fastest(
 
 
 def _sample(
-    model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any], input_sample: Any
+    model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any], input_sample: object
 ) -> Batch:
     if input_sample is not None:
         return Batch(*sample_arguments(model, input_sample))
@@ -475,11 +474,11 @@ def _timed(model: torch.nn.Module, batch: Batch) -> Block:
 
 def lazily_compiled(
     compile_module: Callable[..., Any],
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    scheduler: Any,
-    metrics: Any,
+    model: object,
+    loss: object,
+    optimizer: object,
+    scheduler: object,
+    metrics: object,
 ) -> AutoObject:
     """Return what ``Trainer.compile`` returns where something is lazy.
 
@@ -503,7 +502,7 @@ def lazily_compiled(
     return AutoObject(compile_module, model, loss, optimizer, scheduler, metrics)
 
 
-def _made_later(name: str, part: Any, first: Any) -> Any:
+def _made_later(name: str, part: object, first: object) -> object:
     """Return the call of a part of ``Trainer.compile`` with its first argument, which is lazy."""
     if part is None:
         return None
@@ -520,6 +519,6 @@ def _made_later(name: str, part: Any, first: Any) -> Any:
     )
 
 
-def _call(first: Any, **part: Callable[[Any], Any]) -> Any:
+def _call(first: object, **part: Callable[[Any], Any]) -> object:
     (function,) = part.values()
     return function(first)

@@ -137,7 +137,7 @@ class AutoLr:
 def _stepping(schedulers: list[Any], interval: str) -> Callback:
     """Return a callback that steps schedulers after each step, or each epoch."""
 
-    def step(*args: Any) -> None:
+    def step(*args: object) -> None:
         for scheduler in schedulers:
             scheduler.step()
 
@@ -229,11 +229,11 @@ class _FastStrategy(Strategy):
         self.settings = (*self.settings, phrase)
         rank_zero_info(f"Nano trains with {phrase}")
 
-    def batch_to_device(self, batch: Any, device=None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(self, batch: object, device=None, dataloader_idx: int = 0) -> object:
         batch = super().batch_to_device(batch, device, dataloader_idx)
         return batch if self.steps is None else self.steps.batch(batch)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, *args: object, **kwargs: object) -> Any:
         prefix = cast("AutomaticPrefix", self.prefix)
         steps = cast("FastSteps", self.steps)
         if self._begin_step(prefix, steps, args[:1]):
@@ -241,7 +241,7 @@ class _FastStrategy(Strategy):
         with prefix.step():
             return steps.step(super().training_step, *args, **kwargs)
 
-    def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: Any) -> bool:
+    def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: object) -> bool:
         """Note that a step begins; returns whether it has another layout or precision now."""
         if not self.rates.has_begun:
             steps.align()
@@ -327,7 +327,7 @@ class _LocalDdp(DDPStrategy):
         if any(parameter.requires_grad for parameter in model.parameters()):
             super().configure_ddp()
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+    def reduce(self, tensor: Any, group: object = None, reduce_op: Any = "mean") -> torch.Tensor:
         # Lightning divides the summed counts of a figure's rows as whole numbers.
         whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point()
         if whole and reduce_op in (None, "mean", "avg"):
@@ -388,8 +388,8 @@ class FitLauncher(_Launcher):
     is_interactive_compatible = True
 
     def launch(
-        self, function: Callable, *args: Any, trainer: Trainer | None = None, **kwargs: Any
-    ) -> Any:
+        self, function: Callable, *args: object, trainer: Trainer | None = None, **kwargs: object
+    ) -> object:
         """Call ``function(*args, **kwargs)``: a stage of a trainer."""
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
@@ -401,7 +401,7 @@ class FitLauncher(_Launcher):
         _restore(trainer, state)
         return None
 
-    def kill(self, signum: Any) -> None:
+    def kill(self, signum: int) -> None:
         """Nothing: no process outlives :meth:`launch`."""
 
 
@@ -508,7 +508,7 @@ def _share_figures(trainer: Trainer, module: LightningModule) -> None:
     signature = inspect.signature(log)
 
     @functools.wraps(log)
-    def log_together(*args: Any, **kwargs: Any) -> None:
+    def log_together(*args: object, **kwargs: object) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         of_epoch = arguments.get("on_epoch")
         if of_epoch is None:

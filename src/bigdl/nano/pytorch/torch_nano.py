@@ -50,7 +50,7 @@ def _launching(train: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of a loop that runs it in each process; called in the loop, it goes on."""
 
     @functools.wraps(train)
-    def launch(loop: TorchNano, *args: Any, **kwargs: Any) -> Any:
+    def launch(loop: TorchNano, *args: object, **kwargs: object) -> object:
         if loop._fabric is None:
             return loop._launch(args, kwargs)
         return train(loop, *args, **kwargs)
@@ -119,7 +119,7 @@ class TorchNano(ABC):
     _prefixes: Sequence[PrefixOfCalls] = ()
     _report: tuple[str, ...] = ()
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         if "train" in vars(cls):
             setattr(cls, "train", _launching(cls.train))  # noqa: B010 - mypy knows no assignment to a method
@@ -130,7 +130,7 @@ class TorchNano(ABC):
         use_ipex: bool = False,
         distributed_backend: str = "subprocess",
         process_group_backend: str | None = None,
-        precision: Any = None,
+        precision: object = None,
         cpu_for_each_process: list[list[int]] | None = None,
         channels_last: bool | None = None,
         auto_lr: bool = True,
@@ -153,7 +153,20 @@ class TorchNano(ABC):
             kwargs.setdefault("strategy", distributed_backend)
             kwargs.setdefault("devices", num_processes or 1)
             num_processes, distributed_backend = None, "subprocess"
-        self._options = TrainingOptions.of(locals())
+        self._options = TrainingOptions(
+            num_processes=num_processes,
+            distributed_backend=distributed_backend,
+            process_group_backend=process_group_backend,
+            cpu_for_each_process=cpu_for_each_process,
+            tune_process=tune_process,
+            precision=precision,
+            channels_last=channels_last,
+            fused_optimizers=fused_optimizers,
+            use_ipex=use_ipex,
+            inductor=inductor,
+            bucket_cap_mb=bucket_cap_mb,
+            frozen_prefix=frozen_prefix,
+        )
         if self._options.inductor == "auto":
             raise UsageError(
                 "inductor='auto' compares the steps of a fit, which a loop of one's own does not "
@@ -165,7 +178,7 @@ class TorchNano(ABC):
         self._auto_lr, self._fabric_keywords = auto_lr, kwargs
 
     @abstractmethod
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> Any:  # as the subclass says
         """The loop. Its result is that of the first process.
 
         Modules and optimizers among the arguments are trained in place; modules and attributes of
@@ -225,7 +238,7 @@ class TorchNano(ABC):
         *dataloaders: DataLoader,
         replace_sampler: bool = True,
         move_to_device: bool = True,
-    ) -> Any:
+    ) -> object:
         """Prepare loaders: one for one, a list for several.
 
         A loader with a sampler of its own keeps it, and its batches are dealt out to the processes.
@@ -244,7 +257,7 @@ class TorchNano(ABC):
             )
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def backward(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, tensor: torch.Tensor, *args: object, **kwargs: Any) -> None:
         """As ``tensor.backward(*args, **kwargs)``."""
         kwargs.pop("model", None)
         self._running.backward(tensor, *args, **kwargs)
@@ -255,7 +268,7 @@ class TorchNano(ABC):
             content, filepath = filepath, content
         self._running.save(filepath, dict(content))
 
-    def load(self, filepath: Any) -> Any:
+    def load(self, filepath: Any) -> Any:  # whatever the file holds
         """Load a checkpoint."""
         return self._running.load(filepath)
 
@@ -289,7 +302,7 @@ class TorchNano(ABC):
             )
         return self._fabric
 
-    def _launch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _launch(self, args: tuple, kwargs: dict[str, Any]) -> object:
         """Call ``self.train(*args, **kwargs)`` in each process; return the result of the first."""
         options = self._options
         if options.count == 1:
@@ -324,7 +337,7 @@ class TorchNano(ABC):
 
     def _run(
         self, rank: int, args: tuple, kwargs: dict[str, Any], process_report: Sequence[str] = ()
-    ) -> Any:
+    ) -> object:
         """Run the loop in this process."""
         fabric = Fabric(**_fabric_arguments(self._options, self._fabric_keywords, rank))
         fabric._launched = True
@@ -405,11 +418,11 @@ def nano(
     num_processes: int | None = None,
     use_ipex: bool = False,
     distributed_backend: str = "subprocess",
-    precision: Any = None,
+    precision: object = None,
     cpu_for_each_process: list[list[int]] | None = None,
     channels_last: bool | None = None,
     auto_lr: bool = True,
-    *args: Any,
+    *args: object,
     **kwargs: Any,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator for a training function: its body stays as it is.
@@ -455,7 +468,6 @@ auto_lr
     >>> torch.allclose(model(x), x.sum(1, keepdim=True), atol=0.1)  # the model is trained
     True
     """
-    settings = {name: value for name, value in locals().items() if name not in ("args", "kwargs")}
     _check_no_more(args)
     if distributed_backend == "spawn":
         raise UsageError(
@@ -473,7 +485,16 @@ auto_lr
         return nano()(num_processes)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        loop = _DecoratedLoop(**settings, **kwargs)
+        loop = _DecoratedLoop(
+            num_processes,
+            use_ipex,
+            distributed_backend,
+            precision=precision,
+            cpu_for_each_process=cpu_for_each_process,
+            channels_last=channels_last,
+            auto_lr=auto_lr,
+            **kwargs,
+        )
         loop._function = function
 
         @functools.wraps(function)
@@ -504,7 +525,7 @@ _SETTINGS = (
 """Attributes that programs for BigDL 2.x read. A subclass may set others of these names."""
 
 
-def _setting(loop: TorchNano, name: str) -> Any:
+def _setting(loop: TorchNano, name: str) -> object:
     if name == "num_processes":
         return loop._options.count
     if name == "auto_lr":
@@ -541,7 +562,7 @@ class _DecoratedLoop(TorchNano):
         return self._function(*positional, **values)
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: object) -> object:
     """Return the user's own object in the place of Fabric's wrapper."""
     if isinstance(value, _FabricModule):
         return value.module
@@ -573,10 +594,10 @@ class _Bf16(Precision):
 
     precision = "bf16-mixed"
 
-    def forward_context(self) -> Any:
+    def forward_context(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16)
 
-    def convert_output(self, data: Any) -> Any:
+    def convert_output(self, data: object) -> object:
         return tree_map_only(torch.Tensor, full_precision, data)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.program_state import start_method_kept
+from bigdl.nano.acceleration.precision import INT8
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
@@ -41,17 +44,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_NOT_OF_TRIALS = ("self", "__class__", "use_hpo", "kwargs")
-
 require("pytorch_lightning", "nano")
 
 import pytorch_lightning as pl  # noqa: E402
+from pytorch_lightning.utilities.types import (  # noqa: E402
+    _PREDICT_OUTPUT,
+    EVAL_DATALOADERS,
+    TRAIN_DATALOADERS,
+)
 
 
 class _OfClassOrTrainer(staticmethod):
     """A static method that gets the trainer it is called on, if any, as its keyword `trainer`."""
 
-    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+    def __get__(self, trainer: object, owner: type | None = None) -> Callable[..., torch.nn.Module]:
         function = super().__get__(trainer, owner)
         if trainer is None:
             return function
@@ -148,7 +154,7 @@ class Trainer(pl.Trainer):
         use_hpo: bool = False,
         channels_last: bool | None = None,
         auto_lr: bool | dict = True,
-        precision: Any = None,
+        precision: str | int | None = None,
         *,
         fused_optimizers: bool = True,
         tune_process: bool = True,
@@ -158,12 +164,25 @@ class Trainer(pl.Trainer):
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):
-        named = {name: value for name, value in locals().items() if name not in _NOT_OF_TRIALS}
-        options = TrainingOptions.of(named)
+        options = TrainingOptions(
+            num_processes=num_processes,
+            distributed_backend=distributed_backend,
+            process_group_backend=process_group_backend,
+            cpu_for_each_process=cpu_for_each_process,
+            tune_process=tune_process,
+            precision=precision,
+            channels_last=channels_last,
+            fused_optimizers=fused_optimizers,
+            use_ipex=use_ipex,
+            inductor=inductor,
+            bucket_cap_mb=bucket_cap_mb,
+            frozen_prefix=frozen_prefix,
+        )
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, options.count)
-        self.hpo_arguments: dict[str, Any] = named | kwargs
+        own = {"auto_lr": auto_lr, "algorithms": algorithms, **kwargs}
+        self.hpo_arguments: dict[str, object] = dataclasses.asdict(options) | own
         self.hposearcher: HPOSearcher | None = None
         if use_hpo:
             from bigdl.nano.pytorch.search import HPOSearcher
@@ -227,58 +246,91 @@ class Trainer(pl.Trainer):
         """
         return getattr(self.strategy, "rates", None) or StepRates()
 
-    @functools.wraps(pl.Trainer.fit, assigned=())
-    def fit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def fit(
+        self,
+        model: pl.LightningModule,
+        train_dataloaders: TRAIN_DATALOADERS | pl.LightningDataModule | None = None,
+        val_dataloaders: EVAL_DATALOADERS | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
         """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
-        if holds_lazy([args, kwargs]):
+        if holds_lazy([model, train_dataloaders, val_dataloaders, datamodule]):
             raise UsageError(
                 "The model, or the data, has search spaces; call search first, and fit what it "
                 "returns",
                 code="state",
             )
-        data = inspect.signature(pl.Trainer.fit).bind(self, *args, **kwargs).arguments
-        sources = map(data.get, ("train_dataloaders", "datamodule", "model"))
+        sources = (train_dataloaders, datamodule, model)
         self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
             with start_method_kept():  # Lightning asks for it
-                super().fit(*args, **kwargs)
+                super().fit(
+                    model,
+                    train_dataloaders,
+                    val_dataloaders,
+                    datamodule,
+                    cast("Any", ckpt_path),
+                    weights_only,
+                )
 
-    @functools.wraps(pl.Trainer.validate, assigned=())
-    def validate(  # type: ignore[override]
-        self, model: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def validate(
+        self,
+        model: torch.nn.Module | None = None,
+        dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        verbose: bool = True,
+        datamodule: pl.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
         """As Lightning's; the model may be an accelerated LightningModule."""
+        steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with start_method_kept():
-            return super().validate(_with_steps(model, self), *args, **kwargs)
+            return super().validate(steps, dataloaders, path, verbose, datamodule, weights_only)
 
-    @functools.wraps(pl.Trainer.test, assigned=())
-    def test(  # type: ignore[override]
-        self, model: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def test(
+        self,
+        model: torch.nn.Module | None = None,
+        dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        verbose: bool = True,
+        datamodule: pl.LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
         """As Lightning's; the model may be an accelerated LightningModule."""
+        steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with start_method_kept():
-            return super().test(_with_steps(model, self), *args, **kwargs)
+            return super().test(steps, dataloaders, path, verbose, datamodule, weights_only)
 
-    @functools.wraps(pl.Trainer.predict, assigned=())
-    def predict(  # type: ignore[override]
-        self, model: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def predict(
+        self,
+        model: torch.nn.Module | None = None,
+        dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | os.PathLike | None = None,
+        weights_only: bool | None = None,
+    ) -> _PREDICT_OUTPUT | None:
         """As Lightning's; the model may be an accelerated LightningModule."""
+        steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with start_method_kept():
-            return super().predict(_with_steps(model, self), *args, **kwargs)
+            return super().predict(
+                steps, dataloaders, datamodule, return_predictions, path, weights_only
+            )
 
     def search(
         self,
-        model: Any,
+        model: object,
         resume: bool = False,
         target_metric: str | Sequence[str] | None = None,
         mode: str = "best",
         n_parallels: int = 1,
         acceleration: bool = False,
-        input_sample: Any = None,
+        input_sample: object = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> pl.LightningModule | list[optuna.trial.FrozenTrial] | None:
         """Search the hyper-parameters of a model, by Optuna.
 
         Each trial trains a model of its own with a trainer like this one. A parameter is reported
@@ -365,7 +417,7 @@ class Trainer(pl.Trainer):
         """Print the best trials of the last search; returns its ``optuna.Study``."""
         return None if self.hposearcher is None else self.hposearcher.search_summary()
 
-    def end_search(self, use_trial_id: int = -1) -> Any:
+    def end_search(self, use_trial_id: int = -1) -> pl.LightningModule | None:
         """A model with the parameters of trial `use_trial_id`, by default the best, not trained."""
         return None if self.hposearcher is None else self.hposearcher.end_search(use_trial_id)
 
@@ -374,7 +426,7 @@ class Trainer(pl.Trainer):
         model: torch.nn.Module,
         loss: Callable[..., torch.Tensor] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
+        scheduler: object = None,
         metrics: Sequence[Any] | None = None,
     ) -> pl.LightningModule:
         """Make a LightningModule of an ordinary module.
@@ -489,7 +541,7 @@ class Trainer(pl.Trainer):
     load = staticmethod(InferenceOptimizer.load)
 
 
-def _with_steps(model: Any, trainer: Trainer) -> Any:
+def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
     """Return the LightningModule whose steps an accelerated model takes, or the model itself.
 
     It is a shallow copy: ``self(x)`` in its steps calls the accelerated model. Of a plain module
@@ -567,7 +619,7 @@ def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
     return None
 
 
-def fitted_loader(trainer: Any) -> DataLoader | None:
+def fitted_loader(trainer: pl.Trainer) -> DataLoader | None:
     """Return the loader of a trainer's last fit; None if it had none, or several."""
     source: Any = getattr(trainer, "_fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
@@ -578,7 +630,7 @@ def fitted_loader(trainer: Any) -> DataLoader | None:
 
 
 def _quantize_arguments(
-    model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any], trainer: Any = None
+    model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any], trainer: Trainer | None = None
 ) -> dict[str, Any]:
     """Return the arguments of ``InferenceOptimizer.quantize`` by name.
 
@@ -593,12 +645,12 @@ def _quantize_arguments(
     bound = inspect.signature(InferenceOptimizer.quantize).bind(model, *args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}
     arguments.pop("kwargs", None)
-    is_int8 = arguments.get("precision", "int8") == "int8"
+    is_int8 = arguments.get("precision", INT8) == INT8
     if trainer is not None and is_int8 and _data_of(arguments) is None:
         arguments["calib_data"] = fitted_loader(trainer)
     return arguments
 
 
-def _data_of(arguments: Mapping[str, Any]) -> Any:
+def _data_of(arguments: Mapping[str, Any]) -> object:
     data = arguments.get("calib_data")
     return arguments.get("calib_dataloader") if data is None else data

@@ -12,14 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.common.errors import refusing
 from bigdl.runtime.keras_objects import KerasArchive, KerasConfig
 from bigdl.runtime.serialization import dumps_by_value, value_pickler
 
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
 
 
-def compile_arguments(model: Any) -> dict[str, Any]:
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Arguments of the ``compile`` that a model was given; empty if it was not compiled."""
     config = getattr(model, "_compile_config", None)
     if not getattr(model, "compiled", False) or config is None:
@@ -27,7 +27,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return dict(config.config)
 
 
-def compiled_like(model: Any, original: Any) -> Any:
+def compiled_like(model: keras.Model, original: object) -> keras.Model:
     """Compile a model for evaluation as another was, with losses and metrics of its own."""
     arguments = compile_arguments(original)
     if arguments:
@@ -36,10 +36,10 @@ def compiled_like(model: Any, original: Any) -> Any:
     return model
 
 
-def copied(value: Any) -> Any:
+def copied(value: object) -> Any:
     """Return nested arguments with new Keras objects of the same configuration."""
 
-    def copy(each: Any) -> Any:
+    def copy(each: object) -> object:
         return KerasConfig.of(each).made() if isinstance(each, _OBJECTS) else each
 
     return keras.tree.map_structure(copy, value)
@@ -61,7 +61,7 @@ class PackedModel:
     content: bytes
 
 
-def packed(model: Any, compiled: bool = True) -> PackedModel:
+def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
     """Pack a model for another process.
 
     Parameters
@@ -82,7 +82,7 @@ def packed(model: Any, compiled: bool = True) -> PackedModel:
         return PackedModel(dumps_by_value(KerasArchive.of(model, compiled=compiled)))
 
 
-def unpacked(content: PackedModel) -> Any:
+def unpacked(content: PackedModel) -> keras.Model:
     """Return the model that was packed.
 
     Raises
@@ -96,7 +96,7 @@ def unpacked(content: PackedModel) -> Any:
         return pickle.loads(content.content).made()
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Pickle functions and what they refer to; of a ``tf.data.Dataset`` its elements."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -104,23 +104,25 @@ def dumps(value: Any) -> bytes:
 
 
 class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> object:
         if isinstance(value, tf.data.Dataset):
             return _dataset, (list(value.as_numpy_iterator()), value.element_spec)
         return super().reducer_override(value)
 
 
-def _dataset(elements: list, spec: Any) -> tf.data.Dataset:
+def _dataset(elements: list, spec: object) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
 
 
-def is_of_keras(value: Any) -> bool:
+def is_of_keras(value: object) -> bool:
     """Return True for a class or function of Keras, or of what Keras stands on."""
     module = getattr(value, "__module__", None) or ""
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 
 
-def put_state(optimizer: Any, state: list[np.ndarray], model: Any) -> None:
+def put_state(
+    optimizer: keras.optimizers.Optimizer, state: list[np.ndarray], model: keras.Model
+) -> None:
     """Give the optimizer of a model the values of its variables; none leaves it as it begins."""
     if not optimizer.built:
         optimizer.build(model.trainable_variables)

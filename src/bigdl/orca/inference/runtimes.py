@@ -173,7 +173,7 @@ def accelerated_model(
     from bigdl.nano.pytorch.inference.methods import METHODS
 
     options: dict[str, Any] = {}
-    if METHODS[method].precision == "int8":
+    if METHODS[method].precision.needs_calibration:
         options = {"calib_data": batches, "sample_size": sum(len(batch[0]) for batch in batches)}
     return InferenceOptimizer.build(
         model, method, input_sample=batches[0], thread_num=threads, **options

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, refusing
 from bigdl.common.stand_ins import actual
 from bigdl.common.trust import UntrustedFileError
-from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
 from bigdl.nano.acceleration.agreement import built_and_checked
-from bigdl.nano.acceleration.keywords import Keywords
-from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.method import (
+    ORIGINAL,
+    BuildOptions,
+    Method,
+    MethodChoice,
+    among,
+    check_applicable,
+    check_threads,
+    find_method,
+)
+from bigdl.nano.acceleration.precision import PRECISIONS
 from bigdl.nano.acceleration.search.isolation import search
 from bigdl.nano.acceleration.search.results import Cache, Results, choose, fits, render, write_chart
 from bigdl.nano.acceleration.search.trial import (
     ACCELERATORS,
-    PRECISIONS,
     Bench,
     SearchOptions,
     Trial,
@@ -36,6 +45,20 @@ if TYPE_CHECKING:
     import pandas
 
 Model = TypeVar("Model")
+# Arguments of ``quantize`` that are the model, or choose the method.
+_SELECTION = {
+    *("model", "precision", "accelerator", "approach", "method", "kwargs"),
+    *("use_ipex", "channels_last", "calib_dataloader"),
+}
+
+
+class ModelData(Protocol):
+    """Arguments of ``quantize`` about the model's input, as a dataclass of the framework."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def source(self, model: Any) -> Any:
+        """Return the source of a model; its ``data`` calibrate."""
 
 
 class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
@@ -48,15 +71,17 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]]
 
     load: ClassVar[Callable[..., Any]]
+    quantize: ClassVar[Callable[..., Any]]
 
     _framework: ClassVar[str]
     """Its name in the registry."""
     _methods: ClassVar[Mapping[str, Method]]
     """All methods of the framework."""
-    _keywords: ClassVar[Keywords]
+    _data_class: ClassVar[type[ModelData]]
+    _always: ClassVar[frozenset[str]] = frozenset()
+    """Options that every method accepts, besides those of every framework."""
     _data_argument: ClassVar[str]
     """Name of the argument of ``optimize`` that holds the inputs."""
-    _bench_class: ClassVar[type[Bench]]
     _model_class: ClassVar[type]
     _accelerated_class: ClassVar[type]
     _nouns: ClassVar[tuple[str, str]]
@@ -99,33 +124,42 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         tensor([[0., 2.]])
         """
         chosen = find_method(method, cls._framework)
-        conversion = {
-            name: arguments.pop(name) for name in set(arguments) - set(cls._keywords.defaults)
-        }
-        return cls._build(chosen, {**arguments, "model": model, "kwargs": conversion})
+        names = set(inspect.signature(cls.quantize).parameters) - _SELECTION
+        conversion = {name: arguments.pop(name) for name in set(arguments) - names}
+        return cls._accelerate(
+            model,
+            chosen,
+            MethodChoice(),
+            BuildOptions.of(arguments, conversion=conversion),
+            among(AccuracyOptions, arguments),
+            among(cls._data_class, arguments),
+            arguments.get("strict_check", True),
+        )
 
     @classmethod
-    def _chosen(
-        cls, choose: Callable[[str, Mapping[str, Any]], Method], arguments: Mapping[str, Any]
+    def _accelerate(
+        cls,
+        model: Model,
+        method: Method,
+        choice: MethodChoice,
+        options: BuildOptions,
+        accuracy: AccuracyOptions,
+        data: ModelData,
+        strict: bool = True,
     ) -> Model:
-        """Apply the method that arguments of ``trace`` or ``quantize`` mean."""
-        return cls._build(choose(cls._framework, arguments), arguments)
-
-    @classmethod
-    def _build(cls, method: Method, arguments: Mapping[str, Any]) -> Model:
-        """Apply a method to ``arguments["model"]``; the others are those of ``quantize``."""
-        model = actual(arguments["model"])
+        """Return the model that a method makes: checked, built, compared, and raced."""
+        model = actual(model)
         cls._check_model(model, method)
         method.require()
-        values = cls._keywords.checked(method, arguments)
-        source = cls._source(model, values)
-        metric, eval_func, data = values["metric"], values["eval_func"], source.data
+        check_applicable(method, choice, options, accuracy, data, always=cls._always)
+        check_threads(options.thread_num)
+        source = data.source(model)
+        metric, eval_func, samples = accuracy.metric, accuracy.eval_func, source.data
         if eval_func is not None:
-            metric, data = (lambda candidate: eval_func(candidate)), None
-        score = None if metric is None else cls._score_of(metric, data, source)
-        goal = AccuracyGoal.of(score, values)
-        options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
-        strict = method.name != ORIGINAL and values.get("strict_check", True)
+            metric, samples = (lambda candidate: eval_func(candidate)), None
+        score = None if metric is None else cls._score_of(metric, samples, source)
+        options = replace(options, goal=AccuracyGoal.of(score, accuracy))
+        strict = strict and method.name != ORIGINAL
         built = cls._accelerated(method, source, options, scored=score is not None, strict=strict)
         cls._compare_speed(method, source, built, options)
         return built
@@ -157,11 +191,6 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     def _takes(cls, model: Any, method: Method | None) -> bool:
         """Return True if a method takes an accelerated model."""
         return False
-
-    @classmethod
-    @abc.abstractmethod
-    def _source(cls, model: Model, values: Mapping[str, Any]) -> Any:
-        """Return the source of a model and keywords of ``quantize``; its ``data`` calibrate."""
 
     @staticmethod
     @abc.abstractmethod
@@ -265,7 +294,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         """Return the best model of this kind, and its method's option."""
         results = self._searched("optimized model", "get_best_model")
         check_member("accelerator", accelerator, ACCELERATORS)
-        check_member("precision", precision, PRECISIONS)
+        check_member("precision", precision, (None, *PRECISIONS))
         results.check_criterion(accuracy_criterion)
         accelerators = None if accelerator is None else (accelerator,)
         precisions = None if precision is None else (precision,)
@@ -311,15 +340,25 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             )
         return self._results
 
-    def _optimize(self, arguments: Mapping[str, Any]) -> None:
-        """Try methods, keep the results and print their table; arguments of ``optimize``."""
-        self._check_model(arguments["model"])
-        options = SearchOptions.of(arguments)
+    def _to_try(self, options: SearchOptions) -> dict[str, Method]:
+        """Return the methods that options name."""
         names = choose(self._methods, self.ALL_INFERENCE_ACCELERATION_METHOD, options)
-        bench = self._bench_class({name: self._methods[name] for name in names}, arguments)
+        return {name: self._methods[name] for name in names}
+
+    def _search(self, bench: Bench, options: SearchOptions, data: Any = None) -> None:
+        """Try the methods of a bench, keep the results and print their table.
+
+        Parameters
+        ----------
+        bench : Bench
+        options : SearchOptions
+        data : optional
+            What the bench took its samples from, for the key of the cache.
+        """
+        names = list(bench.methods)
         cache, key = Cache(options.cache_dir), None
         if options.cache or options.cache_dir is not None:
-            key = self._key(bench, options, arguments)
+            key = self._key(bench, options, data)
         began = time.monotonic()
         results = cache.find(key) if options.cache else None
         if results is None:
@@ -351,7 +390,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             ):
                 path.write_text(render(results), encoding="utf-8")
 
-    def _key(self, bench: Any, options: SearchOptions, arguments: Mapping[str, Any]) -> str | None:
+    def _key(self, bench: Any, options: SearchOptions, data: Any) -> str | None:
         """Return a digest of all that the results depend on; None keeps them out of the cache."""
         return None
 

@@ -31,10 +31,10 @@ from typing import Any
 
 from bigdl.common.checks import check_number
 from bigdl.common.drawing import Chart, Scale
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.precision import Precision
 from bigdl.nano.acceleration.search.trial import Measurement, SearchOptions, Trial
 from bigdl.nano.acceleration.spread import Spread
 
@@ -46,8 +46,9 @@ def choose(
 
     ``search_mode="default"`` means the methods among `everything` that are tried unasked,
     ``"extended"`` all that are known, ``"grid"`` `everything`, or what is left of it by
-    ``accelerator``, ``precision`` and ``use_ipex``; it is implied where one of these is given and
-    the mode is not ``"extended"``. ``includes`` are tried whatever the mode.
+    ``accelerator``, ``precision`` and ``use_ipex``, with the methods of a precision that
+    `everything` lacks; it is implied where one of these is given and the mode is not
+    ``"extended"``. ``includes`` are tried whatever the mode.
 
     Parameters
     ----------
@@ -64,6 +65,8 @@ def choose(
     """
     filters = (options.accelerator, options.precision, options.use_ipex)
     mode = options.search_mode
+    usual = {known[name].precision for name in everything}
+    rare = [each for each in options.precision or () if each not in usual]
     if options.includes is not None:
         for name in options.includes:
             if name not in known:
@@ -79,7 +82,7 @@ def choose(
         names = [
             name
             for name, method in known.items()
-            if (mode == "extended" or name in everything)
+            if (mode == "extended" or name in everything or method.precision in rare)
             and (method.default or not unasked)
             and fits(method, *filters)
         ]
@@ -296,10 +299,9 @@ def render(results: Results) -> str:
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 460, 50
 _ROW = 26  # of a chart without a metric
-_COLOURS = {"fp32": "#4269d0", "bf16": "#efb118", "fp16": "#6cc5b0", "int8": "#ff725c"}
 
 
-def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> None:
+def write_chart(results: Results, path: Path, precisions: Mapping[str, Precision]) -> None:
     """Draw the methods that work.
 
     Parameters
@@ -308,7 +310,7 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> 
         With a metric, latency is drawn against accuracy; without one, as bars.
     path : Path
         Its suffix says in which form: ``.html`` and ``.svg`` need no library, others matplotlib.
-    precisions : mapping of str to str
+    precisions : mapping of str to Precision
         The precision of each method, which decides the colour.
 
     Raises
@@ -322,7 +324,7 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> 
     chart.write(path, "Methods by latency and accuracy", render(results))
 
 
-def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:
+def _by_accuracy(trials, precisions: Mapping[str, Precision]) -> Chart:
     left, right, bottom = 90, _WIDTH - 200, _HEIGHT - _MARGIN
     across = Scale(_bounds(trials), left, right, log=True)
     up = Scale([trial.accuracy for trial in trials], bottom, _MARGIN)
@@ -334,19 +336,19 @@ def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:
     for trial in trials:
         x, y = across(trial.latency), up(trial.accuracy)
         title = f"{_title(trial)}, accuracy {trial.accuracy:.5g}"
-        chart.line([(x, y)], _COLOURS[precisions[trial.method]], dots=5, title=title)
-        chart.line(_ends(trial, across, y), _COLOURS[precisions[trial.method]])
+        chart.line([(x, y)], precisions[trial.method].colour, dots=5, title=title)
+        chart.line(_ends(trial, across, y), precisions[trial.method].colour)
         chart.text(trial.method, x + 8, y + 4)
     return chart
 
 
-def _in_rows(trials, precisions: Mapping[str, str]) -> Chart:
+def _in_rows(trials, precisions: Mapping[str, Precision]) -> Chart:
     left, right, bottom = 250, _WIDTH - 80, _MARGIN + _ROW * len(trials)
     across = Scale([0.0, *_bounds(trials)], left, right)
     chart = _with_latencies(across, left, right, bottom)
     for number, trial in enumerate(trials):
         x, y = across(trial.latency), _MARGIN + _ROW * (number + 0.5)
-        colour = _COLOURS[precisions[trial.method]]
+        colour = precisions[trial.method].colour
         chart.line([(left, y), (x, y)], colour, 9, title=_title(trial))
         chart.text(trial.method, left - 6, y + 4, "end")
         spread = _ends(trial, across, y)

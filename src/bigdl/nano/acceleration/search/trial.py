@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, NamedTuple, Self
@@ -24,8 +24,8 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.agreement import DisagreementError
-from bigdl.nano.acceleration.keywords import check_threads
-from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.nano.acceleration.method import ORIGINAL, Method, check_threads
+from bigdl.nano.acceleration.precision import FP32, PRECISIONS
 from bigdl.nano.acceleration.spread import Spread
 from bigdl.nano.acceleration.structure import Batch, as_array, flatten, rows_of
 
@@ -156,15 +156,15 @@ class Bench(abc.ABC):
     ----------
     methods : mapping of str to Method
         The methods to try.
-    arguments : mapping
-        Those of ``InferenceOptimizer.optimize``.
-
-    Attributes
-    ----------
     model
         The user's model.
     thread_num : int or None
         Threads of the original when methods are compared with it.
+    metric : optional
+        As of ``optimize``.
+
+    Attributes
+    ----------
     has_metric : bool
         True if there is a metric for :meth:`score`.
     library_threads : int
@@ -179,12 +179,11 @@ class Bench(abc.ABC):
     _options: Any
     """Options with which methods are built."""
 
-    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
-        self.model: Any = arguments["model"]
-        self.methods = dict(methods)
-        self.thread_num: int | None = arguments["thread_num"]
-        self._metric = arguments["metric"]
-        self.has_metric = self._metric is not None
+    def __init__(
+        self, methods: Mapping[str, Method], model: Any, thread_num: int | None, metric: Any
+    ):
+        self.model, self.methods, self.thread_num = model, dict(methods), thread_num
+        self._metric, self.has_metric = metric, metric is not None
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_source"}
@@ -236,16 +235,14 @@ class Bench(abc.ABC):
         vars(self).pop("_source", None)
 
 
-# Largest differences by rounding. What int8 costs only a metric can tell.
-_LARGEST_DIFFERENCE = {"fp32": 1e-2, "bf16": 0.25, "fp16": 0.25}
 _REMARKABLE = 0.25
 
 
 ACCELERATORS = (None, "onnxruntime", "openvino", "jit")
-PRECISIONS = (None, "int8", "bf16", "fp16", "fp32")
+_LISTED = ", ".join(map(repr, PRECISIONS))
 _WRONG = {
     "accelerator": "Only support accelerator None, 'onnxruntime', 'openvino' and 'jit'.",
-    "precision": "Only support precision 'int8', 'bf16', 'fp16' and 'fp32'.",
+    "precision": "Only support precision " + " and ".join(_LISTED.rsplit(", ", 1)) + ".",
 }
 _OBJECTIVES = ("latency", "throughput", "memory")
 
@@ -279,12 +276,6 @@ class SearchOptions:
     cache: bool = False
     cache_dir: str | os.PathLike | None = None
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return the options among the arguments of a framework's ``optimize``."""
-        names = {each.name for each in fields(cls)}.intersection(arguments)
-        return cls(**{name: arguments[name] for name in names})
-
     def __post_init__(self) -> None:
         if self.direction not in ("min", "max"):
             raise UsageError(
@@ -297,7 +288,7 @@ class SearchOptions:
         check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
         _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
         # The spelling of this text is the old interface's.
-        _check_tuple("precision", self.precision, PRECISIONS, "precison must be a tuple.")
+        _check_tuple("precision", self.precision, (None, *PRECISIONS), "precison must be a tuple.")
         check_positive("latency_sample_num", self.latency_sample_num)
         check_threads(self.thread_num)
         for name in ("includes", "excludes"):
@@ -609,7 +600,7 @@ class _Attempt:
         if self.method.name == ORIGINAL:
             return
         again = self._original()(batch)
-        if not _difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
+        if not _difference(again, reference) <= FP32.deviation_bound:
             return  # random, or not finite: there is nothing to compare with
         others = self.bench.references()
         difference = _difference(result, reference, others)
@@ -617,8 +608,7 @@ class _Attempt:
         if other is not None:
             difference = min(difference, _difference(result, other, others))
         self.trial.difference = difference
-        allowed = _LARGEST_DIFFERENCE.get(self.method.precision, math.inf)
-        if not difference <= allowed:
+        if not difference <= self.method.precision.deviation_bound:
             raise _Failure("differs", _deviates(difference))
         if difference > _REMARKABLE:
             self.trial.reason = _deviates(difference)

@@ -16,8 +16,7 @@ from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 import keras
 
-from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.searchable import suggested
 from bigdl.nano.tf.serialization import copied
 

@@ -57,7 +57,7 @@ def select_using_loss(
     loss_fn: Callable[..., torch.Tensor],
     keep: float = 0.5,
     scale_factor: float = 1.0,
-) -> Any:
+) -> object:
     """Draw samples of a batch, those with a high loss more often.
 
     The chance of a sample grows with the rank of its loss: it is proportional to
@@ -165,24 +165,28 @@ class SelectiveBackprop(pl.Callback):
         self.start, self.end, self.keep = start, end, keep
         self.scale_factor, self.interrupt, self.loss_fn = scale_factor, interrupt, loss_fn
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wrap the module's batch hook, so that its batches are pruned."""
         loss_fn = _per_sample(self._loss_of(pl_module))
         transfer = pl_module.on_after_batch_transfer
 
-        def pruned(batch: Any, dataloader_idx: int) -> Any:
+        def pruned(batch: object, dataloader_idx: int) -> object:
             batch = transfer(batch, dataloader_idx)
             return self._pruned(trainer, pl_module, loss_fn, batch)
 
         pl_module.__dict__["on_after_batch_transfer"] = pruned
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         pl_module.__dict__.pop("on_after_batch_transfer", None)
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         pl_module.__dict__.pop("on_after_batch_transfer", None)
 
-    def _pruned(self, trainer: Any, module: Any, loss_fn: Callable, batch: Any) -> Any:
+    def _pruned(
+        self, trainer: pl.Trainer, module: torch.nn.Module, loss_fn: Callable, batch: object
+    ) -> object:
         if not trainer.training:
             return batch
         place = (
@@ -193,7 +197,7 @@ class SelectiveBackprop(pl.Callback):
             return batch
         return select_using_loss(batch, module, loss_fn, self.keep, self.scale_factor)
 
-    def _loss_of(self, module: Any) -> Callable[..., torch.Tensor]:
+    def _loss_of(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
         names = ("loss", "criterion", "loss_fn")
         candidates = [self.loss_fn, *(getattr(module, name, None) for name in names)]
         loss_fn = next((each for each in candidates if callable(each)), None)
@@ -207,7 +211,7 @@ class SelectiveBackprop(pl.Callback):
         return loss_fn
 
 
-def _part_done(trainer: Any, batch_idx: int) -> float:
+def _part_done(trainer: pl.Trainer, batch_idx: int) -> float:
     if trainer.max_epochs and trainer.max_epochs > 0:
         epochs = trainer.current_epoch + batch_idx / trainer.num_training_batches
         return epochs / trainer.max_epochs
@@ -220,7 +224,7 @@ def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
         return loss
     each: Any = copy.copy(loss)
 
-    def with_reduction(output: Any, target: Any, reduction: str = "none") -> torch.Tensor:
+    def with_reduction(output: object, target: object, reduction: str = "none") -> torch.Tensor:
         each.reduction = reduction
         return each(output, target)
 

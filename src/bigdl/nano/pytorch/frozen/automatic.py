@@ -182,7 +182,7 @@ class AutomaticPrefix:
             if self._builds:
                 self._safely(self._go_on)
 
-    def _safely(self, work: Callable[..., None], *args: Any) -> None:
+    def _safely(self, work: Callable[..., None], *args: object) -> None:
         """Do something that the training must not suffer from, and with autocast as outside."""
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -423,7 +423,7 @@ class _CallInTraining(MethodForward):
         super().__init__(module)
         self._automatic, self._inside = automatic, False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         plain = self._inside or not self.module.training or not torch.is_grad_enabled()
         if plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
@@ -530,7 +530,7 @@ class _Build:
 class _Run:
     """A call of a built model."""
 
-    def __init__(self, built: Any):
+    def __init__(self, built: Callable[[torch.Tensor], torch.Tensor]):
         self._built = built
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.errors import UsageError, first_line, require
+from bigdl.nano.acceleration.precision import INT8
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
@@ -80,7 +81,7 @@ class FrozenPrefixCallback(Callback):
     """
 
     def __init__(
-        self, sample: Any = None, *, cache_dir: str | os.PathLike | None = None, **options: Any
+        self, sample: object = None, *, cache_dir: str | os.PathLike | None = None, **options: Any
     ):
         self.sample, self.cache_dir, self.options = sample, cache_dir, options
         self.prefix: FrozenPrefix | None = None
@@ -103,14 +104,14 @@ class FrozenPrefixCallback(Callback):
         connector = trainer._data_connector
         prepare = connector._prepare_dataloader
 
-        def prepare_features(dataloader: object, shuffle: bool, mode: Any) -> object:
+        def prepare_features(dataloader: object, shuffle: bool, mode: object) -> object:
             if mode == "train" and self._cached_in != trainer.current_epoch:
                 dataloader = self._with_features(trainer, dataloader)
             return prepare(dataloader, shuffle=shuffle, mode=mode)
 
         self._replaced.set(connector, "_prepare_dataloader", prepare_features)
 
-    def _with_features(self, trainer, loader: Any) -> Any:
+    def _with_features(self, trainer, loader: object) -> object:
         if not _has_index(loader):
             return loader
         if self.prefix is None:
@@ -147,9 +148,9 @@ class FrozenPrefixCallback(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._watch.close()
 
-    def _accelerate(self, trainer, sample: Any, loader: Any) -> None:
+    def _accelerate(self, trainer, sample: object, loader: object) -> None:
         options = dict(self.options)
-        if options.get("precision") == "int8" and "calib_data" not in options:
+        if options.get("precision") == INT8 and "calib_data" not in options:
             if not _has_index(loader):
                 raise UsageError(
                     "The training data have no samples by index, so that a pass over them for int8 "
@@ -162,7 +163,7 @@ class FrozenPrefixCallback(Callback):
         if self.cache_dir is not None and not _has_index(loader):
             self.prefix.notes.append("features are not cached: samples have no index")
 
-    def _sample(self, loader: Any) -> Any:
+    def _sample(self, loader: Any) -> object:
         """Return what the user gave, else some samples as a batch; None if they have no index."""
         if self.sample is not None:
             return self.sample
@@ -221,7 +222,7 @@ class FrozenPrefixCallback(Callback):
             self.report = self.prefix.report()
 
 
-def _has_index(loader: Any) -> bool:
+def _has_index(loader: object) -> bool:
     """Return True if a loader makes batches of samples that a dataset gives by their number."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset):

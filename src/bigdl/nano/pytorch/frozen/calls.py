@@ -110,7 +110,7 @@ class Observation:
         finally:
             self._replaced.undo()
 
-    def call(self, observed: _Observed, args: tuple, kwargs: dict) -> Any:
+    def call(self, observed: _Observed, args: tuple, kwargs: dict) -> object:
         """Run a module as written, and note what went in and what came out."""
         module, parent = observed.module, self._stack[-1]
         self.counts[module] += 1
@@ -132,7 +132,7 @@ class Observation:
         finally:
             self._stack.pop()
 
-    def _noted(self, call: Call, observed: _Observed, args: tuple, kwargs: dict) -> Any:
+    def _noted(self, call: Call, observed: _Observed, args: tuple, kwargs: dict) -> object:
         if call.input is None:
             return observed.forward(*args, **kwargs)
         call.before = call.input._version
@@ -197,7 +197,7 @@ class _Observed(MethodForward):
         super().__init__(module)
         self.observation, self.name = observation, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
         return self.observation.call(self, args, kwargs)
@@ -328,7 +328,7 @@ def _is_watched(module: nn.Module) -> bool:
     )
 
 
-def _owner_of(hook: Any) -> str:
+def _owner_of(hook: object) -> str:
     """Return the module in which the class of a bound method is, or the function."""
     owner = getattr(hook, "__self__", None)
     return str(getattr(hook if owner is None else type(owner), "__module__", ""))

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
+from bigdl.nano.acceleration.precision import BF16, FP32, INT8, PRECISIONS, Precision
 from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
@@ -33,18 +33,18 @@ from bigdl.nano.pytorch.training.steps import undisturbed
 # without autograd, come last.
 _METHODS: dict[str | None, tuple[str, ...]] = {
     None: ("openvino_bf16", "openvino_fp32"),  # the fastest, or the modules themselves
-    "fp32": (),
-    "bf16": ("openvino_bf16", "openvino_fp32"),
-    "int8": ("openvino_int8", "onnxruntime_int8_qlinear"),
+    FP32: (),
+    BF16: ("openvino_bf16", "openvino_fp32"),
+    INT8: ("openvino_int8", "onnxruntime_int8_qlinear"),
 }
 
 
 def accelerate_frozen_prefix(
     model: nn.Module,
-    sample: Any,
+    sample: object,
     *,
     precision: str | None = None,
-    calib_data: Any = None,
+    calib_data: object = None,
     sample_size: int = 100,
     metric: Callable[[nn.Module], float] | None = None,
     tolerance: float = 0.01,
@@ -108,13 +108,14 @@ def accelerate_frozen_prefix(
     0: eager, relative error 0
     """
     check_choice("precision", precision, _METHODS)
-    if precision == "int8" and calib_data is None:
+    precision = PRECISIONS.get(precision or "")
+    if precision == INT8 and calib_data is None:
         raise UsageError(
             "int8 needs calibration data; pass calib_data, e.g. the training loader",
             code="argument-missing",
             argument="calib_data",
         )
-    if metric is not None and precision != "int8":
+    if metric is not None and precision != INT8:
         raise UsageError(
             f"metric decides whether int8 is used; precision is {precision!r}",
             code="argument-conflict",
@@ -137,7 +138,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         What was replaced.
     left_alone : list of (str, str)
         Names of frozen modules that were not, and why.
-    precision : str or None
+    precision : Precision or None
     notes : list of str
         What was decided on the way.
 
@@ -156,10 +157,10 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     def __init__(
         self,
         model: nn.Module,
-        sample: Any,
-        precision: str | None,
+        sample: object,
+        precision: Precision | None,
         method: str | None,
-        calib_data: Any,
+        calib_data: object,
         sample_size: int,
         threads: int | None,
     ):
@@ -206,12 +207,12 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 self.left_alone.append((Segment(chain).name, reason))
         return segments
 
-    def _result(self) -> Any:
+    def _result(self) -> object:
         with undisturbed(self.model), torch.no_grad():
             torch.manual_seed(0)
             return self.model(*self._sample.args, **self._sample.kwargs)
 
-    def _same(self, expected: Any, segments: Sequence[Segment]) -> bool:
+    def _same(self, expected: object, segments: Sequence[Segment]) -> bool:
         for segment in segments:
             segment.attach()
         try:
@@ -226,7 +227,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     def build(self) -> None:
         """Build all segments anew and attach them."""
         self.release()
-        inputs = self._calibration() if self.precision == "int8" else {}
+        inputs = self._calibration() if self.precision == INT8 else {}
         for segment in self.segments:
             self._build(segment, inputs.get(segment))
         self.attach()
@@ -247,7 +248,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 self.notes.append(f"{segment.name}: {name} is not possible, {one_line(error)}")
                 continue
 
-            def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:
+            def run(x: torch.Tensor, built: torch.nn.Module = built) -> torch.Tensor:
                 return built(x.contiguous())  # torch copies channels faster than NumPy does
 
             runs[name] = run
@@ -284,7 +285,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         figures = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
         self.notes.append(f"{figures}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
         if not enough:
-            self.precision, self._method = "bf16", None
+            self.precision, self._method = BF16, None
             self.build()
 
     def attach(self) -> None:

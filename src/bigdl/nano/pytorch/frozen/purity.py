@@ -49,7 +49,7 @@ _CONSTANTS = (
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """Return True for values that nobody can change."""
     if isinstance(value, tuple | frozenset):
         return all(map(is_constant, value))
@@ -112,7 +112,7 @@ def is_of_user(kind: type) -> bool:
     return kind.__module__.split(".")[0] not in _KNOWN
 
 
-def _as_written(part: nn.Module, forward: Any) -> bool:
+def _as_written(part: nn.Module, forward: object) -> bool:
     """Return True for the method of the class itself, and for those by which Nano trains."""
     if type(forward).__module__.startswith("bigdl.nano.pytorch."):
         return True
@@ -250,7 +250,7 @@ class _Reader:
         self._uses[id(vars(module)), name] = (vars(module), name, value)
         return self._why_value(value, where, f"{module.__name__}.{name}")
 
-    def _why_value(self, value: Any, where: str, name: str) -> str | None:
+    def _why_value(self, value: object, where: str, name: str) -> str | None:
         """Return why code that uses a value may do more than compute."""
         if is_constant(value) or _owner(value) in ("typing", "torch"):
             return None
@@ -267,13 +267,13 @@ class _Reader:
         return f"{where} uses {name}, a {type(value).__name__}"
 
 
-def _owner(value: Any) -> str:
+def _owner(value: object) -> str:
     """Return the package that a value is of."""
     named = value if isinstance(value, type) else type(value)
     return str(named.__module__).split(".")[0] if not isinstance(value, torch.Tensor) else ""
 
 
-def _is_error(value: Any) -> bool:
+def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
 
 

@@ -134,7 +134,7 @@ class Segment:
 
     # -- a call ------------------------------------------------------------------------------------
 
-    def why_plain(self, x: Any) -> str | None:
+    def why_plain(self, x: object) -> str | None:
         """Return why the modules have to run as written on this input; None if they need not."""
         if self.broken:
             return self.broken
@@ -234,7 +234,7 @@ class Segment:
             return result.contiguous(memory_format=self._layout)
         return result
 
-    def first(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def first(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
         """Return what the first module gives: the result, or what stands for it until the last."""
         x = args[0] if len(args) == 1 and not kwargs else None
         if self._parent is not None and not self._inside:
@@ -248,7 +248,7 @@ class Segment:
             return result
         return _Passing.of(self, 0, _Passed(cast("torch.Tensor", x), result))
 
-    def later(self, place: int, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def later(self, place: int, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
         """Return what a later module gives; given something of others, it runs as written."""
         passing = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(passing, _Passing) or not passing.continues(self, place):
@@ -328,7 +328,7 @@ class _Passing(torch.Tensor):
         return function(*_real(args), **_real(kwargs or {}))
 
 
-def _real(values: Any) -> Any:
+def _real(values: object) -> Any:
     """Return arguments with tensors in the place of what stands for them."""
     return tree_map_only(_Passing, _value_of, values)
 
@@ -347,7 +347,7 @@ class _SegmentForward(MethodForward):
         super().__init__(module)
         self.segment, self.place = segment, place
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
         if self.place == 0:
@@ -362,7 +362,7 @@ class _ParentForward(MethodForward):
         super().__init__(module)
         self.segment = segment
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if threading.get_ident() != self.segment._thread:
             return self.forward(*args, **kwargs)
         self.segment._inside += 1

@@ -249,7 +249,7 @@ def _own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
     return [(name, v) for name, v in vars(part).items() if name not in known and name != "forward"]
 
 
-def _inside(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
+def _inside(value: object, deepest: int = _DEEPEST) -> Iterator[Any]:
     """Yield what can be changed within an attribute: lists, dicts, sets."""
     if is_constant(value) or isinstance(value, torch.Tensor | nn.Module | type) or not deepest:
         return
@@ -268,7 +268,7 @@ def _inside(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
         yield from _inside(vars(value), deepest)
 
 
-def _why_opaque(value: Any, deepest: int = _DEEPEST) -> str | None:
+def _why_opaque(value: object, deepest: int = _DEEPEST) -> str | None:
     """Return what an attribute is, if changes of it cannot be seen."""
     if is_constant(value) or isinstance(value, type):
         return None
@@ -293,7 +293,7 @@ def _why_opaque(value: Any, deepest: int = _DEEPEST) -> str | None:
     return f"a {type(value).__name__}"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     if one is other:
         return True
     if isinstance(one, dict) and isinstance(other, dict):

@@ -27,7 +27,7 @@ import torch
 
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, first_line, refusing
-from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.method import BuildOptions, Network
 from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
@@ -219,7 +219,7 @@ class LoadOptions:
     shapes: str | None = None
 
 
-def _in_float32(result: Any) -> Any:
+def _in_float32(result: object) -> object:
     """Return a result whose tensors in bfloat16 are in float32, as the original's are."""
     leaves, structure = flatten(result)
     if not any(torch.is_tensor(x) and x.dtype is torch.bfloat16 for x in leaves):
@@ -250,8 +250,8 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     def __init__(
         self,
-        inputs: Any = None,
-        outputs: Any = None,
+        inputs: object = None,
+        outputs: object = None,
         *,
         method: str | None = None,
         threads: int | None = None,
@@ -296,7 +296,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         )
 
     @abc.abstractmethod
-    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> object:
         """One call of the model within its settings."""
 
     def train(self, mode: bool = True) -> AcceleratedModel:
@@ -316,7 +316,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
                 f"{self._attribute_owner()!r} object has no attribute {name!r}"
             ) from None
 
-    def nano_generate(self, source: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def nano_generate(self, source: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         """``generate`` of a model of transformers, which the original would run by itself.
 
         Raises
@@ -412,7 +412,7 @@ class NetworkModel(AcceleratedModel):
 
     def __init__(
         self,
-        network: Any,
+        network: Network,
         inputs: ForwardInputs,
         outputs: Structure,
         *,
@@ -420,11 +420,11 @@ class NetworkModel(AcceleratedModel):
         **keywords: Any,
     ):
         super().__init__(inputs, outputs, **keywords)
-        self.nano_network = network
+        self.nano_network: Any = network  # the facade of the runtime says of which class
         self.output_tensors = output_tensors
 
     @classmethod
-    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
+    def of(cls, source: TorchSource, network: Network, method: str, options: BuildOptions) -> Self:
         """Return the accelerated model of a source."""
         model = cls(
             network,
@@ -443,14 +443,14 @@ class NetworkModel(AcceleratedModel):
         """As the user's model; its threads and its precision are those of its own runtime."""
         return self.nano_run(args, kwargs)
 
-    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> object:
         return self.nano_result_of(self.nano_network.infer(self.nano_to_arrays(args, kwargs)))
 
     def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
         """Return the flat list of arrays of a call."""
         return list(map(as_array, self.nano_inputs.flatten(args, kwargs)))
 
-    def nano_result_of(self, results: list) -> Any:
+    def nano_result_of(self, results: list) -> object:
         """Return what the user's model would, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]

@@ -56,7 +56,7 @@ def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
         return torch.compile(function, dynamic=dynamic, backend=_compile_graph)
 
 
-def _compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
+def _compile_graph(graph: Any, inputs: Any, **options: Any) -> object:
     """Compile a graph by TorchInductor, and its backward pass when that is needed first."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -65,6 +65,6 @@ def _compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
         return compile_fx(graph, inputs, inner_compile=inner, **options)
 
 
-def _compile_part(compile_inner: Callable, *args: Any, **options: Any) -> Any:
+def _compile_part(compile_inner: Callable, *args: object, **options: object) -> Any:
     with inductor_cache():
         return compile_inner(*args, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import Cache, DynamicCache
@@ -40,7 +40,7 @@ def pairs_of(cache: Cache) -> list[Pair]:
     return [(each.keys, each.values) for each in layers] if cache.get_seq_length() else []
 
 
-def check_cache(cache: Any) -> None:
+def check_cache(cache: object) -> None:
     """Refuse a cache that does not hold the keys and values of all tokens.
 
     Raises
@@ -56,7 +56,7 @@ def check_cache(cache: Any) -> None:
         )
 
 
-def holds_all(cache: Any) -> bool:
+def holds_all(cache: object) -> bool:
     """Return True if each layer of a cache holds the keys and values of all tokens."""
     return (
         isinstance(cache, Cache)
@@ -89,7 +89,9 @@ class StateLayer(DynamicLayer):
             raise AttributeError(name)
         return torch.from_numpy(self.state.read()[2 * self._place + (name == "values")])
 
-    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: object, value_states: object, *args: object, **kwargs: object
+    ) -> NoReturn:
         """Refuse tensors: only its network fills this layer."""
         raise UsageError(
             "This cache belongs to an accelerated decoder; the original needs its own",

@@ -31,13 +31,13 @@ from bigdl.nano.openvino.model import OpenVINOFacade, saved_properties
 from bigdl.nano.openvino.network import CompiledNetwork
 from bigdl.nano.openvino.stateful import stateful
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, LoadOptions, decodes
-from bigdl.nano.pytorch.inference.probes import unchanged
 from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
     TorchSource,
     batches_of,
     evaluating,
     split_batch,
+    unchanged,
 )
 
 # The cache's name in forward and in its result: transformers 5 has changed it.
@@ -54,7 +54,7 @@ _FEWEST_TOKENS = 4
 _KEPT = "logits_to_keep"
 
 
-def _cache_in(result: Any) -> Any:
+def _cache_in(result: object) -> Any:
     """Return the cache in a decoder's result; None without one."""
     held = (getattr(result, name, None) for name in _CACHE_NAMES)
     return next((each for each in held if each is not None), None)
@@ -246,7 +246,7 @@ def returns_cache(source: TorchSource) -> bool:
 
 
 def accelerated(
-    method: Method, source: TorchSource, options: BuildOptions, **keywords: Any
+    method: Method, source: TorchSource, options: BuildOptions, **keywords: bool
 ) -> torch.nn.Module:
     """Return the accelerated model of a source, with a growing cache if it is a decoder.
 
@@ -274,7 +274,7 @@ def accelerated(
     if goal is not None:
         score = goal.score
 
-        def scored(candidate: Any) -> float:
+        def scored(candidate: object) -> float:
             original = candidate is decoder.model
             return score(model if original else model_class.of(candidate, decoder, source))
 
@@ -333,7 +333,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     @classmethod
     def nano_loaded(
         cls,
-        network: Any,
+        network: object,
         model_class: type,
         facts: Mapping[str, Any],
         threads: int | None,
@@ -353,18 +353,18 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def nano_network_of(step: Any, layers: int) -> Any:
+    def nano_network_of(step: object, layers: int) -> object:
         """Return the network of a decoder from the accelerated model of one step."""
 
     @abc.abstractmethod
-    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+    def nano_step(self, cache: object, inputs: list[np.ndarray]) -> np.ndarray:
         """Return the logits of some new tokens, and put their keys and values into the cache."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's model; its threads and its precision are those of its own runtime."""
         return self.nano_run(args, kwargs)
 
-    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> object:
         require("transformers", "nano")
         from transformers import DynamicCache
         from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -415,7 +415,13 @@ class DecoderModel(AcceleratedModel, abc.ABC):
             )
         return dict(zip(names, args, strict=False)) | kwargs
 
-    def _inputs(self, ids: torch.Tensor, mask: Any, positions: Any, held: int) -> list[np.ndarray]:
+    def _inputs(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        held: int,
+    ) -> list[np.ndarray]:
         """Return the flat list of arrays of a call, without the cache's."""
         rows, new = ids.shape
         if mask is None:
@@ -457,7 +463,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         }
 
 
-def _kept(keep: Any, new: int) -> np.ndarray:
+def _kept(keep: object, new: int) -> np.ndarray:
     """Return the indices of the new tokens that get logits: all, the last ones, or the named."""
     indices = np.arange(new)
     if keep is None:
@@ -471,13 +477,13 @@ def _refuse_compression(compression: str) -> None:
     if compression != "fp32":
         raise UsageError(
             f"compression={compression!r} does not apply to an accelerated decoder; leave it out, "
-            "or use precision='int8' with method='weight_only' for smaller weights",
+            "or use precision='int4', or 'int8' with method='weight_only', for smaller weights",
             code="argument-conflict",
             argument="compression",
         )
 
 
-def _generates(model_class: Any) -> bool:
+def _generates(model_class: type) -> bool:
     return any(each.__name__ == "GenerationMixin" for each in model_class.__mro__)
 
 
@@ -531,7 +537,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
         state = state_of(cache, self.nano_network, self.nano_layers)
         return state.infer(inputs, inputs[0].shape[1])[0]
 
-    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+    def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         raise UsageError(
             "A decoder has no list of arrays for a call: its cache is in the network",
             code="unsupported",
@@ -540,14 +546,14 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
     def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
         """Run the model on many inputs, several at a time; see :class:`OpenVINOFacade`."""
 
-        def run(call: Any) -> Any:
+        def run(call: object) -> object:
             batch = split_batch(self, call, self.nano_inputs)
             return self(*batch.args, **batch.kwargs)
 
         with ThreadPoolExecutor(num_requests or 1, thread_name_prefix="bigdl-openvino") as threads:
             return list(threads.map(run, input_data))
 
-    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
+    def reshape(self, shapes: object) -> tuple[bool, str | None]:
         """Say that rows and lengths are free already."""
         return False, "A decoder takes any number of rows and tokens; its shapes are not changed"
 
@@ -578,7 +584,11 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
 
 
 def _state_network(
-    network: Any, device: str, precision: str, threads: int | None, config: Mapping[str, Any]
+    network: CompiledNetwork,
+    device: str,
+    precision: str,
+    threads: int | None,
+    config: Mapping[str, Any],
 ) -> CompiledNetwork:
     # By default OpenVINO keeps keys and values in 8 bits, which changes tokens.
     held = {} if precision == "bf16" or device != "CPU" else {"KV_CACHE_PRECISION": "f32"}

@@ -20,10 +20,11 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import EnvContext
-from bigdl.common.errors import UsageError, first_line
+from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.method import BuildOptions, Method
-from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.precision import BF16
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.saved import read_code, write_code
 from bigdl.nano.acceleration.structure import Structure, flatten
 from bigdl.nano.pytorch.inference.accelerated import (
@@ -203,7 +204,13 @@ class CompiledGraph:
         }
 
     @classmethod
-    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
+    def read(
+        cls,
+        directory: Path,
+        meta: Mapping,
+        inputs: ForwardInputs,
+        load: Callable[[Path], torch.nn.Module],
+    ) -> Self:
         """Read what :meth:`write` wrote; raises UsageError on another kind of processor.
 
         The package is a library of machine code.
@@ -361,7 +368,13 @@ class ScriptGraph:
         }
 
     @classmethod
-    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
+    def read(
+        cls,
+        directory: Path,
+        meta: Mapping,
+        inputs: ForwardInputs,
+        load: Callable[[Path], torch.nn.Module],
+    ) -> Self:
         """Read what :meth:`write` wrote."""
         script = read_script(directory / meta["checkpoint"], meta)
         return cls(script, None if meta["flat"] else inputs, meta.get("sizes"))
@@ -408,7 +421,13 @@ class ModuleGraph:
         }
 
     @classmethod
-    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
+    def read(
+        cls,
+        directory: Path,
+        meta: Mapping,
+        inputs: ForwardInputs,
+        load: Callable[[Path], torch.nn.Module],
+    ) -> Self:
         """Read what :meth:`write` wrote; `load` returns a copy of the user's module with it."""
         module = load(directory / meta["checkpoint"])
         return cls(FlatModule(module, inputs).eval(), meta["compiled"])
@@ -563,7 +582,7 @@ class GraphModel(AcceleratedModel):
     def nano_code(self) -> torch.nn.Module | None:
         return getattr(self.nano_graph, "module", None)
 
-    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> object:
         tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
         if self.channels_last:
             tensors = list(map(_to_layout, tensors))
@@ -628,15 +647,15 @@ class PytorchJITINT8Model(PytorchQuantizedModel):
 
 
 def graph_model(
-    graph: Any, source: TorchSource, method: Method, options: BuildOptions
+    graph: object, source: TorchSource, method: Method, options: BuildOptions
 ) -> GraphModel:
     """Return the model of a method's graph."""
     cls: type[GraphModel] = PytorchIPEXJITModel
-    if method.precision == "bf16":
+    if method.precision == BF16:
         cls = PytorchIPEXJITBF16Model
-    elif method.precision == "int8" and method.accelerator == "jit":
+    elif method.precision.quantized and method.accelerator == "jit":
         cls = PytorchJITINT8Model
-    elif method.precision == "int8":
+    elif method.precision.quantized:
         cls = PytorchIPEXQuantizationModel if method.ipex else PytorchQuantizedModel
     facts = {
         "channels_last": method.channels_last,
@@ -714,7 +733,7 @@ class ModuleModel(AcceleratedModel):
     def nano_code(self) -> torch.nn.Module | None:
         return self.nano_module
 
-    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+    def nano_run(self, args: tuple, kwargs: dict) -> object:
         if self.channels_last:
             args, kwargs = apply_layouts(args), apply_layouts(kwargs)
         with ExitStack() as stack:
@@ -776,7 +795,7 @@ class CompiledInt8Model(CompiledModel):
     Its directory holds the weights in floating point, which are quantized again when it is loaded.
     """
 
-    def __init__(self, module: torch.nn.Module, *, config: str, **keywords: Any):
+    def __init__(self, module: torch.nn.Module, *, config: str, **keywords: object):
         import torchao.quantization as torchao
 
         with torch.no_grad(), quiet():
@@ -838,7 +857,7 @@ class ScriptedModel(ModuleModel):
     file = "ckpt.pth"
 
     @classmethod
-    def scripted(cls, module: torch.nn.Module, *, channels_last: bool = False, **keywords: Any):
+    def scripted(cls, module: torch.nn.Module, *, channels_last: bool = False, **keywords: object):
         """Return the script of a module.
 
         Raises
@@ -849,7 +868,7 @@ class ScriptedModel(ModuleModel):
         ready = prepared(module.eval(), cls.bf16, channels_last)
         return cls(_scripted(ready), channels_last=channels_last, **keywords)
 
-    def __init__(self, script: Any, *, channels_last: bool = False, **keywords: Any):
+    def __init__(self, script: object, *, channels_last: bool = False, **keywords: Any):
         AcceleratedModel.__init__(self, **keywords)
         self.__dict__["nano_call"] = script  # no submodule
         self.channels_last = channels_last

@@ -25,11 +25,12 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import ipex_fits
-from bigdl.common.errors import UsageError, first_line
+from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, MethodTable, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
-from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.precision import BF16, FP32, INT8, Precision
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.openvino.methods import openvino_methods
 from bigdl.nano.pytorch.inference import graphs
 from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
@@ -95,7 +96,7 @@ class _CompiledMethod(Method[TorchSource]):
 class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
-    def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
+    def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         source.outputs  # noqa: B018 - says by itself what cannot be converted
         if self.ipex and ipex_fits():
             graph = self._with_ipex(source, options)
@@ -110,20 +111,20 @@ class _GraphMethod(Method[TorchSource]):
     def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
         """A copy of the module, in this method's precision and layout."""
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        prepared = graphs.prepared(module.eval(), self.precision == "bf16", self.channels_last)
+        prepared = graphs.prepared(module.eval(), self.precision == BF16, self.channels_last)
         return FlatModule(prepared, source.inputs).eval()
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
         """Autocast, if this is a method in bf16."""
-        bf16 = self.precision == "bf16"
+        bf16 = self.precision == BF16
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             yield
 
     def _with_ipex(self, source, options):
         import intel_extension_for_pytorch as ipex
 
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self.precision == BF16 else torch.float32
         prepared = self.prepared(source, options)
         prepared.model = ipex.optimize(prepared.model, dtype=dtype)
         with self.lowered():
@@ -147,10 +148,10 @@ class ScriptMethod(_GraphMethod):
     A script needs no sample of the input, a trace does.
     """
 
-    def build(self, source: TorchSource, options: BuildOptions) -> Any:
+    def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         if source.has_sample or options.jit_method != "script":
             return super().build(source, options)
-        bf16 = self.precision == "bf16"
+        bf16 = self.precision == BF16
         model_class = graphs.ScriptedBF16Model if bf16 else graphs.ScriptedModel
         module = source.model if options.inplace else copy.deepcopy(source.model)
         return model_class.scripted(
@@ -175,12 +176,12 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
     without a sample of its input.
     """
 
-    def build(self, source: TorchSource, options: BuildOptions) -> Any:
+    def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         if source.has_sample or self.accelerator is not None:
             return super().build(source, options)
         if self.ipex:
             _say_once()
-        bf16 = self.precision == "bf16"
+        bf16 = self.precision == BF16
         model_class = graphs.CompiledBF16Model if bf16 else graphs.CompiledModel
         module = source.model if options.inplace else copy.deepcopy(source.model)
         return model_class(
@@ -231,7 +232,7 @@ def _both_layouts(method: Method) -> list[Method]:
 
 @dataclass(frozen=True)
 class _Int8Method(_CompiledMethod):
-    precision: str = "int8"
+    precision: Precision = INT8
     packages: tuple[str, ...] = ("torchao",)
 
 
@@ -439,32 +440,32 @@ METHODS: Mapping[str, Method] = register_methods(
         OriginalMethod("original", option="original", default=True),
         _both_layouts(LayoutMethod("fp32"))[1],
         *_both_layouts(InductorMethod("fp32_ipex", option="ipex", ipex=True)),
-        AutocastMethod("bf16", "bf16", option="bf16", default=True),
+        AutocastMethod("bf16", BF16, option="bf16", default=True),
         AutocastMethod(
-            "bf16_channels_last", "bf16", option="bf16 + channels_last", channels_last=True
+            "bf16_channels_last", BF16, option="bf16 + channels_last", channels_last=True
         ),
-        *_both_layouts(InductorMethod("bf16_ipex", "bf16", option="bf16 + ipex", ipex=True)),
+        *_both_layouts(InductorMethod("bf16_ipex", BF16, option="bf16 + ipex", ipex=True)),
         StaticInt8Method("static_int8", option="inc", default=True, variants=_FX),
         StaticInt8Method(
             "static_int8_ipex", option="inc + ipex", ipex=True, variants=(None, "ipex")
         ),
-        *_both_layouts(ScriptMethod("jit_fp32", "fp32", "jit", "jit")),
-        *_both_layouts(ScriptMethod("jit_bf16", "bf16", "jit", "bf16 + jit")),
+        *_both_layouts(ScriptMethod("jit_fp32", FP32, "jit", "jit")),
+        *_both_layouts(ScriptMethod("jit_bf16", BF16, "jit", "bf16 + jit")),
         *_both_layouts(
-            InductorMethod("jit_fp32_ipex", "fp32", "jit", "ipex + jit", default=True, ipex=True)
+            InductorMethod("jit_fp32_ipex", FP32, "jit", "ipex + jit", default=True, ipex=True)
         ),
         *_both_layouts(
             InductorMethod(
-                "jit_bf16_ipex", "bf16", "jit", "bf16 + ipex + jit", default=True, ipex=True
+                "jit_bf16_ipex", BF16, "jit", "bf16 + ipex + jit", default=True, ipex=True
             )
         ),
         *_both_layouts(
-            StaticInt8Method("jit_int8", "int8", "jit", "int8 + jit", variants=(None, "fx"))
+            StaticInt8Method("jit_int8", INT8, "jit", "int8 + jit", variants=(None, "fx"))
         ),
         *openvino_methods(to_openvino, PytorchOpenVINOModel.of),
         *onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript"),
         InductorMethod("inductor_fp32", option="inductor", extended=True),
-        InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor", extended=True),
+        InductorMethod("inductor_bf16", BF16, option="bf16 + inductor", extended=True),
         TorchaoMethod(
             "torchao_int8",
             option="int8 + torchao",

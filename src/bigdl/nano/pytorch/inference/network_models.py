@@ -21,13 +21,14 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
-from bigdl.common.errors import LazyModule, UsageError, first_line, require
+from bigdl.common.errors import LazyModule, UsageError, first_line, refusing, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.program_state import kept
-from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.acceleration.method import BuildOptions, Network, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
-from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.precision import FP16
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_properties
@@ -417,8 +418,6 @@ class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
 
 
 _WEIGHTS = "saved_weight.pt"
-# Methods whose weights are stored smaller already.
-_SMALL = ("fp16", "int8")
 _REBUILT_WITH = ("dynamic_axes", "conversion")
 
 
@@ -434,12 +433,12 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     rebuilt_with: dict[str, Any]
 
     @classmethod
-    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
+    def of(cls, source: TorchSource, network: Network, method: str, options: BuildOptions) -> Self:
         model = super().of(source, network, method, options)
         model.rebuilt_with = {name: getattr(options, name) for name in _REBUILT_WITH}
         return model
 
-    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+    def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         if isinstance(call, Mapping) and set(call) <= set(self.nano_inputs.parameters):
             return self.nano_to_arrays((), dict(call))
         # an element of a loader may hold targets, too
@@ -448,7 +447,9 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
         rebuilt_with = plain(self.rebuilt_with)
-        if compression != "bf16" or self.nano_network.precision in _SMALL:
+        precision = self.nano_network.precision
+        # the weights of some methods are stored smaller already
+        if compression != "bf16" or precision.quantized or precision == FP16:
             return {**super().save_to(directory), **rebuilt_with}
         if self.nano_source is None:
             raise UsageError(

@@ -15,13 +15,20 @@ import torch
 
 from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.accuracy import score_function
-from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
-from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
+from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
+from bigdl.nano.acceleration.choices import warn_if_slower
+from bigdl.nano.acceleration.method import (
+    ORIGINAL,
+    BuildOptions,
+    Method,
+    MethodChoice,
+    quantized_method,
+    traced_method,
+)
+from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.slower import warn_if_slower
 from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, read, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -36,7 +43,6 @@ from bigdl.nano.pytorch.inference.decoders import accelerated
 from bigdl.nano.pytorch.inference.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
 from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
 from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
-from bigdl.nano.pytorch.inference.probes import unchanged
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     ONE_BATCH,
@@ -45,12 +51,15 @@ from bigdl.nano.pytorch.inference.source import (
     evaluating,
     ordinary_attention,
     split_batch,
+    unchanged,
 )
 
 __all__ = ["InferenceOptimizer", "SwitchableModel", "TorchBench", "score_of"]
 
 
-def score_of(metric: Any, data: Any, source: Any = None) -> Callable[[torch.nn.Module], float]:
+def score_of(
+    metric: object, data: object, source: object = None
+) -> Callable[[torch.nn.Module], float]:
     """Return a function from a model to its score on data.
 
     Parameters
@@ -92,7 +101,7 @@ def score_of(metric: Any, data: Any, source: Any = None) -> Callable[[torch.nn.M
     return scored
 
 
-def _predictions(model: torch.nn.Module, data: Any) -> Iterator[tuple[Any, Any, int]]:
+def _predictions(model: torch.nn.Module, data: object) -> Iterator[tuple[Any, Any, int]]:
     """Yield predictions, targets and the number of rows of each batch."""
     original = getattr(model, "nano_source", None)
     described = original if isinstance(original, torch.nn.Module) else model
@@ -116,8 +125,14 @@ class TorchBench(Bench):
     Parameters
     ----------
     methods : mapping of str to Method
-    arguments : mapping
-        Those of ``InferenceOptimizer.optimize``.
+    model, thread_num, metric
+        As of :class:`~bigdl.nano.acceleration.search.trial.Bench`.
+    training_data, validation_data, input_sample
+        As of ``InferenceOptimizer.optimize``.
+    options : BuildOptions
+        Of every method.
+    different : bool
+        True to time several batches in turn instead of one again and again.
 
     Raises
     ------
@@ -125,25 +140,31 @@ class TorchBench(Bench):
         If there is no batch, or the metric does not go with the validation data.
     """
 
-    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
-        super().__init__(methods, arguments)
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        model: torch.nn.Module,
+        thread_num: int | None,
+        metric: object,
+        training_data: object,
+        validation_data: object,
+        input_sample: object,
+        options: BuildOptions,
+        different: bool,
+    ):
+        super().__init__(methods, model, thread_num, metric)
         self.library_threads = torch.get_num_threads()
-        self._validation_data = _without_workers(arguments["validation_data"])
+        self._validation_data = _without_workers(validation_data)
         if self.has_metric:
             score_of(self._metric, self._validation_data)  # refuses what does not go together
-        sample, model = arguments["input_sample"], self.model
-        # several batches are timed in turn where the user does not want one again and again
-        count = _DIFFERENT_BATCHES if arguments["no_cache"] else 1
-        self._elements = _first_elements(arguments["training_data"], count)
+        count = _DIFFERENT_BATCHES if different else 1
+        self._elements = _first_elements(training_data, count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
-        if sample is not None:
-            self._batches = [Batch(*TorchSource(model, sample).arguments)]
+        if input_sample is not None:
+            self._batches = [Batch(*TorchSource(model, input_sample).arguments)]
         if not self._batches:  # its example_input_array
             self._batches = [Batch(*TorchSource(model).arguments)]
-        names = ("jit_strict", "dynamic_axes", "output_tensors")
-        self._options = BuildOptions.of(
-            {name: arguments[name] for name in names}, sample_size=_CALIBRATION_ROWS
-        )
+        self._options = options
 
     @cached_property
     def _source(self) -> TorchSource:
@@ -164,7 +185,7 @@ class TorchBench(Bench):
         built = accelerated(method, self._source, options, scored=self.has_metric)
         return _candidate(built)
 
-    def alternative(self, batch: Batch) -> Any:
+    def alternative(self, batch: Batch) -> object:
         if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
             return None
         with ordinary_attention(), torch.no_grad():
@@ -227,6 +248,22 @@ def _without_workers(data):
 _PACKAGES = ("torch", "openvino", "nncf", "onnx", "onnxruntime", "torchao", "bigdl")
 
 
+@dataclasses.dataclass(frozen=True)
+class TorchData:
+    """Arguments of ``trace`` and ``quantize`` about the model's input."""
+
+    input_sample: object = None
+    example_kwarg_inputs: Mapping[str, object] | None = None
+    calib_data: object = None
+
+    def source(self, model: torch.nn.Module) -> TorchSource:
+        """Return a model with these data, which it has been called with."""
+        source = TorchSource(model, self.input_sample, self.example_kwarg_inputs, self.calib_data)
+        if source.has_sample and not isinstance(model, AcceleratedModel):
+            source.result  # noqa: B018 - says what is wrong with a sample before a runtime does
+        return source
+
+
 class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     """Makes a PyTorch model faster without changing it.
 
@@ -278,7 +315,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     _framework = "torch"
     _methods = METHODS
     _data_argument = "training_data"
-    _bench_class = TorchBench
+    _data_class = TorchData
     _model_class, _accelerated_class = torch.nn.Module, AcceleratedModel
     _nouns = ("nn module", "nn.Module instance")
     _score_of = staticmethod(score_of)
@@ -287,13 +324,13 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     @staticmethod
     def trace(
         model: torch.nn.Module,
-        input_sample: Any = None,
+        input_sample: object = None,
         accelerator: str | None = None,
         use_ipex: bool = False,
         channels_last: bool = False,
         thread_num: int | None = None,
         device: str = "CPU",
-        onnxruntime_session_options: Any = None,
+        onnxruntime_session_options: object = None,
         openvino_config: Mapping | None = None,
         simplification: bool = True,
         jit_strict: bool = True,
@@ -306,7 +343,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         output_tensors: bool = True,
         strict_check: bool = True,
         example_kwarg_inputs: Mapping | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> torch.nn.Module:
         """Return a model in fp32 in another runtime or memory layout.
 
@@ -374,30 +411,50 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         ...     fast(x), torch.get_num_threads()
         (tensor([[0., 2.]]), 2)
         """
-        return InferenceOptimizer._chosen(traced_method, {**locals()})
+        choice = MethodChoice(
+            accelerator=accelerator, use_ipex=use_ipex, channels_last=channels_last
+        )
+        options = BuildOptions(
+            thread_num=thread_num,
+            dynamic_axes=dynamic_axes,
+            output_tensors=output_tensors,
+            inplace=inplace,
+            onnxruntime_session_options=onnxruntime_session_options,
+            simplification=simplification,
+            device=device,
+            openvino_config=openvino_config,
+            jit_method=jit_method,
+            jit_strict=jit_strict,
+            conversion=kwargs,
+        )
+        data = TorchData(input_sample, example_kwarg_inputs)
+        method = traced_method("torch", choice, options)
+        return InferenceOptimizer._accelerate(
+            model, method, choice, options, AccuracyOptions(), data, strict_check
+        )
 
     @staticmethod
     def quantize(
         model: torch.nn.Module,
-        precision: str = "int8",
+        precision: str = INT8,
         accelerator: str | None = None,
         use_ipex: bool = False,
-        calib_data: Any = None,
-        calib_dataloader: Any = None,
+        calib_data: object = None,
+        calib_dataloader: object = None,
         eval_func: Callable | None = None,
-        metric: Any = None,
+        metric: object = None,
         accuracy_criterion: Mapping | None = None,
         approach: str = "static",
         method: str | None = None,
-        conf: Any = None,
+        conf: object = None,
         tuning_strategy: str | None = None,
         timeout: float | None = None,
         max_trials: int | None = None,
-        input_sample: Any = None,
+        input_sample: object = None,
         channels_last: bool = False,
         thread_num: int | None = None,
         device: str = "CPU",
-        onnxruntime_session_options: Any = None,
+        onnxruntime_session_options: object = None,
         openvino_config: Mapping | None = None,
         simplification: bool = True,
         jit_strict: bool = True,
@@ -408,20 +465,23 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         inplace: bool = False,
         weights_prepack: bool | None = None,
         enable_onednn: bool = False,
-        q_config: Any = None,
+        q_config: object = None,
         output_tensors: bool = True,
         example_kwarg_inputs: Mapping | None = None,
         strict_check: bool = True,
-        **kwargs: Any,
+        weight_options: WeightOptions | None = None,
+        **kwargs: object,
     ) -> torch.nn.Module:
-        """Return a model in bf16, fp16 or int8.
+        """Return a model in bf16, fp16, int8 or int4.
 
         Parameters
         ----------
         model : Module
             Not changed. Also a model of ``trace(accelerator="openvino")``, with the same
             accelerator.
-        precision : {"int8", "bf16", "fp16"}
+        precision : {"int8", "bf16", "fp16", "int4"} or Precision
+            int4 is of weights only, by groups in OpenVINO; embeddings and the last layer have 8
+            bits, and no calibration data are needed.
         accelerator, use_ipex, channels_last, thread_num, device
             As of :meth:`trace`.
         calib_data : DataLoader, Tensor, tuple or dict, optional
@@ -439,8 +499,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime; ``"fx"``,
             ``"eager"``, ``"ipex"``, ``"torchao"``, ``"weight_only"`` or ``"inc"`` with none;
-            ``"weight_only"``, ``"int4_weight_only"`` or ``"bf16"`` (the rest in bf16) with
-            OpenVINO.
+            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
         conf, tuning_strategy, q_config
             Accepted for programs that were written for Neural Compressor 2; they change nothing.
         timeout : float, optional
@@ -455,6 +514,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             As of :meth:`trace`.
         strict_check : bool
             As of :meth:`trace`.
+        weight_options : WeightOptions, optional
+            Of int4, and of int8 by ``method="weight_only"`` with OpenVINO: size of groups,
+            symmetry, share of layers in int8, AWQ, estimation of scales.
         weights_prepack, enable_onednn, **kwargs
             As of :meth:`trace`.
 
@@ -480,7 +542,6 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         ...     torch.allclose(small(x), model(x), atol=0.05)
         True
         """
-        arguments = {**locals()}
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 "Invalid model to quantize. Please use a nn.Module or a model from "
@@ -489,16 +550,37 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             )
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
-            arguments["calib_data"] = calib_dataloader if calib_data is None else calib_data
-        return InferenceOptimizer._chosen(quantized_method, arguments)
+            calib_data = calib_dataloader if calib_data is None else calib_data
+        choice = MethodChoice(precision, accelerator, approach, method, use_ipex, channels_last)
+        options = BuildOptions(
+            thread_num=thread_num,
+            dynamic_axes=dynamic_axes,
+            output_tensors=output_tensors,
+            inplace=inplace,
+            onnxruntime_session_options=onnxruntime_session_options,
+            simplification=simplification,
+            device=device,
+            openvino_config=openvino_config,
+            jit_method=jit_method,
+            jit_strict=jit_strict,
+            sample_size=sample_size,
+            weight_options=weight_options,
+            conversion=kwargs,
+        )
+        accuracy = AccuracyOptions(metric, eval_func, accuracy_criterion, timeout, max_trials)
+        data = TorchData(input_sample, example_kwarg_inputs, calib_data)
+        chosen = quantized_method("torch", choice, options)
+        return InferenceOptimizer._accelerate(
+            model, chosen, choice, options, accuracy, data, strict_check
+        )
 
     def optimize(
         self,
         model: torch.nn.Module,
-        training_data: Any = None,
-        validation_data: Any = None,
-        input_sample: Any = None,
-        metric: Any = None,
+        training_data: object = None,
+        validation_data: object = None,
+        input_sample: object = None,
+        metric: object = None,
         direction: str = "max",
         thread_num: int | None = None,
         accelerator: tuple | None = None,
@@ -555,7 +637,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             Only methods of these runtimes: None (PyTorch itself), ``"jit"``, ``"onnxruntime"``,
             ``"openvino"``.
         precision : tuple, optional
-            Only methods of these precisions: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``.
+            Only methods of these precisions: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
+            ``"int4"``.
         use_ipex : bool, optional
             Only methods with, or without, what Intel's extension of PyTorch did.
         jit_strict : bool
@@ -613,7 +696,45 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             If model, data or metric cannot go to another process, so that methods are tried in
             this one.
         """
-        self._optimize({**locals()})
+        self._check_model(model)
+        options = SearchOptions(
+            direction=direction,
+            thread_num=thread_num,
+            accelerator=accelerator,
+            precision=precision,
+            use_ipex=use_ipex,
+            search_mode=search_mode,
+            logging=logging,
+            latency_sample_num=latency_sample_num,
+            includes=includes,
+            excludes=excludes,
+            output_filename=output_filename,
+            objective=objective,
+            batch_sizes=batch_sizes,
+            thread_counts=thread_counts,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            cache=cache,
+            cache_dir=cache_dir,
+        )
+        building = BuildOptions(
+            jit_strict=jit_strict,
+            dynamic_axes=dynamic_axes,
+            output_tensors=output_tensors,
+            sample_size=_CALIBRATION_ROWS,
+        )
+        bench = TorchBench(
+            self._to_try(options),
+            model,
+            thread_num,
+            metric,
+            training_data,
+            validation_data,
+            input_sample,
+            building,
+            no_cache,
+        )
+        self._search(bench, options, training_data)
 
     def get_best_model(
         self,
@@ -657,24 +778,16 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         return original
 
     @classmethod
-    def _takes(cls, model: Any, method: Method | None) -> bool:
-        quantizes = method and method.accelerator == "openvino" and method.precision != "fp32"
+    def _takes(cls, model: torch.nn.Module, method: Method | None) -> bool:
+        quantizes = method and method.accelerator == "openvino" and method.precision != FP32
         return bool(quantizes) and isinstance(model, PytorchOpenVINOModel)
-
-    @classmethod
-    def _source(cls, model: torch.nn.Module, values: Mapping[str, Any]) -> TorchSource:
-        sample, named = values["input_sample"], values["example_kwarg_inputs"]
-        source = TorchSource(model, sample, named, values["calib_data"])
-        if source.has_sample and not isinstance(model, AcceleratedModel):
-            source.result  # noqa: B018 - says what is wrong with a sample before a runtime does
-        return source
 
     @classmethod
     def _compare_speed(
         cls, method: Method, source: TorchSource, built: torch.nn.Module, options: BuildOptions
     ) -> None:
         model = source.model
-        if method.precision == "fp32" or not source.has_sample or options.device != "CPU":
+        if method.precision == FP32 or not source.has_sample or options.device != "CPU":
             return
         if isinstance(model, AcceleratedModel) or built is model:
             return
@@ -694,12 +807,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
                 threads,
             )
 
-    def _key(
-        self, bench: TorchBench, options: SearchOptions, arguments: Mapping[str, Any]
-    ) -> str | None:
+    def _key(self, bench: TorchBench, options: SearchOptions, data: object) -> str | None:
         surroundings = (platform.processor(), sorted(isa_flags()), usable_cores())
         versions = [(package, _version(package)) for package in _PACKAGES]
-        data = arguments["training_data"]
         if isinstance(data, torch.utils.data.DataLoader):  # without its state
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
         measured = (options.latency_sample_num, options.thread_counts, options.batch_sizes)
@@ -711,9 +821,6 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     load = staticmethod(load_model)
     get_context = staticmethod(context_of)
     to_multi_instance = staticmethod(to_multi_instance)
-
-
-InferenceOptimizer._keywords = Keywords(InferenceOptimizer.trace, InferenceOptimizer.quantize)
 
 
 def _version(package: str) -> str | None:
@@ -758,7 +865,7 @@ class SwitchableModel(torch.nn.Module):
         self._active: str | None = None
         self.training = model.training
 
-    def eval_onnx(self, input_sample: Any = None, quantize: bool = False, **kwargs: Any):
+    def eval_onnx(self, input_sample: object = None, quantize: bool = False, **kwargs: Any):
         """Evaluate in ONNX Runtime from now on.
 
         Parameters

@@ -144,7 +144,7 @@ class Pipeline(WorkerPool):
         return lambda: stage
 
 
-def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
+def _checked(stage: object) -> tuple[str, Callable, Mapping[str, int]]:
     if not isinstance(stage, tuple | list) or len(stage) != 3:
         raise UsageError(
             f"A stage is (name, function or Module, options), where options may be {{}}; "
@@ -360,7 +360,7 @@ def _called(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:
     return lambda call: model(*call[0], **call[1])
 
 
-def _calls(inputs: Any) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
+def _calls(inputs: object) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
     """Return arguments and keyword arguments of each call."""
     single = (torch.Tensor, np.ndarray, str, bytes, Mapping, torch.nn.Module)
     if isinstance(inputs, single) or not isinstance(inputs, Iterable):
@@ -377,7 +377,7 @@ def _calls(inputs: Any) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
             yield (tuple(each) if isinstance(each, unpacked) else (each,)), {}
 
 
-def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callable[[], Any]:
+def ready_in_worker(model: torch.nn.Module, threads: int, owner: object) -> Callable[[], Any]:
     """Return a function that makes a model in a worker and gives that process its settings.
 
     The model is pickled; if it cannot be, as the sessions of some runtimes, it is sent as the
@@ -434,7 +434,7 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
     return partial(_ready, settings, _load, folder, source, type(model))
 
 
-def _pickling_error(value: Any) -> Exception | None:
+def _pickling_error(value: object) -> Exception | None:
     try:
         encode(value).close()
     except Exception as error:
@@ -442,7 +442,7 @@ def _pickling_error(value: Any) -> Exception | None:
     return None
 
 
-def _ready(settings: Settings, make: Callable[..., Any], *content: Any) -> Any:
+def _ready(settings: Settings, make: Callable[..., Any], *content: object) -> object:
     """Return the model, ready for inference, in a process that does nothing else."""
     model = make(*content)
     with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
@@ -451,5 +451,5 @@ def _ready(settings: Settings, make: Callable[..., Any], *content: Any) -> Any:
     return model
 
 
-def _load(folder: str, source: Any, cls: type) -> Any:
+def _load(folder: str, source: torch.nn.Module | None, cls: type) -> object:
     return load_model(folder, source, trust=True)  # of the process that started this one

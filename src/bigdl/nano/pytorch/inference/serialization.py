@@ -11,7 +11,7 @@ import torch
 
 import bigdl.nano.pytorch.inference.methods  # noqa: F401 - defines the classes of saved models
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.keywords import check_threads
+from bigdl.nano.acceleration.method import check_threads
 from bigdl.nano.acceleration.saved import class_of, opened, write_directory
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -77,7 +77,7 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
 def load_model(
     path: Any,
     model: torch.nn.Module | None = None,
-    input_sample: Any = None,
+    input_sample: object = None,
     inplace: bool = False,
     device: str | None = None,
     cache_dir: str | None = None,

@@ -17,7 +17,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -44,6 +44,9 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+
+
+T = TypeVar("T")
 
 
 class Way(NamedTuple):
@@ -126,7 +129,7 @@ class Chooser:
         """The way of the first steps."""
         return self._ways[0]
 
-    def begin(self, batch: Any, *, possible: bool = True) -> tuple[Way, Choice] | None:
+    def begin(self, batch: object, *, possible: bool = True) -> tuple[Way, Choice] | None:
         """Choose before a step, if it is time to.
 
         Parameters
@@ -196,7 +199,7 @@ class Chooser:
             self._end(f"the {left:.0f} steps left do not repay a measurement")
         return not self.is_over
 
-    def _agreed(self, decide: Callable[[], Any]) -> Any:
+    def _agreed(self, decide: Callable[[], T]) -> T:
         """Return what rank 0 decides."""
         if self._broadcast is None:
             return decide()
@@ -262,7 +265,7 @@ class Chooser:
         self.is_over, self.reason = True, reason
         self._calls = None
 
-    def _key_of(self, batch: Any) -> str:
+    def _key_of(self, batch: object) -> str:
         module = self._parts[""]
         parameters = [
             (name, list(each.shape), str(each.dtype), each.requires_grad)
@@ -397,7 +400,7 @@ def _forget_hooks(module: nn.Module) -> None:
             vars(part)[name].clear()
 
 
-def _copied(arguments: Any) -> Any:
+def _copied(arguments: T) -> T:
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
@@ -432,7 +435,7 @@ class _Recorded(OtherForward):
         super().__init__(part)
         self.recorder, self.name = recorder, name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         recorder = self.recorder
         is_step = recorder.depth == 0 and torch.is_grad_enabled() and self.module.training
         if is_step and len(recorder.calls) < _MOST_CALLS:

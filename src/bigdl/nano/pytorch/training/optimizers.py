@@ -59,7 +59,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _differs(value: Any, parameter: torch.Tensor) -> bool:
+def _differs(value: object, parameter: torch.Tensor) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.shape == parameter.shape
@@ -114,7 +114,7 @@ def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: int) -> Non
                     group[name] = group[name] * ratio
 
 
-def scale_schedule(scheduler: Any, factor: int) -> None:
+def scale_schedule(scheduler: object, factor: int) -> None:
     """Multiply the rates from which a scheduler computes those of its optimizer."""
     for name in ("base_lrs", "max_lrs"):
         if hasattr(scheduler, name):
@@ -153,12 +153,12 @@ class LearningRateRamp:
         optimizer.register_step_pre_hook(self._raise_rates)
         optimizer.register_step_post_hook(self._restore_rates)
 
-    def _raise_rates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _raise_rates(self, optimizer: Any, args: object, kwargs: object) -> None:
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * optimizer.cur_lr_ratio
 
-    def _restore_rates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _restore_rates(self, optimizer: Any, args: object, kwargs: object) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
         optimizer.cur_step = min(optimizer.cur_step + 1, optimizer.max_step)

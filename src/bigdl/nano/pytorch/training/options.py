@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ _PRECISIONS: dict[Any, str | None] = {
 _log = logging.getLogger(__name__)
 
 
-def check_bool(name: str, value: Any) -> bool:
+def check_bool(name: str, value: object) -> bool:
     """Return `value`, or refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise UsageError(
@@ -87,11 +87,6 @@ class TrainingOptions:
     inductor: bool | str = False
     bucket_cap_mb: float = 25.0
     frozen_prefix: bool | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> TrainingOptions:
-        """Return the options among the arguments of a constructor."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
         self.count = check_positive(
@@ -244,7 +239,7 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
             )
 
 
-def precision_of_plugin(plugins: Any) -> str | None:
+def precision_of_plugin(plugins: object) -> str | None:
     """Return the precision that a plugin of the user's sees to, if there is one."""
     from pytorch_lightning.plugins import Precision
 

@@ -37,7 +37,7 @@ from bigdl.runtime.launch import launch
 from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
 
 
-def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: Any) -> list[Any]:
+def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: object) -> list[Any]:
     """Call ``fn(rank, *args)`` in each process, inside of their process group.
 
     Returns
@@ -96,7 +96,7 @@ def _work(
     tuned: bool,
     fn: Callable[..., Any],
     args: tuple,
-) -> Any:
+) -> object:
     """Call a function in one of the processes, as a member of their group."""
     if tuned:
         tune_allocator()

@@ -146,7 +146,7 @@ def _divided(batch: list[Any], count: int) -> Step:
     return [batch[part::count] for part in range(count)]
 
 
-def with_shared_batches(loader: Any, rank: int, world_size: int) -> Any:
+def with_shared_batches(loader: object, rank: int, world_size: int) -> Any:
     """Return a loader that has a sampler of the program's own with its batches dealt out.
 
     Any other loader is returned as it is: Lightning shares out rows that lie in order or are
@@ -223,7 +223,7 @@ def _shared(loader: DataLoader, rank: int, world_size: int) -> SharedBatches | N
     return SharedBatches(loader.sampler, rank, world_size, size, drop_last)
 
 
-def _is_ordinary(sampler: Any) -> bool:
+def _is_ordinary(sampler: object) -> bool:
     """True for samplers that give each row once, and those that know of the processes."""
     if isinstance(sampler, RandomSampler):
         is_whole = sampler.num_samples == len(cast("Sequence[Any]", sampler.data_source))

@@ -47,7 +47,7 @@ class ObjectRegistry:
         }
         self._names = {id(value): name for name, value in self._objects.items()}
 
-    def dumps(self, value: Any) -> bytes:
+    def dumps(self, value: object) -> bytes:
         """Pickle a value; what is known here is named and not copied."""
         file = io.BytesIO()
         pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
@@ -74,10 +74,10 @@ class ObjectRegistry:
 class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
     registry: ObjectRegistry
 
-    def persistent_id(self, value: Any) -> tuple[str, str] | None:
+    def persistent_id(self, value: object) -> tuple[str, str] | None:
         return self.registry._names.get(id(value))
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> object:
         inner = self.registry._unwrap(value)
         return super().reducer_override(value) if inner is value else (_itself, (inner,))
 
@@ -156,11 +156,11 @@ class Changes:
             vars(registry.roots[name]).update(state)
         _set_rng_states(content["random"])
 
-    def _digests(self, value: Any) -> dict[str, bytes | None]:
+    def _digests(self, value: object) -> dict[str, bytes | None]:
         attributes = vars(value).items()
         return {name: self._digest(each) for name, each in attributes if name not in self._ignored}
 
-    def _digest(self, value: Any) -> bytes | None:
+    def _digest(self, value: object) -> bytes | None:
         """Return the hash of a value; None for what cannot be pickled."""
         try:
             return hashlib.blake2b(self._registry.dumps(value)).digest()
@@ -178,11 +178,11 @@ class Changes:
         }
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> object:
     return value
 
 
-def _parts(root: Any) -> Iterable[tuple[str, Any]]:
+def _parts(root: object) -> Iterable[tuple[str, Any]]:
     """Yield an object under no name, and what a module consists of under names."""
     if not isinstance(root, nn.Module):
         yield "", root

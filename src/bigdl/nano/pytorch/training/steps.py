@@ -22,6 +22,7 @@ from bigdl.nano.attribute_patch import AttributePatch, OtherForward
 from bigdl.nano.pytorch.inference.compiling import compiled
 from bigdl.nano.pytorch.training.choosing import (
     Chooser,
+    T,
     Way,
     bf16_instructions,
     last,
@@ -116,11 +117,11 @@ class FastSteps:
         if calls:
             self._convert_calls()
 
-    def batch(self, batch: Any) -> Any:
+    def batch(self, batch: T) -> T:
         """Return a batch in the layout of the module."""
         return tree_map_only(torch.Tensor, last, batch) if self.channels_last else batch
 
-    def begin(self, batch: Any, *, possible: bool = True) -> bool:
+    def begin(self, batch: object, *, possible: bool = True) -> bool:
         """Choose precision and layout before a step, if it is time to.
 
         Parameters
@@ -208,7 +209,7 @@ class FastSteps:
     def _has_bf16(self) -> bool:
         return bf16_instructions(self._device) is not None and gains_from_bf16(self._module)
 
-    def step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(self, step: Callable[..., Any], *args: object, **kwargs: object) -> object:
         """Call a training step; the first one shows whether the program bears the layout."""
         guard, self._guard = self._guard, None
         if guard is None:
@@ -255,7 +256,7 @@ class FastSteps:
         if self.chooser is not None or self._guard is not None:
             self._replace_forwards([self._module], functools.partial(_ChoosingForward, steps=self))
 
-    def _in_layout(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _in_layout(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         return self.batch((args, kwargs))
 
     def _replace_forwards(
@@ -312,12 +313,12 @@ class CompiledForward(OtherForward):
         Whether what cannot be compiled in the first call runs as written.
     """
 
-    def __init__(self, module: Any, optional: bool = False):
+    def __init__(self, module: torch.nn.Module, optional: bool = False):
         super().__init__(module)
         self._compiled = compiled(module.forward)
         self._is_tried = optional
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         if not self._is_tried:
             return self._compiled(*args, **kwargs)
         self._is_tried = False
@@ -332,7 +333,7 @@ class _ChoosingForward(OtherForward):
         super().__init__(module)
         self._steps, self._inside = steps, False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         steps = self._steps
         is_over = steps.chooser is None and steps._guard is None
         if self._inside or is_over or not self.module.training or not torch.is_grad_enabled():
@@ -363,7 +364,7 @@ class _Bf16Forward(OtherForward):
         super().__init__(module)
         self._device = device
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         # Gradients or not: a frozen backbone has none.
         if not self.module.training or torch.is_autocast_enabled(self._device):
             return self.forward(*args, **kwargs)
@@ -377,7 +378,7 @@ def computing_children(module: nn.Module) -> list[nn.Module]:
     return list(_computing_parts(module).values())
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: object) -> bool:
     """Return True for a module that is no loss or metric."""
     from torchmetrics import Metric, MetricCollection
 

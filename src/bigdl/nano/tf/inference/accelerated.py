@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
@@ -22,13 +22,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import LazyModule, UsageError, one_line, require
+from bigdl.common.errors import LazyModule, UsageError, one_line, refusing, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.keywords import check_threads
-from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.method import BuildOptions, Network, check_threads
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
-from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
 from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.methods import preprocessed
@@ -78,7 +77,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
 
     def __init__(
         self,
-        network: Any,
+        network: Network,
         inputs: CallInputs,
         outputs: Structure,
         ports: tuple[Port, ...],
@@ -100,7 +99,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self.built = True
 
     @classmethod
-    def of(cls, source: KerasSource, network: Any, method: str, options: BuildOptions) -> Self:
+    def of(cls, source: KerasSource, network: Network, method: str, options: BuildOptions) -> Self:
         """Return the accelerated model of a source."""
         ends = (source.inputs, source.outputs, source.output_ports)
         model = cls(network, *ends, method=method, threads=network.thread_num)
@@ -119,7 +118,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     load_network: ClassVar[Callable[..., Any]]
     """Returns the network of a saved directory."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """As the user's model; ``training=True`` is refused."""
         if kwargs.pop("training", None):
             raise UsageError(
@@ -134,22 +133,22 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         results = self.nano_network.infer(self.nano_inputs.arrays(args, kwargs))
         return self._rebuilt(results, tf.convert_to_tensor)
 
-    def call(self, *args: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, *args: object, training: bool | None = None, mask: object = None) -> object:
         """As ``__call__``."""
         return self(*args)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """As ``keras.Model.compile``, without XLA, which cannot call another runtime."""
         super().compile(*args, **{**kwargs, "jit_compile": False})
 
     def predict(
         self,
-        x: Any,
+        x: object,
         batch_size: int | None = None,
-        verbose: Any = "auto",
+        verbose: object = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
-    ) -> Any:
+        callbacks: object = None,
+    ) -> object:
         """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
         arrays = all(map(is_tensor, keras.tree.flatten(x)))
         if callbacks is not None or verbose not in (0, "auto") or not arrays:
@@ -163,14 +162,14 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         results = list(map(self.nano_network.infer, batches))
         return self._rebuilt(_joined(results))
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: object) -> object:
         """As ``keras.Model.predict_on_batch``."""
         return self._rebuilt(self.nano_network.infer(self.nano_inputs.arrays([x])))
 
-    def make_predict_function(self, force: bool = False) -> Any:
+    def make_predict_function(self, force: bool = False) -> object:
         """The function that ``predict`` calls with a list of batches of a dataset."""
 
-        def predicted(batches: list) -> Any:
+        def predicted(batches: list) -> object:
             inputs = (batch[0] if isinstance(batch, tuple) else batch for batch in batches)
             results = [self.nano_network.infer(self.nano_inputs.arrays([x])) for x in inputs]
             return self._rebuilt(_joined(results), tf.convert_to_tensor)
@@ -188,12 +187,14 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             for result, port in zip(results, self.nano_ports, strict=True)
         ]
 
-    def _rebuilt(self, results: list[np.ndarray], convert: Any = None) -> Any:
+    def _rebuilt(
+        self, results: list[np.ndarray], convert: Callable[[np.ndarray], object] | None = None
+    ) -> object:
         """Return what the original would, of ndarrays or of what these are converted to."""
         declared = self._declared(results)
         return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
-    def _in_a_graph(self, leaves: list) -> Any:
+    def _in_a_graph(self, leaves: list) -> object:
         """Return the call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
         ports = self.nano_ports
 
@@ -207,7 +208,9 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return self.nano_outputs.rebuild(results)
 
     @classmethod
-    def load_from(cls, directory: Path, meta: Mapping, model: Any, device: str | None) -> Self:
+    def load_from(
+        cls, directory: Path, meta: Mapping, model: keras.Model, device: str | None
+    ) -> Self:
         """Read a saved directory."""
         if "ports" not in meta:
             raise UsageError(
@@ -238,8 +241,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return _unpickled, (files, type(self))
 
 
-def _refusing(name: str) -> Any:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _refusing(name: str) -> object:
+    def refuse(self: object, *args: object, **kwargs: object) -> object:
         raise UsageError(
             f"{type(self).__name__} has no {name}: it predicts and evaluates only; use the "
             "original model, and InferenceOptimizer.save for this one",
@@ -276,7 +279,7 @@ _FILE = "saved_model.keras"
 _COMPILED = "compile.json"
 
 
-def save_model(model: Any, path: str | os.PathLike) -> None:
+def save_model(model: keras.Model, path: str | os.PathLike) -> None:
     """Write a model, accelerated or not, to a directory.
 
     Parameters
@@ -308,13 +311,13 @@ def save_model(model: Any, path: str | os.PathLike) -> None:
 
 def load_model(
     path: str | os.PathLike | Mapping[str, BinaryIO],
-    model: Any = None,
+    model: keras.Model = None,
     device: str | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     thread_num: int | None = None,
     *,
     trust: bool = False,
-) -> Any:
+) -> keras.Model:
     """Read a model that :func:`save_model` wrote.
 
     Parameters
@@ -350,7 +353,7 @@ def load_model(
         return loaded
 
 
-def read_keras(directory: Path, meta: Mapping[str, Any], **options: Any) -> Any:
+def read_keras(directory: Path, meta: Mapping[str, Any], **options: object) -> keras.Model:
     """Read the file of Keras in a saved directory; code in it only if the caller vouches for it."""
     file = directory / meta["checkpoint"]
     if file.suffix != ".keras":  # in other formats Keras checks less
@@ -391,7 +394,7 @@ def _compile(model: AcceleratedKerasModel, file: Path) -> None:
 _OPSET = 18  # the newest that tf2onnx knows
 
 
-def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
+def to_openvino(source: KerasSource, options: BuildOptions) -> object:
     """Return a source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
 
     Raises
@@ -470,7 +473,7 @@ def _keep_constants(source: KerasSource, path: str) -> None:
         onnx.save(model, path)
 
 
-def _converted(source: KerasSource, folder: Path) -> Any:
+def _converted(source: KerasSource, folder: Path) -> object:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     try:
@@ -497,7 +500,12 @@ def _converted(source: KerasSource, folder: Path) -> Any:
         return _in_order(network, source, inputs, outputs)
 
 
-def _in_order(network: Any, source: KerasSource, inputs: list[str], outputs: list[str]) -> Any:
+def _in_order(
+    network: Any,  # openvino.Model
+    source: KerasSource,
+    inputs: list[str],
+    outputs: list[str],
+) -> object:
     """Return the network with the function's inputs and outputs in its order, and no others.
 
     OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.
@@ -526,7 +534,7 @@ def _named(ports: list, names: list[str]) -> list:
     return [by_name.get(name.removesuffix(":0")) for name in names]
 
 
-def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
+def _erfc(context: Any, node: Any, name: str, arguments: object) -> None:
     """Write ``erfc(x)``, of which GELU is made and which ONNX lacks, as ``1 - erf(x)``."""
     from tf2onnx import utils
 
@@ -544,10 +552,10 @@ def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
 class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
     """A network of OpenVINO that is called as the user's model is; by any number of threads."""
 
-    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+    def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         return self.nano_inputs.arrays([call])
 
-    def nano_result_of(self, results: list[np.ndarray]) -> Any:
+    def nano_result_of(self, results: list[np.ndarray]) -> object:
         return self._rebuilt(results, tf.convert_to_tensor)
 
 
@@ -583,17 +591,17 @@ class BF16Graph:
         Threads that were asked for; they are those of TensorFlow.
     """
 
-    def __init__(self, model: Any, inputs: CallInputs, threads: int | None = None):
+    def __init__(self, model: object, inputs: CallInputs, threads: int | None = None):
         self.source = KerasSource(model)
         self.source.inputs = inputs
         self.thread_num = threads
 
-    def infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run the graph on a flat list of arrays."""
-        return [np.asarray(result) for result in self.source.graph(*arrays)]
+        return [np.asarray(result) for result in self.source.graph(*inputs)]
 
 
-def bf16_clone(model: Any) -> Any:
+def bf16_clone(model: keras.Model) -> keras.Model:
     """Return a copy of a model, with its weights, whose float32 layers compute in bfloat16.
 
     Raises

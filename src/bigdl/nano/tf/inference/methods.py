@@ -14,6 +14,7 @@ from bigdl.nano.acceleration.method import (
     register_methods,
 )
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
+from bigdl.nano.acceleration.precision import BF16
 from bigdl.nano.openvino.methods import QuantizedMethod, openvino_methods
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.tf.inference.accelerated import (
@@ -32,12 +33,12 @@ from bigdl.nano.tf.inference.source import KerasSource
 class Original(Method[Source]):
     """The model as it is."""
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: Source, options: BuildOptions) -> object:
         return source.model
 
 
 @dataclass(frozen=True)
-class BF16(Method[KerasSource]):
+class MixedBF16(Method[KerasSource]):
     """Keras itself, with layers that compute in bfloat16."""
 
     packages: tuple[str, ...] = ("tensorflow",)
@@ -59,7 +60,7 @@ class StaticInt8(QuantizedMethod):
 
     accelerator: str | None = None
 
-    def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
+    def model_of(self, network: Any, source: Source, options: BuildOptions) -> object:
         wanted = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
         if wanted or options.device != "CPU" or not supports_bf16():
             return super().model_of(network, source, options)
@@ -86,7 +87,7 @@ _IN_ORDER: tuple[Method, ...] = (
         wrap=KerasOpenVINOModel.of,
         arguments=("device", "openvino_config"),
     ),
-    BF16("bf16", precision="bf16", option="bf16"),
+    MixedBF16("bf16", precision=BF16, option="bf16"),
     *openvino_methods(to_openvino, KerasOpenVINOModel.of),
     *onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of, "tf2onnx", "nano,tf"),
 )

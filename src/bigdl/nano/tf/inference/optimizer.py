@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,20 @@ from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.accuracy import score_function
+from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.agreement import built_and_checked
-from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
-from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
+from bigdl.nano.acceleration.choices import warn_if_slower
+from bigdl.nano.acceleration.method import (
+    ORIGINAL,
+    BuildOptions,
+    Method,
+    MethodChoice,
+    quantized_method,
+    traced_method,
+)
+from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
-from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
-from bigdl.nano.acceleration.slower import warn_if_slower
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
 from bigdl.nano.acceleration.structure import Batch
 from bigdl.nano.openvino.methods import OpenVINOMethod
 from bigdl.nano.tf.inference.accelerated import (
@@ -41,7 +48,7 @@ from bigdl.nano.tf.serialization import dumps, packed, unpacked
 _ROWS = 32
 
 
-def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], float]:
+def score_of(metric: object, data: object, source: KerasSource) -> Callable[[Any], float]:
     """Return a function from a model to its score on data.
 
     Parameters
@@ -77,7 +84,7 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
         data = data[0]  # a dataset holds the targets itself
     pair = data if isinstance(data, tuple) else (data, None)
 
-    def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
+    def predictions(model: keras.Model) -> Iterator[tuple[Any, Any, int]]:
         inputs = source.inputs
         for arrays, targets in batches_of(pair, inputs, _ROWS):
             yield model(*inputs.pack(arrays)), targets, len(arrays[0])
@@ -103,23 +110,36 @@ class KerasBench(Bench):
     Parameters
     ----------
     methods : mapping of str to Method
-    arguments : mapping
-        Those of ``InferenceOptimizer.optimize``.
+    model, thread_num, metric
+        As of :class:`~bigdl.nano.acceleration.search.trial.Bench`.
+    data : tuple
+        `x` and `y` of ``InferenceOptimizer.optimize``.
+    validation_data, input_spec, batch_size
+        As of ``InferenceOptimizer.optimize``.
     """
 
-    def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
-        super().__init__(methods, arguments)
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        model: keras.Model,
+        thread_num: int | None,
+        metric: object,
+        data: tuple[Any, Any],
+        validation_data: object,
+        input_spec: object,
+        batch_size: int,
+    ):
+        super().__init__(methods, model, thread_num, metric)
         self.library_threads = core_count()
-        rows = check_positive("batch_size", arguments["batch_size"])
-        self._input_spec = arguments["input_spec"]
-        data = (arguments["x"], arguments["y"])
+        rows = check_positive("batch_size", batch_size)
+        self._input_spec = input_spec
         source = KerasSource(self.model, self._input_spec, *data)
         self._calibration = first_rows(data, source.inputs, _CALIBRATION_ROWS)
         sample = source.inputs.pack(first_rows(data, source.inputs, rows))
         self._batches = [Batch(sample, {"training": False})]
         self._inputs = source.inputs
         self._options = BuildOptions(sample_size=_CALIBRATION_ROWS)
-        self._validation_data = arguments["validation_data"]
+        self._validation_data = validation_data
         if self.has_metric:
             score_of(self._metric, self._validation_data, source)  # refuses what cannot be
 
@@ -155,6 +175,20 @@ class KerasBench(Bench):
 
     def load(self, directory: Path) -> Candidate:
         return Candidate(load_model(directory, trust=True), nullcontext)  # of this search
+
+
+@dataclass(frozen=True)
+class KerasData:
+    """Arguments of ``trace`` and ``quantize`` about the model's input."""
+
+    input_spec: object = None
+    x: object = None
+    y: object = None
+    batch: int | None = None
+
+    def source(self, model: keras.Model) -> KerasSource:
+        """Return a model with these data."""
+        return KerasSource(model, self.input_spec, self.x, self.y, self.batch)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
@@ -207,7 +241,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     _framework = "keras"
     _methods = METHODS
     _data_argument = "x"
-    _bench_class = KerasBench
+    _data_class = KerasData
+    # programs pass their data and its batch size whatever the precision is
+    _always = frozenset(("input_spec", "x", "y", "batch", "sample_size"))
     _model_class, _accelerated_class = keras.Model, AcceleratedKerasModel
     _nouns = ("Keras Model", "Keras Model")
     _score_of = staticmethod(score_of)
@@ -216,7 +252,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     def _compare_speed(
         cls, method: Method, source: KerasSource, built: keras.Model, options: BuildOptions
     ) -> None:
-        if method.precision == "fp32" or options.device != "CPU" or source.data[0] is None:
+        if method.precision == FP32 or options.device != "CPU" or source.data[0] is None:
             return
         model, sample = source.model, source.inputs.pack(source.sample_arrays())
         weights = [(each.path, list(each.shape)) for each in model.weights]
@@ -233,14 +269,14 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     def trace(
         model: keras.Model,
         accelerator: str | None = None,
-        input_spec: Any = None,
+        input_spec: object = None,
         thread_num: int | None = None,
         device: str = "CPU",
-        onnxruntime_session_options: Any = None,
+        onnxruntime_session_options: object = None,
         openvino_config: Mapping | None = None,
         logging: bool = True,
         strict_check: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> keras.Model:
         """Return a model in fp32 in another runtime.
 
@@ -276,39 +312,56 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        return InferenceOptimizer._chosen(traced_method, {**locals()})
+        choice = MethodChoice(accelerator=accelerator)
+        options = BuildOptions(
+            thread_num=thread_num,
+            onnxruntime_session_options=onnxruntime_session_options,
+            device=device,
+            openvino_config=openvino_config,
+            conversion=kwargs,
+        )
+        return InferenceOptimizer._accelerate(
+            model,
+            traced_method("keras", choice, options),
+            choice,
+            options,
+            AccuracyOptions(),
+            KerasData(input_spec),
+            strict_check,
+        )
 
     @staticmethod
     def quantize(
         model: keras.Model,
-        x: Any = None,
-        y: Any = None,
-        precision: str = "int8",
+        x: object = None,
+        y: object = None,
+        precision: str = INT8,
         accelerator: str | None = None,
-        input_spec: Any = None,
+        input_spec: object = None,
         eval_func: Callable | None = None,
-        metric: Any = None,
+        metric: object = None,
         accuracy_criterion: Mapping | None = None,
         approach: str = "static",
         method: str | None = None,
-        conf: Any = None,
+        conf: object = None,
         tuning_strategy: str | None = None,
         timeout: float | None = None,
         max_trials: int | None = None,
         batch: int | None = None,
         thread_num: int | None = None,
         device: str = "CPU",
-        custom_objects: Any = None,
-        inputs: Any = None,
-        outputs: Any = None,
+        custom_objects: object = None,
+        inputs: object = None,
+        outputs: object = None,
         sample_size: int = 100,
-        onnxruntime_session_options: Any = None,
+        onnxruntime_session_options: object = None,
         openvino_config: Mapping | None = None,
         logging: bool = True,
         strict_check: bool = True,
-        **kwargs: Any,
+        weight_options: WeightOptions | None = None,
+        **kwargs: object,
     ) -> keras.Model:
-        """Return a model in bf16, fp16 or int8.
+        """Return a model in bf16, fp16, int8 or int4.
 
         Parameters
         ----------
@@ -317,7 +370,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         x, y : optional
             Data for int8's calibration, and for `metric`: arrays, tensors, lists or dicts of them,
             or a ``tf.data.Dataset`` of pairs. Without data random numbers are taken.
-        precision : {"int8", "bf16", "fp16"}
+        precision : {"int8", "bf16", "fp16", "int4"} or Precision
+            int4 is of weights only, by groups in OpenVINO; embeddings and the last layer have 8
+            bits, and no calibration data are needed.
         accelerator, input_spec, thread_num, device
             As of :meth:`trace`. Without accelerator bf16 is Keras' own ``mixed_bfloat16`` and
             int8 runs in OpenVINO.
@@ -331,8 +386,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         approach : {"static"}
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime,
-            ``"weight_only"``, ``"int4_weight_only"`` or ``"bf16"`` (the rest in bf16) with
-            OpenVINO.
+            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
         conf, tuning_strategy, custom_objects, inputs, outputs
             Accepted for programs that were written for Neural Compressor; they change nothing.
         timeout : float, optional
@@ -343,6 +397,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             Rows of a batch of calibration.
         sample_size : int
             Rows for calibration.
+        weight_options : WeightOptions, optional
+            Of int4, and of int8 by ``method="weight_only"`` with OpenVINO: size of groups,
+            symmetry, share of layers in int8, AWQ, estimation of scales.
         onnxruntime_session_options, openvino_config, logging, **kwargs
             As of :meth:`trace`.
 
@@ -373,17 +430,35 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
                 argument="approach",
                 allowed=["static"],
             )
-        return InferenceOptimizer._chosen(quantized_method, {**locals()})
+        choice = MethodChoice(precision, accelerator, approach, method)
+        options = BuildOptions(
+            thread_num=thread_num,
+            onnxruntime_session_options=onnxruntime_session_options,
+            device=device,
+            openvino_config=openvino_config,
+            sample_size=sample_size,
+            weight_options=weight_options,
+            conversion=kwargs,
+        )
+        return InferenceOptimizer._accelerate(
+            model,
+            quantized_method("keras", choice, options),
+            choice,
+            options,
+            AccuracyOptions(metric, eval_func, accuracy_criterion, timeout, max_trials),
+            KerasData(input_spec, x, y, batch),
+            strict_check,
+        )
 
     def optimize(
         self,
         model: keras.Model,
-        x: Any,
-        y: Any = None,
-        validation_data: Any = None,
-        input_spec: Any = None,
+        x: object,
+        y: object = None,
+        validation_data: object = None,
+        input_spec: object = None,
         batch_size: int = 1,
-        metric: Any = None,
+        metric: object = None,
         direction: str = "max",
         thread_num: int | None = None,
         logging: bool = False,
@@ -443,7 +518,30 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         UsageError
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
-        self._optimize({**locals(), "model": actual(model)})
+        model = actual(model)
+        self._check_model(model)
+        options = SearchOptions(
+            direction=direction,
+            thread_num=thread_num,
+            logging=logging,
+            latency_sample_num=latency_sample_num,
+            includes=includes,
+            excludes=excludes,
+            output_filename=output_filename,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+        )
+        bench = KerasBench(
+            self._to_try(options),
+            model,
+            thread_num,
+            metric,
+            (x, y),
+            validation_data,
+            input_spec,
+            batch_size,
+        )
+        self._search(bench, options)
 
     def get_best_model(
         self,
@@ -457,7 +555,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         ----------
         accelerator : {"openvino", "onnxruntime"}, optional
             Only models of this runtime.
-        precision : {"fp32", "bf16", "fp16", "int8"}, optional
+        precision : {"fp32", "bf16", "fp16", "int8", "int4"}, optional
             Only models of this precision.
         accuracy_criterion : float, optional
             Largest drop of the accuracy, as a fraction of the original's.
@@ -481,23 +579,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
 
     @classmethod
     def _takes(cls, model: keras.Model, method: Method | None) -> bool:
-        quantizes = isinstance(method, OpenVINOMethod) and method.precision != "fp32"
+        quantizes = isinstance(method, OpenVINOMethod) and method.precision != FP32
         return quantizes and isinstance(model, KerasOpenVINOModel)
-
-    @classmethod
-    def _source(cls, model: keras.Model, values: Mapping[str, Any]) -> KerasSource:
-        return KerasSource(model, *map(values.get, ("input_spec", "x", "y", "batch")))
 
     def _original(self, trial: Trial) -> keras.Model:
         return self._bench.model
-
-
-InferenceOptimizer._keywords = Keywords(
-    InferenceOptimizer.trace,
-    InferenceOptimizer.quantize,
-    # programs pass their data and its batch size whatever the precision is
-    always=(
-        *("input_spec", "x", "y", "batch", "sample_size"),
-        *("custom_objects", "inputs", "outputs"),
-    ),
-)

@@ -12,16 +12,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration import structure as nesting
 from bigdl.nano.acceleration.agreement import PREPROCESSING
 from bigdl.nano.acceleration.method import BuildOptions, Probe
-from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import (
     Structure,
     first_batches,
@@ -63,7 +62,7 @@ class CallInputs(nesting.CallInputs):
     ports: tuple[Port, ...] = ()
 
     @classmethod
-    def of_specs(cls, model: Any, arguments: Sequence[Any]) -> CallInputs:
+    def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> CallInputs:
         """Return inputs that are described by specs, one nest of them for each argument.
 
         Parameters
@@ -126,10 +125,10 @@ class CallInputs(nesting.CallInputs):
         return {**super().to_json(), "ports": ports_as_json(self.ports)}
 
     @classmethod
-    def from_json(cls, data: Mapping, **others: Any) -> CallInputs:
+    def from_json(cls, data: Mapping, **others: object) -> CallInputs:
         return super().from_json(data, ports=ports_from_json(data["ports"]))
 
-    def _conformed(self, structure: Structure, value: Any) -> Any:
+    def _conformed(self, structure: Structure, value: object) -> object:
         """A value in the form of a structure, where Keras would take it too."""
         single = structure.kind == "tensor"
         if isinstance(value, Mapping) and len(self.parameters) == 1 and structure.kind != "dict":
@@ -156,7 +155,7 @@ def ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
     return tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data)
 
 
-def as_array(value: Any, port: Port | None = None) -> np.ndarray:
+def as_array(value: object, port: Port | None = None) -> np.ndarray:
     """Return a tensor as an ndarray of a port's type and rank, without a copy if possible."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if port is None or port.dtype == "string":
@@ -188,7 +187,7 @@ def numpy_type(name: str) -> np.dtype:
     return np.dtype(np.float32 if name == "bfloat16" else name)
 
 
-def _is_spec(value: Any) -> bool:
+def _is_spec(value: object) -> bool:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return True
     if not isinstance(value, (Mapping, list, tuple)):
@@ -237,7 +236,7 @@ def batches_of(
             rows = slice(start, start + size)
             yield [leaf[rows] for leaf in leaves], _sliced(y, rows)
         return
-    features, _ = next(map(_split, read(x)), (None, None))
+    features, _ = next(map(_split, read(cast("Iterable[Any]", x))), (None, None))
     if features is None:
         return
     if not _is_batched(features, inputs):
@@ -266,7 +265,7 @@ def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np
     return [np.concatenate(column)[:count] for column in columns]
 
 
-def _is_stream(x: Any) -> bool:
+def _is_stream(x: object) -> bool:
     if is_tensor(x) or isinstance(x, (list, tuple, Mapping)):
         return False
     if not hasattr(x, "element_spec"):
@@ -279,7 +278,7 @@ def _is_stream(x: Any) -> bool:
     return True
 
 
-def _split(element: Any) -> tuple[Any, Any]:
+def _split(element: object) -> tuple[Any, Any]:
     if isinstance(element, tuple):
         return element[0], element[1] if len(element) > 1 else None
     return element, None
@@ -290,13 +289,13 @@ def _leaves(x: Any, inputs: CallInputs) -> list[np.ndarray]:
     return inputs.arrays(x if several else [x])
 
 
-def _is_batched(features: Any, inputs: CallInputs) -> bool:
+def _is_batched(features: object, inputs: CallInputs) -> bool:
     """Return True if an element holds rows; one row has a dimension less than the model's input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
 
 
-def _sliced(y: Any, rows: slice) -> Any:
+def _sliced(y: object, rows: slice) -> object:
     """Return rows of nested targets as ndarrays."""
     leaves, structure = flatten(y)
     return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
@@ -330,10 +329,10 @@ class KerasSource:
 
     def __init__(
         self,
-        model: Any,
-        input_spec: Any = None,
-        x: Any = None,
-        y: Any = None,
+        model: keras.Model,
+        input_spec: Any = None,  # a nest of specs
+        x: object = None,
+        y: object = None,
         batch: int | None = None,
     ):
         self.model = model
@@ -373,7 +372,7 @@ class KerasSource:
                 )
             spec = x
             if _is_stream(x):  # of batches: single rows cannot be told from them here
-                spec, _ = next(map(_split, read(x)), (None, None))
+                spec, _ = next(map(_split, read(cast("Iterable[Any]", x))), (None, None))
                 if spec is None:
                     raise UsageError(
                         "x holds no row; give at least one", code="data-empty", argument="x"
@@ -383,7 +382,7 @@ class KerasSource:
         several = isinstance(spec, (list, tuple)) and len(_parameters(model)) >= len(spec) > 1
         return list(spec) if several else [spec]
 
-    def _call(self, tensors: Iterable[Any]) -> Any:
+    def _call(self, tensors: Iterable[object]) -> object:
         return self.model(*self.inputs.pack(tensors), training=False)
 
     @cached_property
@@ -457,12 +456,12 @@ class KerasSource:
                     self._probes.append(Probe(words, inputs, result, inputs is more))
         return self._probes
 
-    def _called(self, inputs: Sequence[np.ndarray]) -> Any:
+    def _called(self, inputs: Sequence[np.ndarray]) -> object:
         return self.model(
             *self.inputs.pack(map(keras.ops.convert_to_tensor, inputs)), training=False
         )
 
-    def original(self, inputs: Sequence[np.ndarray], noise: float = 0.0) -> Any:
+    def original(self, inputs: Sequence[np.ndarray], noise: float = 0.0) -> object:
         """Return what the model gives for flat inputs; None if it does not take them.
 
         Parameters
@@ -499,15 +498,15 @@ class KerasSource:
                 refused.append(position)
         return refused
 
-    def run(self, model: Any, inputs: Sequence[np.ndarray]) -> Any:
+    def run(self, model: keras.Model, inputs: Sequence[np.ndarray]) -> object:
         """Return what an accelerated model gives for flat inputs."""
         return model(*self.inputs.pack(inputs))
 
-    def runs_code(self, model: Any) -> bool:
+    def runs_code(self, model: keras.Model) -> bool:
         """Return False: what runs is a graph."""
         return False
 
-    def tell_side_effects(self, model: Any, method: Any) -> None:
+    def tell_side_effects(self, model: keras.Model, method: object) -> None:
         """Do nothing: layers keep what they keep in variables, which graphs have."""
 
     def sample_arrays(self) -> list[np.ndarray]:
@@ -556,7 +555,7 @@ _OF_OTHER_TYPES = (
 )
 
 
-def _specs_of_call(model: Any) -> list | None:
+def _specs_of_call(model: keras.Model) -> list | None:
     """Return specs of a subclassed model's arguments by the shapes of an earlier call.
 
     Keras keeps the shapes and no types, so None of a model with layers for whole numbers or texts.
@@ -588,7 +587,7 @@ def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
     return mixed
 
 
-def _like(symbolic: Any, spec: Any) -> Any:
+def _like(symbolic: object, spec: object) -> object:
     """Return specs in the nesting of a functional model's inputs."""
     leaves, structure = flatten(symbolic, _is_spec)
     if isinstance(spec, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -19,13 +18,10 @@ else:
     _Base = object
 
 
-_ARGUMENTS_OF_FIT = tuple(inspect.signature(keras.Model.fit).parameters)[1:]
-
-
 class _NanoModel(_Base):
     """A model of Keras that trains in several processes too."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         made = super().__new__(cls, *args, **kwargs)
         # Keras wraps the method of each object, and refuses the arguments of BigDL 2.x in it.
         vars(made).pop("quantize", None)
@@ -33,17 +29,17 @@ class _NanoModel(_Base):
 
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: object = None,
+        y: object = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: int | Literal["auto"] = "auto",
         callbacks: list[keras.callbacks.Callback] | keras.callbacks.Callback | None = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: object = None,
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: object = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -85,14 +81,30 @@ class _NanoModel(_Base):
         UsageError
             If an argument is wrong, or the model, the data or a callback cannot be sent.
         """
-        arguments = {**locals()}
         if (max_queue_size, workers, use_multiprocessing) != (10, 1, False):
             warnings.warn(
                 "max_queue_size, workers and use_multiprocessing have no effect; Keras 3 takes "
                 "them from a keras.utils.PyDataset",
                 stacklevel=2,
             )
-        of_keras = {name: arguments[name] for name in _ARGUMENTS_OF_FIT}
+        of_keras: dict[str, Any] = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "verbose": verbose,
+            "callbacks": callbacks,
+            "validation_split": validation_split,
+            "validation_data": validation_data,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+            "sample_weight": sample_weight,
+            "initial_epoch": initial_epoch,
+            "steps_per_epoch": steps_per_epoch,
+            "validation_steps": validation_steps,
+            "validation_batch_size": validation_batch_size,
+            "validation_freq": validation_freq,
+        }
         if num_processes is None and backend in ("multiprocessing", "ray"):
             return super().fit(**of_keras)
         from bigdl.nano.tf.training.processes import fit_in_processes, processes_of
@@ -102,11 +114,11 @@ class _NanoModel(_Base):
             return super().fit(**of_keras)
         return fit_in_processes(self, processes, of_keras)
 
-    def trace(self, *args: Any, **kwargs: Any) -> keras.Model:
+    def trace(self, *args: object, **kwargs: object) -> keras.Model:
         """Deprecated: ``InferenceOptimizer.trace``."""
         return _optimizer_instead("trace").trace(self, *args, **kwargs)
 
-    def quantize(self, *args: Any, **kwargs: Any) -> keras.Model | None:
+    def quantize(self, *args: object, **kwargs: object) -> keras.Model | None:
         """Deprecated: ``InferenceOptimizer.quantize``; with a mode, that of ``keras.Model``."""
         if isinstance(kwargs.get("mode", args[0] if args else None), str):
             return super().quantize(*args, **kwargs)
@@ -174,7 +186,7 @@ class Model(_NanoModel, keras.Model):
     TensorShape([5, 3])
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         if cls is Model and _is_functional(args, kwargs):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)

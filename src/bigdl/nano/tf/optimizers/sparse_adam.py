@@ -49,7 +49,7 @@ class SparseAdam(keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: object = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
@@ -65,7 +65,7 @@ class SparseAdam(keras.optimizers.Adam):
             )
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name=name, **kwargs)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: object, variable: Any, learning_rate: object) -> None:
         """Update one variable."""
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)

@@ -22,8 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.common.errors import UsageError, refusing
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
@@ -56,7 +55,9 @@ class FeedRows(DatasetRows):
 
     as_it_is = False
 
-    def __init__(self, dataset: Any, sync: GradientSync, row: tuple, arrays: tuple | None = None):
+    def __init__(
+        self, dataset: tf.data.Dataset, sync: GradientSync, row: tuple, arrays: tuple | None = None
+    ):
         super().__init__(dataset, sync)
         self.spec = None  # any element is a batch, at least of inputs alone
         self._row, self._arrays = row, arrays
@@ -154,9 +155,9 @@ Feed = ArrayFeed | DatasetFeed
 
 
 def feed_of(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
     *,
     folder: Path,
     batch_size: int | None = None,
@@ -274,7 +275,7 @@ def _first_row(dataset: tf.data.Dataset) -> tuple:
     raise UsageError("The dataset holds no batch; give at least one", code="data-empty")
 
 
-def _as_element(batch: Any) -> Any:
+def _as_element(batch: object) -> object:
     parts = list(batch) if isinstance(batch, tuple) else [batch]
     while parts and parts[-1] is None:
         parts.pop()
@@ -290,7 +291,7 @@ def _batches_in_order(data: Any) -> Iterator:
         data.on_epoch_end()
 
 
-def _as_arrays(value: Any) -> Any:
+def _as_arrays(value: object) -> object:
     leaves, structure = flatten(value)
     if not leaves:
         return np.asarray(value)
@@ -300,7 +301,7 @@ def _as_arrays(value: Any) -> Any:
 # -- batches in a file ---------------------------------------------------------------------------
 
 
-def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[str, Any]:
+def write_batches(batches: Iterator, folder: Path, spec: object = None) -> tuple[str, Any]:
     """Write nested tensors.
 
     Parameters
@@ -352,11 +353,11 @@ def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[st
     return path, spec
 
 
-def read_batches(path: str, spec: Any) -> tf.data.Dataset:
+def read_batches(path: str, spec: object) -> tf.data.Dataset:
     """Return the dataset of what :func:`write_batches` wrote."""
     parts = tf.nest.flatten(spec, expand_composites=True)
 
-    def batch(records: Any) -> Any:
+    def batch(records: Any) -> object:
         tensors = [
             tf.ensure_shape(tf.io.parse_tensor(records[place], part.dtype), part.shape)
             for place, part in enumerate(parts)
@@ -378,24 +379,24 @@ def _limited(batches: Iterator, limit: int | None, argument: str) -> Iterator:
         )
 
 
-def _records(batch: Any, spec: Any) -> Iterator[bytes]:
+def _records(batch: object, spec: object) -> Iterator[bytes]:
     parts = tf.nest.flatten(spec, expand_composites=True)
     leaves = tf.nest.flatten(batch, expand_composites=True)
     for leaf, part in zip(leaves, parts, strict=True):
         yield tf.io.serialize_tensor(tf.cast(leaf, part.dtype)).numpy()
 
 
-def _spec_of(batch: Any) -> Any:
+def _spec_of(batch: object) -> object:
     """Return the spec of batches like this one, of any lengths."""
 
-    def part(value: Any) -> tf.TensorSpec:
+    def part(value: object) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(value)
         return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
 
     return tf.nest.map_structure(part, batch)
 
 
-def _form_of(spec: Any) -> Any:
+def _form_of(spec: object) -> object:
     """Return what all batches have to have in common."""
 
     def form(part: tf.TensorSpec) -> str:

@@ -21,10 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, refusing
 from bigdl.common.private_folders import scratch_directory
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.serialization import (
     PackedModel,
@@ -165,7 +164,7 @@ def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
     return feeds
 
 
-def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
+def _split(x: object, y: object, weight: object, fraction: float) -> tuple[tuple, tuple]:
     """Return the first rows for training and the last for validation, as Keras does."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
@@ -180,7 +179,7 @@ def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
     return training, structure.rebuild([part[first:] for part in parts])
 
 
-def _callbacks(callbacks: Any) -> list:
+def _callbacks(callbacks: object) -> list:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise UsageError(
             "callbacks must be a list of callbacks, not a CallbackList",
@@ -279,7 +278,7 @@ def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     }
 
 
-def _attributes_of(callback: Any) -> bytes:
+def _attributes_of(callback: keras.callbacks.Callback) -> bytes:
     """Return the attributes of a callback that can be pickled."""
     kept = {}
     for name, value in vars(callback).items():
@@ -309,7 +308,7 @@ def nano_bf16(func: Callable) -> Callable:
     """
 
     @_wraps(func)
-    def cast(*args: Any, **kwargs: Any) -> Any:
+    def cast(*args: object, **kwargs: object) -> object:
         return func(*map(_in_bf16, args), **kwargs)
 
     return cast
@@ -342,7 +341,7 @@ def nano_multiprocessing(func: Callable) -> Callable:
     """
 
     @_wraps(func)
-    def together(*args: Any, mirrored_strategy: Any = None, **kwargs: Any) -> Any:
+    def together(*args: object, mirrored_strategy: object = None, **kwargs: object) -> object:
         return _merged(func(*args, **kwargs))
 
     return together
@@ -425,7 +424,7 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
 
     def decorator(func: Callable) -> Callable:
         @_wraps(func)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             if processes.count == 1:
                 return func(*args, **kwargs)
             return _run(func, processes, args, kwargs)
@@ -447,7 +446,9 @@ class _FunctionLoss(keras.losses.Loss):
         super().__init__(name or func.__name__, **kwargs)
         self._func = func
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(
+        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None
+    ) -> tf.Tensor:
         """The mean; targets keep their type, where Keras would cast them to that of floats."""
         losses = self.call(y_true, y_pred)
         if sample_weight is not None:
@@ -456,25 +457,25 @@ class _FunctionLoss(keras.losses.Loss):
             return losses
         return tf.reduce_sum(losses) if self.reduction == "sum" else tf.reduce_mean(losses)
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         return self._func(y_true, y_pred)
 
     def get_config(self) -> dict:
         return {**super().get_config(), "func": self._func}
 
 
-def _merged(result: Any) -> Any:
+def _merged(result: object) -> object:
     # The step is sent by value, with the globals that it had; this function is not.
     return result if _session is None else _session.merged(result)
 
 
-def _in_bf16(value: Any) -> Any:
+def _in_bf16(value: Any) -> object:
     if not is_tensor(value) or not tf.as_dtype(value.dtype).is_floating:
         return value
     return tf.cast(value, tf.bfloat16)
 
 
-def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> object:
     from bigdl.nano.pytorch.training.processes import run_processes
 
     args = tuple(map(actual, args))
@@ -505,7 +506,7 @@ def _optimizers(args: tuple) -> list:
 def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder: Path) -> bytes:
     model = next(each for each in args if isinstance(each, keras.Model))
 
-    def sent(value: Any) -> Any:
+    def sent(value: object) -> object:
         if isinstance(value, keras.Model):
             return packed(value)
         if isinstance(value, keras.optimizers.Optimizer):
@@ -546,7 +547,7 @@ class _Session:
         self.reducer = GradientReducer(sync, 0)
         self.reducer.weight = 1.0 / sync.world_size
 
-    def received(self, value: Any, model: Any) -> Any:
+    def received(self, value: object, model: keras.Model) -> object:
         """Return an argument of the function as it was before it was sent."""
         if isinstance(value, PackedModel):
             return model
@@ -556,7 +557,7 @@ class _Session:
             return _Batches(self.reducer, value.open(self._sync, self._seed))
         return value
 
-    def merged(self, result: Any) -> Any:
+    def merged(self, result: object) -> object:
         """Return nested results of this process as those of all."""
         leaves, structure = flatten(result)
         if not leaves:
@@ -600,7 +601,7 @@ class _Batches:
         return len(self._rows)
 
 
-def _plain(result: Any) -> Any:
+def _plain(result: object) -> object:
     """Return a result that can be pickled, or None."""
     leaves, structure = flatten(result)
     try:

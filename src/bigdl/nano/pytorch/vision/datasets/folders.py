@@ -48,14 +48,14 @@ class SampleDataset(Dataset, abc.ABC):
     transforms: Callable | None = None  # of image and target together
 
     @abc.abstractmethod
-    def sample(self, index: int) -> Any:
+    def sample(self, index: int) -> Any:  # a tuple of the subclass
         """Return the sample of an index."""
 
     @property
     def _callables(self) -> tuple[Callable | None, ...]:
         return self.transform, self.target_transform, self.transforms
 
-    def _transformed(self, image: Any, target: Any) -> tuple[Any, Any]:
+    def _transformed(self, image: object, target: object) -> tuple[Any, Any]:
         if self.transforms is not None:
             return self.transforms(image, target)
         if self.transform is not None:
@@ -85,7 +85,7 @@ class SampleDataset(Dataset, abc.ABC):
             return [self._drawn(*pair) for pair in zip(indices, seeds, strict=True)]
         return list(_threads(os.getpid()).map(self._drawn, indices, seeds))
 
-    def _drawn(self, index: int, seed: int | None) -> Any:
+    def _drawn(self, index: int, seed: int | None) -> object:
         with seeded(seed):
             return self.sample(index)
 
@@ -253,7 +253,7 @@ class ImageFolder(SampleDataset):
         path, target = self.samples[index]
         return self._transformed(self.load(path), target)
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str) -> np.ndarray:
         """Return the image of a path, before the transform."""
         if self.loader is not None:
             return self.loader(path)
@@ -529,7 +529,7 @@ class OxfordIIITPet(SampleDataset):
         target = targets[0] if len(targets) == 1 else targets
         return self._transformed(image, target)
 
-    def _target(self, target_type: str, index: int) -> Any:
+    def _target(self, target_type: str, index: int) -> object:
         if target_type == "category":
             return self._labels[index]
         return _read_mask(self._masks / f"{self._names[index]}.png")

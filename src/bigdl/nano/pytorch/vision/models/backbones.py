@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 from urllib.error import URLError
 
 import torch
@@ -181,7 +181,7 @@ class _Published(Generic[ModelT]):
         name: str,
         digest: str,
         model_class: Callable[..., ModelT],
-        *settings: Any,
+        *settings: object,
         stem: str | None = None,
     ):
         self.__name__, self._file = name, f"{stem or name}-{digest}.pth"

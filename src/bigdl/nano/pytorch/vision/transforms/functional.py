@@ -118,7 +118,7 @@ def _operation(
 _not_negative = functools.partial(check_number, least=0)
 
 
-def get_dimensions(img: Any) -> list[int]:
+def get_dimensions(img: object) -> list[int]:
     """Return channels, height and width.
 
     Examples
@@ -131,7 +131,7 @@ def get_dimensions(img: Any) -> list[int]:
     return list(dimensions(img))
 
 
-def get_image_num_channels(img: Any) -> int:
+def get_image_num_channels(img: object) -> int:
     """Return the number of channels.
 
     Examples
@@ -144,7 +144,7 @@ def get_image_num_channels(img: Any) -> int:
     return dimensions(img)[0]
 
 
-def get_image_size(img: Any) -> list[int]:
+def get_image_size(img: object) -> list[int]:
     """Return width and height.
 
     Examples
@@ -478,7 +478,7 @@ def vflip(img: ImageT) -> ImageT:
     return _flip(img, Image.Transpose.FLIP_TOP_BOTTOM, 0)
 
 
-def _flip(img: Any, of_pil: Image.Transpose, axis: int) -> Any:
+def _flip(img: ImageT, of_pil: Image.Transpose, axis: int) -> ImageT:
     if is_pil(img):
         return img.transpose(of_pil)
     if isinstance(img, torch.Tensor):
@@ -542,7 +542,7 @@ def rotate(
     return _warp(img, inverse, size, mode, fill)
 
 
-def _turned(img: Any, quarters: int) -> Any:
+def _turned(img: ImageT, quarters: int) -> ImageT:
     """Turn an image counter-clockwise by right angles."""
     return on_arrays(img, lambda array: np.ascontiguousarray(np.rot90(array, quarters)))
 
@@ -629,7 +629,7 @@ def _move(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]], dtype=float)
 
 
-def _fill_of_pil(img: Image.Image, fill: Fill) -> Any:
+def _fill_of_pil(img: Image.Image, fill: Fill) -> float | tuple[float, ...]:
     """Return a fill as Pillow takes it: a number, or one for each of several bands."""
     values = fill_values(img, fill)
     if img.mode != "F":
@@ -1134,7 +1134,7 @@ def _away_from(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
     return cv2.LUT(np.ascontiguousarray(img), table).reshape(img.shape)
 
 
-def _blended(img: np.ndarray, other: Any, factor: float) -> np.ndarray:
+def _blended(img: np.ndarray, other: object, factor: float) -> np.ndarray:
     """Return ``other + factor (image - other)``, kept within black and white."""
     if img.dtype == np.uint8:
         img = np.ascontiguousarray(img)
@@ -1167,7 +1167,7 @@ def _luma(img: np.ndarray) -> np.ndarray:
 
 
 def to_tensor(
-    pic: Any, memory_format: torch.memory_format = torch.contiguous_format
+    pic: object, memory_format: torch.memory_format = torch.contiguous_format
 ) -> torch.Tensor:
     """Return a tensor ``(C, H, W)``: bytes 0…255 become floats in 0…1, other values stay.
 
@@ -1206,7 +1206,7 @@ def to_tensor(
     return tensor.div_(255) if is_bytes else tensor
 
 
-def _channels_first(img: Any) -> torch.Tensor:
+def _channels_first(img: object) -> torch.Tensor:
     """Return the values of an image as a tensor ``(C, H, W)``, mostly a view."""
     if isinstance(img, torch.Tensor):
         return img
@@ -1218,7 +1218,7 @@ def _channels_first(img: Any) -> torch.Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)
 
 
-def pil_to_tensor(pic: Any) -> torch.Tensor:
+def pil_to_tensor(pic: object) -> torch.Tensor:
     """Return the values of an image ``(C, H, W)`` in their own type.
 
     Examples
@@ -1273,7 +1273,7 @@ def _largest(dtype: torch.dtype) -> int:
 _MODES_OF_CHANNELS = {2: ("LA",), 3: ("RGB", "YCbCr", "HSV"), 4: ("RGBA", "CMYK", "RGBX")}
 
 
-def to_pil_image(pic: Any, mode: str | None = None) -> Image.Image:
+def to_pil_image(pic: object, mode: str | None = None) -> Image.Image:
     """Return a PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes.
 
     Parameters
@@ -1350,7 +1350,13 @@ def normalize(
 
 
 def erase(
-    img: torch.Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False
+    img: torch.Tensor,
+    i: int,
+    j: int,
+    h: int,
+    w: int,
+    v: torch.Tensor | float,
+    inplace: bool = False,
 ) -> torch.Tensor:
     """Overwrite `h` rows and `w` columns of a tensor, from row `i` and column `j` on, by `v`.
 

@@ -52,7 +52,7 @@ OF_TORCH = {InterpolationMode.BILINEAR: "bilinear", InterpolationMode.BICUBIC: "
 OF_PILLOW = {mode: Image.Resampling[mode.name.partition("_")[0]] for mode in InterpolationMode}
 
 
-def interpolation_mode(mode: Any) -> InterpolationMode:
+def interpolation_mode(mode: object) -> InterpolationMode:
     """Return the mode for a mode, its value, Pillow's constant, or torchvision's mode.
 
     Raises
@@ -72,7 +72,7 @@ def interpolation_mode(mode: Any) -> InterpolationMode:
     )
 
 
-def is_pil(image: Any) -> TypeIs[Image.Image]:
+def is_pil(image: object) -> TypeIs[Image.Image]:
     """Return True for an image of Pillow."""
     return isinstance(image, Image.Image)
 
@@ -82,7 +82,7 @@ def is_number(value: object) -> TypeIs[int | float]:
     return isinstance(value, Number)
 
 
-def dimensions(image: Any) -> tuple[int, int, int]:
+def dimensions(image: object) -> tuple[int, int, int]:
     """Return channels, height and width of an image.
 
     Raises
@@ -99,7 +99,7 @@ def dimensions(image: Any) -> tuple[int, int, int]:
     raise no_image(image)
 
 
-def no_image(value: Any) -> UsageError:
+def no_image(value: object) -> UsageError:
     """Return the error for what is no image."""
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return UsageError(
@@ -141,7 +141,7 @@ def widened(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
     return np.require(image, dtype, ["C", "W"])  # torch warns of arrays that cannot be written to
 
 
-def to_array(image: Any) -> np.ndarray:
+def to_array(image: object) -> np.ndarray:
     """Return an image as an array; without a copy where that is possible."""
     if is_pil(image):
         return np.asarray(image)
@@ -178,7 +178,9 @@ def to_pil_like(array: np.ndarray, image: Image.Image) -> Image.Image:
     return converted
 
 
-def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwargs: Any) -> Any:
+def on_arrays(
+    image: ImageT, function: Callable[..., np.ndarray], *args: object, **kwargs: object
+) -> ImageT:
     """Apply a function of arrays to an image of any kind; the result is of the same kind.
 
     Parameters
@@ -193,7 +195,9 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwa
     if isinstance(image, torch.Tensor) and image.ndim > 3:
         images = image.flatten(0, -4)
         if not len(images):  # of no images only the shape matters
-            one = on_arrays(image.new_zeros(image.shape[-3:]), function, *args, **kwargs)
+            one: torch.Tensor = on_arrays(
+                image.new_zeros(image.shape[-3:]), function, *args, **kwargs
+            )
             return one.new_empty((*image.shape[:-3], *one.shape))
         done = torch.stack([on_arrays(each, function, *args, **kwargs) for each in images])
         return done.unflatten(0, image.shape[:-3])
@@ -234,7 +238,7 @@ def two_lengths(name: str, size: Size) -> tuple[int, int]:
     return check_positive(name, lengths[0]), check_positive(name, lengths[-1])
 
 
-def fill_values(image: Any, fill: Fill) -> tuple[float, ...]:
+def fill_values(image: object, fill: Fill) -> tuple[float, ...]:
     """Return a number for each channel of an image; 0 if there is no fill."""
     channels = dimensions(image)[0]
     values = (0,) if fill is None else (fill,) if is_number(fill) else tuple(fill)

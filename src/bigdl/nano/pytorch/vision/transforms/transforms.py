@@ -24,6 +24,7 @@ from bigdl.nano.pytorch.vision.transforms import functional
 from bigdl.nano.pytorch.vision.transforms.images import (
     OF_TORCH,
     Fill,
+    ImageT,
     InterpolationMode,
     Mode,
     Size,
@@ -128,7 +129,7 @@ class Transform(torch.nn.Module):
     scale_free: ClassVar[bool] = False
     operation: ClassVar[Callable[..., Any]]
 
-    def __init_subclass__(cls, *, scale_free: bool = False, **settings: Any):
+    def __init_subclass__(cls, *, scale_free: bool = False, **settings: object):
         super().__init_subclass__()
         cls.scale_free = scale_free  # not inherited: a subclass may do more
         for name, value in settings.items():  # `random` and `operation`
@@ -136,13 +137,13 @@ class Transform(torch.nn.Module):
         if cls.__module__ == __name__:
             dataclass(eq=False, repr=False)(cls)
 
-    def __new__(cls, *args: Any, **kwargs: Any):
+    def __new__(cls, *args: object, **kwargs: object):
         # The constructors of dataclasses do not call this.
         transform = super().__new__(cls)
         torch.nn.Module.__init__(transform)
         return transform
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         settings = (getattr(self, field.name) for field in fields(self) if field.name != "p")  # type: ignore[arg-type]  # each class of this module is a dataclass
         return self.operation(image, *settings)
 
@@ -173,7 +174,7 @@ def is_thread_safe(transform: Callable | None) -> bool:
     return all(map(is_thread_safe, getattr(transform, "transforms", ())))
 
 
-def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] | None:
+def size_that_suffices(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
     """Return the size to which an image is made smaller before all that depends on its size.
 
     Parameters
@@ -231,7 +232,7 @@ class Compose(_Group):
     tensor([1.])
     """
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image: object) -> Any:
         previous = None
         for transform in self.transforms:
             follow = getattr(transform, "after", None)
@@ -261,7 +262,7 @@ class Lambda(Transform, random=True):
                 argument="lambd",
             )
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         return self.lambd(image)
 
 
@@ -279,7 +280,7 @@ class RandomApply(_Group, random=True):
 
     p: float = 0.5
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         if _random_bool(self.p):
             for transform in self.transforms:
                 image = transform(image)
@@ -298,7 +299,7 @@ class RandomOrder(_Group, random=True):
     array([[[255, 255, 255]]], dtype=uint8)
     """
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         for index in _random_order(len(self.transforms)):
             image = self.transforms[index](image)
         return image
@@ -327,8 +328,8 @@ class RandomChoice(_Group, random=True):
                 argument="p",
             )
 
-    def forward(self, image: Any) -> Any:
-        weights = [1.0] * len(self.transforms) if self.p is None else [*map(float, self.p)]
+    def forward(self, image: ImageT) -> ImageT:
+        weights = list(map(float, self.p or [1.0] * len(self.transforms)))
         drawn = torch.multinomial(torch.tensor(weights), 1, generator=_generator())
         return self.transforms[int(drawn)](image)
 
@@ -450,7 +451,7 @@ class RandomCrop(_OfSize, random=True):
     fill: Fill = 0
     padding_mode: str = "constant"
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         if self.padding is not None:
             image = F.pad(image, self.padding, self.fill, self.padding_mode)
         height, width = two_lengths("size", self.size)
@@ -461,7 +462,7 @@ class RandomCrop(_OfSize, random=True):
         return F.crop(image, *self.get_params(image, (height, width)))
 
     @staticmethod
-    def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
+    def get_params(img: object, output_size: Sequence[int]) -> tuple[int, int, int, int]:
         """Draw top, left, height and width of a part of an image."""
         height, width = output_size
         _, rows, columns = dimensions(img)
@@ -505,13 +506,13 @@ class RandomResizedCrop(_OfSize, random=True):
         super().__post_init__()
         self.interpolation = interpolation_mode(self.interpolation)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         part = self.get_params(image, self.scale, self.ratio)
         return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
 
     @staticmethod
     def get_params(
-        img: Any, scale: Sequence[float], ratio: Sequence[float]
+        img: object, scale: Sequence[float], ratio: Sequence[float]
     ) -> tuple[int, int, int, int]:
         """Draw top, left, height and width of a part of an image."""
         _, rows, columns = dimensions(img)
@@ -530,11 +531,11 @@ class _RandomTransform(Transform, random=True):
     def __post_init__(self) -> None:
         check_number("p", vars(self)["p"], 0, 1)
 
-    def changed(self, image: Any) -> Any:
+    def changed(self, image: ImageT) -> ImageT:
         """Return the image after the transform."""
         return super().forward(image)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         return self.changed(image) if _random_bool(vars(self)["p"]) else image
 
 
@@ -664,7 +665,7 @@ class RandomGrayscale(_RandomTransform, scale_free=True):
 
     p: float = 0.1
 
-    def changed(self, image: Any) -> Any:
+    def changed(self, image: ImageT) -> ImageT:
         return F.rgb_to_grayscale(image, dimensions(image)[0])
 
 
@@ -726,7 +727,7 @@ class ColorJitter(Transform, scale_free=True):
     def random(self) -> bool:
         return any((self.brightness, self.contrast, self.saturation, self.hue))
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         if not self.random:
             return image
         adjustments: list[Callable[[Any, float], Any]] = [
@@ -755,7 +756,11 @@ class ColorJitter(Transform, scale_free=True):
 
 
 def _limits(
-    name: str, value: Any, center: float = 0.0, least: float = -math.inf, most: float = math.inf
+    name: str,
+    value: float | Sequence[float],
+    center: float = 0.0,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> tuple[float, float]:
     """Return a range; one number stands for as much on both sides of its center."""
     if is_number(value):
@@ -812,7 +817,7 @@ class GaussianBlur(Transform):
     def random(self) -> bool:
         return self.sigma[0] != self.sigma[1]
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         return F.gaussian_blur(image, self.kernel_size, self.get_params(*self.sigma))
 
     @staticmethod
@@ -850,7 +855,7 @@ class RandomRotation(Transform, random=True):
         self.degrees = _limits("degrees", self.degrees)
         self.interpolation = interpolation_mode(self.interpolation)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         angle = self.get_params(self.degrees)
         return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
 
@@ -911,7 +916,7 @@ class RandomAffine(Transform, random=True):
             self.shear = _limits("shear", self.shear)
         self.interpolation = interpolation_mode(self.interpolation)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         _, height, width = dimensions(image)
         drawn = self.get_params(
             self.degrees, self.translate, self.scale, self.shear, (width, height)
@@ -969,7 +974,7 @@ class RandomPerspective(_RandomTransform):
         check_number("distortion_scale", self.distortion_scale, 0, 1)
         self.interpolation = interpolation_mode(self.interpolation)
 
-    def changed(self, image: Any) -> Any:
+    def changed(self, image: ImageT) -> ImageT:
         _, height, width = dimensions(image)
         places = self.get_params(width, height, self.distortion_scale)
         return F.perspective(image, *places, self.interpolation, self.fill)
@@ -1023,7 +1028,7 @@ class ElasticTransform(Transform, random=True):
         self.alpha, self.sigma = _two(self.alpha), _two(self.sigma)
         self.interpolation = interpolation_mode(self.interpolation)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image: ImageT) -> ImageT:
         _, height, width = dimensions(image)
         displacement = self.get_params(self.alpha, self.sigma, (height, width))
         return F.elastic_transform(image, displacement, self.interpolation, self.fill)
@@ -1129,7 +1134,7 @@ class Normalize(Transform, operation=F.normalize):
     std: Sequence[float]
     inplace: bool = False
 
-    def after(self, previous: Any, tensor: Any) -> torch.Tensor:
+    def after(self, previous: object, tensor: torch.Tensor) -> torch.Tensor:
         """As `forward`, in the buffer of a ``ToTensor`` that was called just before."""
         inplace = self.inplace or isinstance(previous, ToTensor)
         return F.normalize(tensor, self.mean, self.std, inplace)
@@ -1166,7 +1171,7 @@ class LinearTransformation(Transform):
                 argument="transformation_matrix",
             )
 
-    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # of no other images
         size = math.prod(tensor.shape[-3:])
         if size != len(self.mean_vector):
             raise UsageError(
@@ -1225,14 +1230,14 @@ class RandomErasing(_EverySecond):
                 argument="value",
             )
 
-    def changed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # of no other images
         value = None if self.value == "random" else self.value
         top, left, height, width, values = self.get_params(tensor, self.scale, self.ratio, value)
         return F.erase(tensor, top, left, height, width, values, self.inplace)
 
     @staticmethod
     def get_params(
-        img: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], value: Any = None
+        img: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], value: object = None
     ) -> tuple[int, int, int, int, torch.Tensor]:
         """Draw top, left, height and width of a rectangle, and what it is filled with.
 
