@@ -224,12 +224,19 @@ class Quantizer:
             adjusted = nncf.GroupSizeFallbackMode.ADJUST
             groups = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
             keywords.setdefault("advanced_parameters", groups)
-            keywords |= {"group_size": weights.group_size or -1, "ratio": 1.0 - weights.int8_ratio}
+            keywords["group_size"] = weights.group_size or -1
+            if weights.int8_ratio:
+                keywords["ratio"] = 1.0 - weights.int8_ratio
         if weights.needs_calibration:
             keywords |= {"awq": weights.awq, "scale_estimation": weights.scale_estimation}
             keywords["dataset"] = self._data()
             return self._made(nncf.compress_weights, keywords)
-        with quiet(), kept_signal_stack():
+        sentence = "NNCF cannot quantize the weights of the network"
+        with (
+            refusing(sentence, text=reason, code="model-unsupported"),
+            quiet(),
+            kept_signal_stack(),
+        ):
             return nncf.compress_weights(self.network.clone(), **keywords)
 
     def _data(self) -> Any:
