@@ -99,6 +99,7 @@ def test_inputs_may_be_given_as_keras_takes_them(fast, model):
 
 
 def test_weights_in_4_bits_need_no_data(tmp_path):
+    keras.utils.set_random_seed(0)
     layers = [keras.Input((128,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(4)]
     model, x = keras.Sequential(layers), np.random.default_rng(0).normal(size=(8, 128))
     fast = InferenceOptimizer.quantize(model, precision="int4")

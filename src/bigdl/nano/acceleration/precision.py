@@ -71,8 +71,9 @@ BF16 = Precision(
 )
 FP16 = Precision("fp16", 16, 1e-2, 2.0**-11, "#6cc5b0", 0.25)
 # Weight-only, in groups of 128: results of eleven networks (MLPs, encoders, BERT; 3 to 20 layers)
-# differed from the original's by 0.01 to 0.15, and by 0.02 to 0.21 with this noise on weights.
-INT4 = Precision("int4", 4, 0.2, 2.0**-4, "#9c6b4e", quantized=True)
+# differed from the original's by 0.01 to 0.15, and by 0.02 to 0.21 with this noise on weights. The
+# largest difference over seven inputs of a small layer is below 0.33 for 99.9 % of random layers.
+INT4 = Precision("int4", 4, 0.35, 2.0**-4, "#9c6b4e", quantized=True)
 FP32 = Precision("fp32", 32, 1e-4, 2.0**-22, "#4269d0", 1e-2)
 
 PRECISIONS: Mapping[str, Precision] = {each.name: each for each in (INT8, BF16, FP16, INT4, FP32)}
