@@ -13,7 +13,7 @@ from plain_workers import Crew
 
 from bigdl.runtime.collectives import buckets, host_memory
 from bigdl.runtime.collectives.horovod import slots_of
-from bigdl.runtime.engine import PeerLost
+from bigdl.testing.syncs import GradientSyncContract
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +43,13 @@ def together(crew, sync_class):
     return together
 
 
-@pytest.mark.slow_cases("torch-None")
-@pytest.mark.parametrize("data", [None, b"", b"abc", bytes(range(256)) * 1000])
-def test_broadcast_gives_every_rank_the_bytes_of_rank_0(together, data):
-    assert together(lambda s: s.broadcast(data if s.rank == 0 else None)) == [data] * 3
+class TestSyncs(GradientSyncContract):
+    @pytest.fixture(autouse=True)
+    def _crew(self, crew, sync_class):
+        self.crew, self.sync = crew, sync_class
 
-
-def test_gather_gives_rank_0_the_bytes_of_all(together):
-    found = together(lambda s: s.gather(b"x" * (5 - 2 * s.rank) if s.rank < 2 else b""))
-    assert found == [[b"xxxxx", b"xxx", b""], None, None]
-
-
-def test_all_gather_is_exact_in_float64(together):
-    found = together(lambda s: s.all_gather([s.rank + 1e-15, 2.0**53]))
-    assert found == [[[r + 1e-15, 2.0**53] for r in range(3)]] * 3
-
-
-@pytest.mark.parametrize(("operation", "expected"), [("sum", [3, 12]), ("max", [2, 5])])
-def test_all_reduce_adds_up_or_takes_the_largest(together, operation, expected):
-    def use(sync):
-        return sync.all_reduce(torch.tensor([sync.rank, sync.rank + 3]), operation).tolist()
-
-    assert together(use) == [expected] * 3
+    def run(self, program, size):
+        return self.crew.run(program, [{}] * size)[0]
 
 
 @given(counts=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3))
@@ -80,60 +65,6 @@ def test_all_to_all_gives_every_rank_its_pieces(crew, sync_class, counts):
     found, _ = crew.run(program, [{}] * 3)
     for rank, pieces in enumerate(found):
         assert pieces == [10.0 * r + rank for r in range(3) for _ in range(counts[r][rank])]
-
-
-def parameters_with(gradients, dtype=torch.float64):
-    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for _ in gradients]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = None if gradient is None else torch.full((2,), gradient, dtype=dtype)
-    return parameters
-
-
-def gradients_of(parameters):
-    return [None if p.grad is None else p.grad.tolist() for p in parameters]
-
-
-def test_gradients_are_weighted_and_missing_ones_count_as_zero(together):
-    def use(sync):
-        gradients = [[1.0, None, None, 4.0], [10.0, 20.0, None, None], [5.0, 5.0, 5.0, 5.0]]
-        parameters = parameters_with(gradients[sync.rank])
-        sync.all_reduce_gradients(parameters, [0.25, 0.75, 0.0][sync.rank])
-        return gradients_of(parameters)
-
-    # the last rank has no rows: whatever is left in its gradients does not count
-    assert together(use) == [[[7.75, 7.75], [15.0, 15.0], None, [1.0, 1.0]]] * 3
-
-
-def test_a_gradient_that_is_not_a_number_does_not_spread_from_a_rank_without_rows(together):
-    def use(sync):
-        parameters = parameters_with([float("nan") if sync.rank == 1 else 2.0])
-        sync.all_reduce_gradients(parameters, [0.5, 0.0, 0.5][sync.rank])
-        return gradients_of(parameters)
-
-    assert together(use) == [[[2.0, 2.0]]] * 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
-def test_gradients_of_every_kind_of_number(together, dtype):
-    def use(sync):
-        parameters = parameters_with([1.0, None], dtype) + parameters_with([2.0])
-        sync.all_reduce_gradients(parameters, [0.5, 0.25, 0.25][sync.rank])
-        return gradients_of(parameters)
-
-    assert together(use) == [[[1.0, 1.0], None, [2.0, 2.0]]] * 3
-
-
-def test_gradients_that_are_views_or_not_contiguous(together):
-    def use(sync):
-        parameter = torch.nn.Parameter(torch.zeros(3, 4))
-        parameter.grad = torch.arange(12.0).reshape(4, 3).t() * (sync.rank + 1)
-        scalar = torch.nn.Parameter(torch.tensor(0.0))
-        scalar.grad = torch.tensor(1.0)
-        sync.all_reduce_gradients([parameter, scalar], 0.5)
-        return parameter.grad.tolist(), scalar.grad.item()
-
-    expected = (np.arange(12.0).reshape(4, 3).T * 3).tolist(), 1.5
-    assert together(use) == [expected] * 3
 
 
 def test_buckets_make_no_difference(together):
@@ -241,18 +172,6 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
         assert early[0] > 1
 
 
-def test_ranks_get_the_same_bits(together):
-    def use(sync):
-        torch.manual_seed(sync.rank)
-        parameter = torch.nn.Parameter(torch.zeros(10_001))
-        parameter.grad = torch.randn(10_001)
-        sync.all_reduce_gradients([parameter], [0.1, 0.2, 0.7][sync.rank])
-        return parameter.grad.numpy().tobytes()
-
-    first, *others = together(use)
-    assert all(other == first for other in others)
-
-
 @pytest.mark.slow_cases("torch-float64")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_shared_memory_gives_the_bits_of_the_library(together, dtype):
@@ -326,45 +245,7 @@ def test_arrays_are_summed_into_memory_of_their_own(together):
     assert together(use) == [expected] * 3
 
 
-def test_arrays_of_a_rank_without_rows_do_not_count(together):
-    def use(sync):
-        value = float("nan") if sync.rank == 1 else 2.0
-        (found,) = sync.sum_arrays([np.full(3, value, "float32")], [0.5, 0.0, 0.5][sync.rank])
-        return found.tolist()
-
-    assert together(use) == [[2.0] * 3] * 3
-
-
-def test_ranks_agree_where_some_have_sparse_gradients(together):
-    def use(sync):
-        out = []
-        for kinds in ("s.s", "sd.", "...", ".s."):
-            parameter = torch.nn.Parameter(torch.zeros(4, 2))
-            dense = torch.zeros(4, 2)
-            dense[sync.rank] = 1.0
-            kind = kinds[sync.rank]
-            parameter.grad = {"s": dense.to_sparse(1), "d": dense, ".": None}[kind]
-            sync.all_reduce_gradients([parameter], 0.5, [parameter])
-            gradient = parameter.grad
-            out.append(None if gradient is None else gradient.to_dense()[:, 0].tolist())
-        return out
-
-    expected = [[0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], None, [0, 0.5, 0, 0]]
-    assert together(use) == [expected] * 3
-
-
-def test_another_list_of_parameters_is_noticed(together):
-    def use(sync):
-        first, second = parameters_with([1.0, 2.0])
-        sync.all_reduce_gradients([first], 1 / 3)
-        second.grad.fill_(3.0)
-        sync.all_reduce_gradients([first, second], 1 / 3)
-        return gradients_of([first, second])
-
-    assert together(use) == [[[1.0, 1.0], [3.0, 3.0]]] * 3
-
-
-def test_a_peer_that_leaves_is_noticed(together):
+def test_the_cause_is_reported_and_not_the_lost_peers(together):
     def use(sync):
         if sync.rank == 1:
             raise LookupError("rank 1 gives up")
@@ -372,18 +253,6 @@ def test_a_peer_that_leaves_is_noticed(together):
 
     with pytest.raises(LookupError, match="rank 1 gives up"):
         together(use)
-
-    def leave(sync):
-        if sync.rank:
-            sync.stop()
-            return "left"
-        try:
-            sync.all_reduce(torch.ones(1))
-        except PeerLost as lost:
-            return type(lost).__name__
-        return "nothing was noticed"
-
-    assert together(leave, size=2) == ["PeerLost", "left"]
 
 
 def test_a_peer_that_fails_before_it_joins_is_noticed(crew, sync_class):
@@ -395,24 +264,6 @@ def test_a_peer_that_fails_before_it_joins_is_noticed(crew, sync_class):
 
     with pytest.raises(LookupError, match="rank 0 never came"):
         crew.run(program, [{}] * 3)
-
-
-def test_the_processes_are_left_as_they_were(together):
-    def use(sync):
-        sync.stop()
-        sync.stop()
-        import torch.distributed as dist
-
-        names = [name for name in os.environ if name.startswith(("GLOO_", "HOROVOD_"))]
-        return dist.is_initialized(), names
-
-    assert together(use) == [(False, [])] * 3
-
-
-def test_processes_meet_again_in_other_numbers(together):
-    for size in (3, 2, 3):
-        found = together(lambda s: s.all_reduce(torch.ones(5)).tolist(), size=size)
-        assert found == [[float(size)] * 5] * size
 
 
 # -- Horovod's view of a job --------------------------------------------------------------------
@@ -432,21 +283,3 @@ def test_every_worker_has_a_slot_of_its_own(hosts):
         assert slot.cross_size == len(across)
         assert sorted(other.cross_rank for other in across) == list(range(len(across)))
         assert len({other.hostname for other in across}) == len(across)
-
-
-def test_one_worker_needs_no_group(together):
-    def use(sync):
-        import torch.distributed as dist
-
-        parameters = parameters_with([1.0, None])
-        sync.all_reduce_gradients(parameters, 1.0)
-        return (
-            dist.is_initialized(),
-            gradients_of(parameters),
-            sync.broadcast(b"x"),
-            sync.gather(b"y"),
-            sync.all_gather([3]),
-            sync.all_reduce(torch.ones(1)).item(),
-        )
-
-    assert together(use, size=1) == [(False, [[1.0, 1.0], None], b"x", [b"y"], [[3.0]], 1.0)]

@@ -36,6 +36,7 @@ from bigdl.orca.learn.metrics import (  # noqa: E402
     TorchMetric,
     merge_states,
 )
+from bigdl.testing.metrics import MetricContract  # noqa: E402
 
 ROWS = 97
 
@@ -207,10 +208,6 @@ CASES = {
 }
 
 
-def inputs_of(case, seed=0, rows=ROWS):
-    return CASES[case][1](torch.Generator().manual_seed(seed), rows)
-
-
 def random_cuts(seed, rows, parts):
     """Bounds of `parts` consecutive ranges of rows, of which some may be empty."""
     cuts = np.random.default_rng(seed).integers(0, rows + 1, parts - 1)
@@ -230,117 +227,27 @@ def split_state(metric, preds, targets, seed, parts, batch=11):
     return merge_states(states, metric.get_metric().reductions)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_figure_equals_that_of_an_independent_implementation(case):
-    metric, _, oracle = CASES[case]
-    for seed in range(3):
-        preds, targets = inputs_of(case, seed)
-        state = metric.get_metric()
-        state(preds, targets)
-        figure = state.compute()
-        assert figure.ndim == 0
-        assert figure.dtype == torch.float32
-        assert figure.item() == pytest.approx(oracle(preds.numpy(), targets.numpy()), rel=1e-5)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_figure_is_the_same_for_any_split_of_the_rows(case):
-    metric = CASES[case][0]
-    for seed in range(10):
-        preds, targets = inputs_of(case, seed)
-        whole = metric.get_metric()
-        whole(preds, targets)
-        merged = split_state(metric, preds, targets, seed, parts=seed % 5 + 1)
+class TestNamedMetrics(MetricContract):
+    @pytest.fixture(params=CASES, autouse=True)
+    def _case(self, request):
+        self.metric, self.draw, self.expected = CASES[request.param]
         # a user's function computes its batch mean in float32
-        tolerance = 1e-6 if isinstance(metric, CustomizedMetric) else 1e-12
-        for key, tensor in whole.state().items():
-            assert merged[key].dtype == tensor.dtype
-            torch.testing.assert_close(merged[key], tensor, rtol=tolerance, atol=0)
-        union = metric.get_metric()
-        union.load_state(merged)
-        torch.testing.assert_close(union.compute(), whole.compute(), rtol=2e-7, atol=0)
+        self.tolerance = 1e-6 if request.param == "a function" else 1e-12
+
+    def inputs(self, generator, rows):
+        return self.draw(generator, rows)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_there_is_no_figure_without_rows(case):
-    metric = CASES[case][0]
-    preds, targets = inputs_of(case)
-    empty = metric.get_metric()
-    assert empty.compute().isnan()
-    empty(preds[:0], targets[:0])
-    assert empty.compute().isnan()
-    empty.merge(metric.get_metric().state())
-    assert empty.compute().isnan()
+class TestMetricOfTorchmetrics(MetricContract):
+    has_plain_states = False
+    tolerance = 1e-5
 
+    @pytest.fixture(autouse=True)
+    def _case(self, torchmetrics):
+        self.metric = torchmetrics.MeanSquaredError()
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_batch_is_not_changed_and_needs_no_gradient(case):
-    metric = CASES[case][0]
-    preds, targets = inputs_of(case)
-    given = preds.clone().requires_grad_(preds.is_floating_point()), targets.clone()
-    state = metric.get_metric()
-    state(*given)
-    assert torch.equal(given[0], preds)
-    assert torch.equal(given[1], targets)
-    assert not any(tensor.requires_grad for tensor in state.state().values())
-    assert not state.compute().requires_grad
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case != "a function"])
-def test_a_state_is_a_copy_on_the_cpu_in_wide_types(case):
-    metric = CASES[case][0]
-    preds, targets = inputs_of(case)
-    state = metric.get_metric()
-    state(preds, targets)
-    figure = state.compute()
-    for key, tensor in state.state().items():
-        assert tensor.device.type == "cpu"
-        if state.reductions[key] == "sum":
-            assert tensor.dtype in (torch.float64, torch.int64)
-        else:
-            assert tensor.ndim == 1
-        tensor.zero_()
-    preds.zero_()
-    assert torch.equal(state.compute(), figure)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_state_can_be_reset_pickled_and_fed_after_a_merge(case):
-    metric = CASES[case][0]
-    preds, targets = inputs_of(case)
-    whole = metric.get_metric()
-    whole(preds, targets)
-    state = pickle.loads(pickle.dumps(metric.get_metric()))
-    state(preds[60:], targets[60:])
-    state.reset()
-    state(preds[:30], targets[:30])
-    other = metric.get_metric()
-    other(preds[30:50], targets[30:50])
-    state.merge(other.state())
-    state = pickle.loads(pickle.dumps(state))
-    state(preds[50:], targets[50:])
-    torch.testing.assert_close(state.compute(), whole.compute(), rtol=2e-7, atol=0)
-
-
-WEIGHABLE = [case for case in CASES if case != "a function"]
-
-
-@pytest.mark.parametrize("case", WEIGHABLE)
-def test_a_row_of_weight_k_counts_as_k_rows(case):
-    metric = CASES[case][0]
-    preds, targets = inputs_of(case)
-    times = torch.randint(0, 4, (ROWS,), generator=torch.Generator().manual_seed(5))
-    repeated = metric.get_metric()
-    repeated(preds.repeat_interleave(times, 0), targets.repeat_interleave(times, 0))
-    for factor in (1, 0.3):  # what counts are proportions
-        states = []
-        for rows in (slice(0, 40), slice(40, 41), slice(41, None), slice(0, 0)):
-            worker = metric.get_metric()
-            worker(preds[rows], targets[rows], factor * times[rows, None])
-            states.append(worker.state())
-        weighted = metric.get_metric()
-        weighted.load_state(merge_states(states, weighted.reductions))
-        torch.testing.assert_close(weighted.compute(), repeated.compute(), rtol=1e-6, atol=0)
+    def inputs(self, generator, rows):
+        return regression_case(generator, rows)
 
 
 @pytest.mark.parametrize("metric", [ROC(), PrecisionRecallCurve()])
