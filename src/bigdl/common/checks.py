@@ -4,7 +4,7 @@ import math
 import numbers
 import operator
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from bigdl.common.errors import UsageError
 
@@ -74,7 +74,7 @@ def check_number(
     """
     bounds = {"of at least": least, "above": above, "at most": most, "below": below}
     _check(name, value, numbers.Real, "number", bounds)
-    return value
+    return cast("float", value)
 
 
 def check_choice(name: str, value: T, choices: Iterable[T]) -> T:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bigdl.common.checks import check_positive, invalidInputError
 from bigdl.common.environment import EnvContext
@@ -221,7 +221,7 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
         siblings = {core, *_parse_ids(listed)}.intersection(usable).difference(siblings_of)
         siblings_of.update(dict.fromkeys(siblings, tuple(sorted(siblings))))
 
-    def place(siblings: tuple[int, ...]) -> tuple:
+    def place(siblings: tuple[int, ...]) -> tuple[Any, ...]:
         file = system / f"cpu/cpu{siblings[0]}/topology/physical_package_id"
         socket = read_text(file).strip()
         return int(socket) if socket.isdigit() else 0, node_of.get(siblings[0], 0), siblings

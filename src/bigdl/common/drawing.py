@@ -1,9 +1,11 @@
 """Charts as files: HTML and SVG without any library, PNG and others with matplotlib."""
 
+from __future__ import annotations
+
 import html
 import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ class Chart:
         In pixels; places are counted from the upper left corner.
     """
 
-    def __init__(self, width: float, height: float):
+    def __init__(self, width: float, height: float) -> None:
         self._width, self._height = width, height
         self._lines: list[tuple[list[tuple[float, float]], str, float, float, str]] = []
         self._boxes: list[tuple[float, float, float, float, str, str]] = []
@@ -169,7 +171,9 @@ class Scale:
     log : bool
     """
 
-    def __init__(self, values, begin: float, end: float, log: bool = False):
+    def __init__(
+        self, values: Collection[float], begin: float, end: float, log: bool = False
+    ) -> None:
         self._begin, self._end, self._log = begin, end, log
         low, high = (self._inner(pick(values)) for pick in (min, max))
         room = 0.05 * (high - low) or abs(high) * 0.05 or 1.0

@@ -42,7 +42,7 @@ class EnvContext:
         self._before.append(set_variables(self.env))
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         set_variables(self._before.pop())
 
 

@@ -5,6 +5,8 @@ Every error that a user can cause is a :class:`UsageError`. It is both a ``Runti
 keep catching it.  Its text is one sentence: what was wrong, what was given, what to do.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import importlib.util
@@ -157,7 +159,7 @@ class UsageError(BigDLError, RuntimeError, ValueError):
     (True, True)
     """
 
-    def with_message(self, message: str) -> "UsageError":
+    def with_message(self, message: str) -> UsageError:
         """Return an error with the same code and facts, and another message."""
         return UsageError(message, code=self.code, **self.facts)
 
@@ -224,7 +226,7 @@ class WorkerError(BigDLError, RuntimeError):
         self.place = place or f"worker {rank}"
         super().__init__(f"{kind} in {self.place}:\n{short_traceback(traceback)}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rank, self.kind, self.traceback, None, self.place)
 
     def as_original(self, place: str) -> Exception:
@@ -389,7 +391,7 @@ def refusing(
         raise UsageError(f"{sentence}: {text(error)}{advice}", code=code, **facts) from error
 
 
-def outcome_of(function: Callable, *arguments: Any) -> Any:
+def outcome_of(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function returns, or the error of the user, whose words Spark would bury."""
     try:
         return function(*arguments)
@@ -503,7 +505,7 @@ class LazyModule:
     def __init__(self, module: str, extra: str):
         self._required = module, extra
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._required
 
     def __getattr__(self, name: str) -> Any:

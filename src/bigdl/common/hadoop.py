@@ -6,7 +6,7 @@ import subprocess
 from xml.etree import ElementTree
 
 
-def hadoop_properties(file: str | os.PathLike) -> dict[str, str]:
+def hadoop_properties(file: str | os.PathLike[str]) -> dict[str, str]:
     """The properties of one of Hadoop's configuration files.
 
     Raises

@@ -39,7 +39,7 @@ class WebHdfs(WebHDFS):
         What URLs begin with, e.g. ``"hdfs://namenode:8020"``.
     """
 
-    protocol = ("hdfs",)  # type: ignore[assignment]
+    protocol = ("hdfs",)
 
     def __init__(self, addresses: tuple[tuple[str, int], ...], root: str, **options: Any):
         super().__init__(*addresses[0], **options)
@@ -72,7 +72,7 @@ class WebHdfs(WebHDFS):
         self.patience_s = NAME_NODE_S
 
     def unstrip_protocol(self, name: str) -> str:
-        return self.root + self._strip_protocol(name)
+        return str(self.root + self._strip_protocol(name))
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         """Write a file in one request, which can be repeated as a whole."""

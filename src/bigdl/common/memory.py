@@ -1,5 +1,7 @@
 """Memory of the running process: how much it may use, and how glibc hands it out."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
@@ -7,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bigdl.common.cpu import cgroup_directories, read_text
@@ -54,9 +56,9 @@ def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> b
     if mallopt is None:
         return False
     tuned = _set_mmap_threshold(mallopt, mmap_threshold) is not None
-    tuned &= mallopt(_M_TRIM_THRESHOLD, trim_threshold)
-    tuned &= mallopt(_M_TOP_PAD, top_pad)
-    return bool(tuned)
+    tuned &= bool(mallopt(_M_TRIM_THRESHOLD, trim_threshold))
+    tuned &= bool(mallopt(_M_TOP_PAD, top_pad))
+    return tuned
 
 
 _tuned = 0  # contexts of tuned_allocator that have not ended
@@ -127,7 +129,7 @@ def glibc_tunables() -> dict[str, str]:
     }
 
 
-def _set_mmap_threshold(mallopt, threshold: int) -> int | None:
+def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
     """Set the threshold, or the largest that old versions of glibc take; None if neither is."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
         if mallopt(_M_MMAP_THRESHOLD, value):
@@ -186,7 +188,7 @@ def available_memory(root: str | Path = "/") -> int:
     return max(0, min(rooms))
 
 
-def _glibc_mallopt():
+def _glibc_mallopt() -> Callable[[int, int], int] | None:
     preloaded = os.environ.get("LD_PRELOAD", "")
     if any(name in preloaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
         return None

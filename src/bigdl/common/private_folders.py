@@ -67,7 +67,7 @@ def private_root(base: str | None = None) -> str:
         return root
 
 
-def private_folder(path: str | os.PathLike, *, replaceable: bool = False) -> Path:
+def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -> Path:
     """Make a folder that stays and that only this user can enter, with its parents.
 
     Parameters

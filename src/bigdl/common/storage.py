@@ -35,7 +35,7 @@ def is_local_storage(fs: Any) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
-def plain_path(path: str | os.PathLike) -> str:
+def plain_path(path: str | os.PathLike[str]) -> str:
     """`path` without the schemes that mean a local path.
 
     Examples
@@ -138,7 +138,7 @@ def exists(path: str) -> bool:
     (True, False)
     """
     fs, inside = fresh_file_system(path)
-    return fs.exists(inside)
+    return bool(fs.exists(inside))
 
 
 def joined(folder: str, name: str) -> str:
@@ -192,7 +192,7 @@ def read_bytes(url: str) -> bytes:
     """The content of a file on any fsspec URL, or a UsageError that names it."""
     fs, path = open_file_system(url)
     try:
-        return fs.cat_file(path)
+        return bytes(fs.cat_file(path))
     except OSError as error:
         raise UsageError(
             f"The file {url!r} cannot be read: {error}", code="path-unusable", path=str(url)
@@ -308,7 +308,7 @@ def _free_space(path: str) -> str:
 
 
 @contextlib.contextmanager
-def writing(what: str, path: str | os.PathLike) -> Iterator[None]:
+def writing(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
     """Raise one sentence where a block cannot write, with the path, the reason and what to do.
 
     Parameters
@@ -368,7 +368,7 @@ def disk_error(error: BaseException) -> OSError | None:
 def file_exists(url: str) -> bool:
     """Return True if a file is there, on any fsspec URL."""
     fs, path = open_file_system(url)
-    return fs.isfile(path)
+    return bool(fs.isfile(path))
 
 
 def remove_file(url: str) -> None:

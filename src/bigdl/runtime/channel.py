@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.timeouts import GREETING_S, LINE_SHARE_S, PROOF_S, WORKER_CONNECT_S
 from bigdl.runtime.certificate import Certificate
@@ -39,6 +39,9 @@ from bigdl.runtime.key_value_store import (
     new_secret,
     read_sizes,
 )
+
+if TYPE_CHECKING:
+    from bigdl.runtime.group_store import GroupStore
 
 CHUNK = 8 << 20  # bytes of one value
 
@@ -83,7 +86,7 @@ def own_address(host: str, port: int) -> str:
     family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
 class Connection:
@@ -150,7 +153,7 @@ class Connection:
 
     def add(self, key: str, by: int) -> int:
         """Add to a counter and return it."""
-        return self._ask(["add", key, by])[0]
+        return int(self._ask(["add", key, by])[0])
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
         """Replace a value that is as expected; returns what is there afterwards."""
@@ -158,7 +161,7 @@ class Connection:
 
     def delete(self, key: str) -> bool:
         """Remove a value; False if there is none."""
-        return self._ask(["delete", key])[0]
+        return bool(self._ask(["delete", key])[0])
 
     def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as this connection ends, however this process does."""
@@ -214,7 +217,7 @@ class Connection:
         self._ours, self._theirs = hands.seal(b"client"), hands.seal(b"server")
 
     def _ask(
-        self, head: list, body: bytes | str = b"", *, is_answered: bool = True
+        self, head: list[Any], body: bytes | str = b"", *, is_answered: bool = True
     ) -> tuple[Any, bytes]:
         with self._lock:
             if self._lost is not None:
@@ -338,7 +341,7 @@ class AttemptChannel:
         self._prefix = f"{attempt}:"
         self._group_stores: list[Any] = []
 
-    def group_store(self, tunnels: Any = None, rank: int = 0):
+    def group_store(self, tunnels: Any = None, rank: int = 0) -> GroupStore:
         """The store of the process group of this attempt, for ``torch.distributed``.
 
         Parameters
@@ -362,7 +365,7 @@ class AttemptChannel:
     def set(self, key: str, value: bytes | str) -> None:
         self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)
 
-    def set_json(self, key: str, value) -> None:
+    def set_json(self, key: str, value: object) -> None:
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str, seconds: float = 0) -> bool:
@@ -371,14 +374,14 @@ class AttemptChannel:
 
     def get(self, key: str) -> bytes:
         """The value; waits for it."""
-        return self.store.get(self._prefix + key)
+        return bytes(self.store.get(self._prefix + key))
 
-    def get_json(self, key: str):
+    def get_json(self, key: str) -> Any:
         return json.loads(self.get(key))
 
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""
-        return self.store.add(self._prefix + key, by)
+        return int(self.store.add(self._prefix + key, by))
 
     def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as the connection of this line ends; for lines of workers."""
@@ -401,7 +404,7 @@ class AttemptChannel:
             if self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all had met")
 
-    def all_gather(self, key: str, rank: int, value, world_size: int) -> list:
+    def all_gather(self, key: str, rank: int, value: object, world_size: int) -> list[Any]:
         """Return the JSON-able values of all workers in the order of their ranks."""
         self.set_json(f"{key}/{rank}", value)
         self.barrier(key, world_size)
@@ -431,7 +434,7 @@ class AttemptChannel:
                 self.delete(f"{key}/{i}")
             self.delete(key)
 
-    def push(self, queue: str, doc, data: bytes | None = None) -> None:
+    def push(self, queue: str, doc: object, data: bytes | None = None) -> None:
         """Append to a queue that the driver reads as an :class:`Inbox`."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
@@ -454,7 +457,7 @@ class Inbox:
         self._line, self._queue, self._data = line, queue, data
         self._next = 0
 
-    def take(self, *, final: bool = False) -> Iterator[tuple[dict, bytes | None]]:
+    def take(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes | None]]:
         """Yield the entries that have come, as far as they are complete, in order.
 
         With `final` nobody writes any more: what a worker left half written is passed over.

@@ -68,5 +68,7 @@ class Cluster(Protocol):
     def slots(self) -> int:
         """Return the number of tasks that can run at the same time."""
 
-    def map_shards(self, func: Callable[[list], Sequence], shards: Sequence) -> list:
+    def map_shards(
+        self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
+    ) -> list[Any]:
         """Return the elements of ``func([shard])`` of every shard, each computed by a task."""

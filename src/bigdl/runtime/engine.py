@@ -145,7 +145,7 @@ class Engine(ABC):
 
     def open(
         self,
-        fn: Callable,
+        fn: Callable[..., Any],
         feed: Feed | None = None,
         num_workers: int | None = None,
         *,
@@ -191,11 +191,11 @@ class Engine(ABC):
 
     def run(
         self,
-        fn: Callable,
+        fn: Callable[..., Any],
         feed: Feed | None = None,
         num_workers: int | None = None,
         **options: Any,
-    ) -> list:
+    ) -> list[Any]:
         """Run ``fn(worker)`` once on every worker and return the results in rank order.
 
         Parameters

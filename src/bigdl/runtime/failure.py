@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import WorkerError, WorkerLost
@@ -73,7 +73,7 @@ def _pickled(error: BaseException) -> bytes | None:
         pickle.loads(content)  # some exceptions can be written only
     except Exception:
         return None
-    return content
+    return cast("bytes | None", content)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class FailurePolicy:
     clock: Callable[[], float] = time.monotonic
     _failures: deque[float] = field(default_factory=deque, init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_integer("max_failures", self.max_failures, 0)
         if self.window is not None:
             check_number("window", self.window, above=0)

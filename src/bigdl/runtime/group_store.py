@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 class GroupStore(Store):
@@ -39,10 +39,10 @@ class GroupStore(Store):
         return self._read(key, self._store.get(self._prefix + key, self._seconds))
 
     def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._prefix + key, amount)
+        return int(self._store.add(self._prefix + key, amount))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._store.has([self._prefix + key for key in keys])
+        return bool(self._store.has([self._prefix + key for key in keys]))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         seconds = self._seconds if timeout is None else timeout.total_seconds()
@@ -50,10 +50,10 @@ class GroupStore(Store):
             raise TimeoutError(f"wait timeout after {seconds:g} s for the keys {', '.join(keys)}")
 
     def delete_key(self, key: str) -> bool:
-        return self._store.delete(self._prefix + key)
+        return bool(self._store.delete(self._prefix + key))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._store.swap(self._prefix + key, _bytes(expected), _bytes(desired))
+        return bytes(self._store.swap(self._prefix + key, _bytes(expected), _bytes(desired)))
 
     def has_extended_api(self) -> bool:
         """True: a group of many workers asks for all their addresses at once."""

@@ -5,6 +5,8 @@ the driver's channel; an :class:`AttemptMonitor` passes on what the workers say,
 :class:`WorkerCalls` runs the attempt where workers are processes that can be called.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import logging
@@ -16,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from bigdl.common.errors import BigDLError, JobStopped, UsageError, WorkerError, WorkerLost
 from bigdl.common.timeouts import (
@@ -70,14 +72,16 @@ class DriverUnreachable(UsageError):
     code = "cluster-unreachable"
 
 
-def user_error(doc: dict) -> BigDLError:
+def user_error(doc: dict[str, Any]) -> BigDLError:
     """The error that a worker reported."""
     if doc["usage"]:
         return UsageError(doc["message"], code=doc["code"], **doc["facts"])
     return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
 
 
-def worker_lost(unfinished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
+def worker_lost(
+    unfinished: list[dict[str, Any]], reason: str, reason_of_several: str = ""
+) -> WorkerLost:
     """Return an error that names the lost workers, as far as they are known, and the reason."""
     if not unfinished:
         return WorkerLost(f"A worker was lost: {reason}")
@@ -122,7 +126,7 @@ PYSPARK_CONTEXT = "pyspark.core.context", "pyspark.context"
 
 
 @contextlib.contextmanager
-def interruptible():
+def interruptible() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
 
     PySpark's own handler cancels every job of the application, from inside whatever call the main
@@ -161,7 +165,7 @@ class AttemptMonitor:
     def __init__(self, line: AttemptChannel, cancel: Callable[[], None], on_event: OnEvent | None):
         self._line, self._cancel = line, cancel
         self._on_event = on_event or (lambda kind, value: None)
-        self.errors: list[dict] = []
+        self.errors: list[dict[str, Any]] = []
         self._logs, self._errors = Inbox(line, "logs"), Inbox(line, "errors")
         self._messages = Inbox(line, "messages", data=True)
         self._failed_at: float | None = None
@@ -183,7 +187,7 @@ class AttemptMonitor:
         if not final:
             self._stop_others()
 
-    def _stop_others(self):
+    def _stop_others(self) -> None:
         """End those that wait for a peer which will not come, or compute without end."""
         if self._failed_at is None and self._line.count("failed"):
             self._failed_at = time.monotonic()
@@ -198,7 +202,7 @@ class AttemptMonitor:
             self._failed_at = float("inf")
 
     @property
-    def first_error(self) -> dict | None:
+    def first_error(self) -> dict[str, Any] | None:
         """The cause: what the worker reported that failed before all others."""
         return min(self.errors, key=lambda doc: doc["order"], default=None)
 
@@ -217,12 +221,12 @@ def disconnected(line: AttemptChannel, world_size: int) -> list[int]:
     return [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
 
 
-def unfinished(line: AttemptChannel, world_size: int) -> list[dict]:
+def unfinished(line: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers that came and did not leave."""
     return workers_at(line, [p for p in range(world_size) if not line.has(f"left/{p}")])
 
 
-def workers_at(line: AttemptChannel, places: Iterable[int]) -> list[dict]:
+def workers_at(line: AttemptChannel, places: Iterable[int]) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers of some tasks, as far as they have said so."""
     keys = [f"who/{place}" for place in places]
     return [line.get_json(key) for key in keys if line.has(key)]
@@ -235,7 +239,7 @@ PROCESS_ENDED = (
 """The reason for the loss of one worker, and for that of several."""
 
 
-class Job(contextlib.AbstractContextManager):
+class Job(contextlib.AbstractContextManager["Job", None]):
     """One program on N workers, run once or, after a WorkerLost, again.
 
     Every attempt has a line of the channel, which says what the workers are to do.  When no worker
@@ -261,7 +265,7 @@ class Job(contextlib.AbstractContextManager):
     def __init__(
         self,
         engine: Engine,
-        fn: Callable,
+        fn: Callable[..., Any],
         feed: Feed | None,
         num_workers: int,
         threads: int,
@@ -271,7 +275,7 @@ class Job(contextlib.AbstractContextManager):
         self._engine: Any = engine
         self._feed = feed
         self._attempts = 0
-        self._spools: list[dict] | None = None  # by rank, once all are known
+        self._spools: list[dict[str, Any]] | None = None  # by rank, once all are known
         self._resources = contextlib.ExitStack()
         self._input_plan = InputPlan(None, None)
         if not callable(fn):
@@ -320,7 +324,7 @@ class Job(contextlib.AbstractContextManager):
         """Describe how the workers get their rows."""
         if self._feed is None:
             return InputPlan(None, None)
-        return self._engine.prepare(self._feed, self.num_workers)
+        return cast("InputPlan", self._engine.prepare(self._feed, self.num_workers))
 
     def _read_again(self, prepare: Callable[[], InputPlan] | None = None) -> None:
         """Let the next attempt read the input, prepared anew by `prepare`."""
@@ -347,10 +351,10 @@ class Job(contextlib.AbstractContextManager):
 
     def attempt(
         self,
-        options: dict | None = None,
+        options: dict[str, Any] | None = None,
         state: bytes | None = None,
         on_event: OnEvent | None = None,
-    ) -> list:
+    ) -> list[Any]:
         """Run the program on all workers.
 
         Parameters
@@ -381,18 +385,22 @@ class Job(contextlib.AbstractContextManager):
 
     @abstractmethod
     def _attempt(
-        self, line: AttemptChannel, on_event: OnEvent | None, options: dict, state: bytes | None
-    ) -> list | None:
+        self,
+        line: AttemptChannel,
+        on_event: OnEvent | None,
+        options: dict[str, Any],
+        state: bytes | None,
+    ) -> list[Any] | None:
         """Results in rank order, or None when the input must be read again."""
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._resources.close()
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answers(self, line: AttemptChannel, watch: AttemptMonitor) -> list | None:
+    def _answers(self, line: AttemptChannel, watch: AttemptMonitor) -> list[Any] | None:
         """Take what the workers have left: results in rank order, None if they are not complete.
 
         Raises
@@ -419,7 +427,7 @@ class Job(contextlib.AbstractContextManager):
             for rank in ranks
         ]
 
-    def _spools_of(self, line: AttemptChannel) -> dict[int, dict]:
+    def _spools_of(self, line: AttemptChannel) -> dict[int, dict[str, Any]]:
         """Spools that the workers of one attempt made, by their rank."""
         keys = {rank: f"spool/{rank}" for rank in range(self.num_workers)}
         return {rank: line.get_json(key) for rank, key in keys.items() if line.has(key)}
@@ -434,7 +442,7 @@ class Job(contextlib.AbstractContextManager):
                     remove_spool(spool["path"])
 
 
-class WorkerCalls(contextlib.AbstractContextManager):
+class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
     """One call of every worker process of an attempt, for engines whose workers are called.
 
     It is a context; workers that have not returned at its end are killed.
@@ -527,7 +535,9 @@ class CalledJob(Job):
         """Return what is called until all calls have ended."""
         return watch.poll
 
-    def _attempt(self, line, on_event, *told):
+    def _attempt(
+        self, line: AttemptChannel, on_event: OnEvent | None, *told: Any
+    ) -> list[Any] | None:
         with interruptible(), self._calls(line) as calls:
             watch = AttemptMonitor(line, calls.cancel, on_event)
             calls.run(self._poll(watch))
@@ -536,7 +546,8 @@ class CalledJob(Job):
             return results
         outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
         if "nospool" in outcomes and not calls.lost:
-            return self._read_again()
+            self._read_again()
+            return None
         raise self._failure(line, calls, outcomes)
 
     def _failure(
@@ -547,6 +558,6 @@ class CalledJob(Job):
         return worker_lost(lost_workers(line, calls), *reason)
 
 
-def lost_workers(line: AttemptChannel, calls: WorkerCalls) -> list[dict]:
+def lost_workers(line: AttemptChannel, calls: WorkerCalls) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers that died, as far as they had said so."""
     return workers_at(line, sorted(calls.lost))

@@ -110,7 +110,7 @@ class KerasArchive:
 
 
 def _file_of(value: Any) -> bytes:
-    return keras.layers.Layer.__reduce__(value)[1][0].getvalue()
+    return bytes(keras.layers.Layer.__reduce__(value)[1][0].getvalue())
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def reduced(value: Any) -> Any:
     return NotImplemented
 
 
-def _tf_function(function: Any, options: dict) -> Any:
+def _tf_function(function: Any, options: dict[str, Any]) -> Any:
     return importlib.import_module("tensorflow").function(function, **options)
 
 
@@ -183,7 +183,7 @@ def _is_of_library(value: Any) -> bool:
     return module.partition(".")[0] in ("keras", "builtins")
 
 
-class _Names(dict):
+class _Names(dict[str, Any]):
     """Stands for Keras' table of registered names while one thread writes; records what is asked.
 
     Parameters
@@ -192,7 +192,7 @@ class _Names(dict):
         The table itself, for other threads.
     """
 
-    def __init__(self, names: dict):
+    def __init__(self, names: dict[str, Any]):
         super().__init__(names)
         self._thread = threading.get_ident()
         self._numbers: dict[int, str] = {}
@@ -247,7 +247,7 @@ def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, An
 def _names_known(objects: Mapping[str, Any]) -> Iterator[None]:
     """Let Keras find objects by their names in a configuration."""
 
-    def load(code, defaults=None, closure=None, globs=None):
+    def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
 
     with _lambdas(load=load), keras.saving.custom_object_scope(dict(objects)):
@@ -283,9 +283,9 @@ def _lambdas(dump: Any = None, load: Any = None) -> Iterator[None]:
     functions: Any = importlib.import_module("keras.src.utils.python_utils")
     thread = threading.get_ident()
 
-    def chosen(own, other):
+    def chosen(own: Any, other: Any) -> Any:
         @functools.wraps(other)
-        def function(*arguments, **keywords):
+        def function(*arguments: Any, **keywords: Any) -> Any:
             is_ours = own is not None and threading.get_ident() == thread
             return (own if is_ours else other)(*arguments, **keywords)
 
@@ -343,7 +343,7 @@ def _has_no_config(layer: Any) -> bool:
     )
 
 
-class _Makers(list):
+class _Makers(list[Any]):
     """Layers of one class by number; stands for the class where Keras reads a configuration."""
 
     def from_config(self, config: Mapping[str, int]) -> Any:
@@ -399,7 +399,7 @@ class _Attributes:
                 kept.append((name, value))
         tracked = {id(each): number for number, each in enumerate(layer._layers)}
 
-        def place(item):  # of the first layer in a value
+        def place(item: tuple[str, Any]) -> int:  # of the first layer in a value
             leaves = keras.tree.flatten(item[1]) if item[0] not in known else []
             return min((tracked[id(leaf)] for leaf in leaves if id(leaf) in tracked), default=-1)
 
@@ -466,7 +466,7 @@ def _names_of_base(is_model: bool) -> frozenset[str]:
         return frozenset(vars(keras.layers.Layer()))
 
     class Bare(keras.Model):
-        def call(self, x):
+        def call(self, x: Any) -> Any:
             return x
 
     bare = Bare()
@@ -516,11 +516,11 @@ class _AttributeUnpickler(pickle.Unpickler):
         return self._owner if pid == "owner" else self._objects[pid]
 
 
-def _variable(value: Any, options: dict) -> Any:
+def _variable(value: Any, options: dict[str, Any]) -> Any:
     return keras.Variable(value, **options)
 
 
-def _seed_generator(config: dict, state: Any) -> Any:
+def _seed_generator(config: dict[str, Any], state: Any) -> Any:
     generator = keras.random.SeedGenerator.from_config(config)
     generator.state.assign(state)
     return generator

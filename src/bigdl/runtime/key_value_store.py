@@ -353,7 +353,7 @@ class KeyValueServer:
         certificate: Certificate | None = None,
     ):
         self._store, self._secret, self._listener = store, secret, listener
-        self._tls = certificate and certificate.context(server=True)
+        self._tls = certificate.context(server=True) if certificate else None
         self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
         self._displaced = weakref.WeakSet[asyncio.StreamWriter]()
         self._closed = 0
@@ -412,7 +412,9 @@ class KeyValueServer:
             for key in wills:
                 self._store.set(key, b"")
 
-    async def _meet(self, reader, writer) -> tuple[Seal, Seal]:
+    async def _meet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Seal, Seal]:
         """The seals of what the other end says and of what is said to it."""
         while len(self._strangers) >= _most_strangers():
             self._displace()
@@ -445,7 +447,14 @@ class KeyValueServer:
         else:
             oldest.transport.abort()
 
-    async def _answer_all(self, reader, writer, theirs: Seal, ours: Seal, wills: list[str]) -> None:
+    async def _answer_all(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        theirs: Seal,
+        ours: Seal,
+        wills: list[str],
+    ) -> None:
         """Answer until the other end hangs up; `wills` are the keys to set then."""
         while True:
             sizes = await reader.readexactly(SIZES_SIZE)
@@ -468,7 +477,9 @@ class KeyValueServer:
                     writer.write(piece)
                 await writer.drain()
 
-    async def _answer(self, verb: str, arguments: list, body: bytes) -> tuple[Any, bytes] | None:
+    async def _answer(
+        self, verb: str, arguments: list[Any], body: bytes
+    ) -> tuple[Any, bytes] | None:
         """Return the answer to a request: a head and a body, or nothing."""
         store = self._store
         match verb, arguments:

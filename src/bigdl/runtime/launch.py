@@ -120,7 +120,7 @@ def launch(
         return _results(workers, timeout)
 
 
-def _of_rank(fn: Callable[..., Any], args: tuple) -> Callable[[int], Any]:
+def _of_rank(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[int], Any]:
     return lambda rank: fn(rank, *args)
 
 

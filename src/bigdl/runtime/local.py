@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from bigdl.runtime.jobs import (
     CalledJob,
     DriverUnreachable,
     Job,
+    OnEvent,
     WorkerCalls,
     interruptible,
     worker_lost,
@@ -90,7 +91,7 @@ class LocalEngine(Engine):
         self.in_process = in_process
         self._job_class = InProcessJob if in_process else LocalJob
 
-    def _slots(self, num_workers):
+    def _slots(self, num_workers: int) -> int:
         """There may be more workers than cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
 
@@ -148,7 +149,9 @@ class LocalMachine:
         """The class that gives bytes to all processes."""
         return FileBroadcast
 
-    def map_shards(self, func: Callable[[list], Sequence], shards: Sequence) -> list:
+    def map_shards(
+        self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
+    ) -> list[Any]:
         """The elements of ``func([shard])`` of every shard, each computed by one of the processes.
 
         Raises
@@ -156,7 +159,7 @@ class LocalMachine:
         WorkerLost
             If a process was killed meanwhile.
         """
-        elements: list = []
+        elements: list[Any] = []
         with interruptible(), _processes.lend(self._workers, self.threads_per_task) as workers:
             for first in range(0, len(shards), len(workers)):
                 busy = []
@@ -209,11 +212,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _map_shard(func, shard):
+def _map_shard(func: Callable[[list[Any]], Iterable[Any]], shard: object) -> list[Any]:
     return list(func([shard]))
 
 
-def _results(workers: Sequence[LocalWorker]) -> list:
+def _results(workers: Sequence[LocalWorker]) -> list[Any]:
     """Return the results of workers, all of which are waited for; raise the first error."""
     results: list[Any] = []
     errors: list[WorkerError | WorkerLost] = []
@@ -236,7 +239,7 @@ class LocalJob(CalledJob):
     """One program on processes of this machine; made by :meth:`LocalEngine.open`."""
 
     @contextlib.contextmanager
-    def _calls(self, line):
+    def _calls(self, line: AttemptChannel) -> Iterator[WorkerCalls]:
         with (
             _processes.lend(self.num_workers, self.spec.threads) as workers,
             ThreadPoolExecutor(self.num_workers) as threads,
@@ -249,7 +252,9 @@ class LocalJob(CalledJob):
             with WorkerCalls(line, answers, kills, EOFError) as calls:
                 yield calls
 
-    def _failure(self, line, calls, outcomes):
+    def _failure(
+        self, line: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
+    ) -> Exception:
         if "unreachable" in outcomes:
             return DriverUnreachable(
                 f"A worker cannot connect to the driver at {outcomes['unreachable']}; see what "
@@ -269,14 +274,24 @@ def execute_task(spec: Any, attempt: int, place: int, directory: str) -> tuple[i
 class InProcessJob(Job):
     """One program on a worker in the calling process; made by :meth:`LocalEngine.open`."""
 
-    def __init__(self, engine, fn, feed, num_workers, threads, keep_spools):
+    def __init__(
+        self,
+        engine: Engine,
+        fn: Callable[..., Any],
+        feed: Feed | None,
+        num_workers: int,
+        threads: int,
+        keep_spools: bool,
+    ):
         # other attempts find its spools, and close() removes them
         super().__init__(engine, fn, feed, num_workers, threads, True)
 
-    def _open_channel(self):
+    def _open_channel(self) -> Channel:
         return Channel(None)
 
-    def _attempt(self, line, on_event, *told):
+    def _attempt(
+        self, line: AttemptChannel, on_event: OnEvent | None, *told: Any
+    ) -> list[Any] | None:
         watch = AttemptMonitor(line, lambda: None, on_event)
         driver = InProcessConnection(line, watch.poll)
         spec = self._next_spec()
@@ -287,7 +302,8 @@ class InProcessJob(Job):
             raise KeyboardInterrupt
         answers = self._answers(line, watch)
         if answers is None and outcome == "nospool":
-            return self._read_again()
+            self._read_again()
+            return None
         if answers is None:
             raise WorkerLost(f"Worker 0 was lost: {detail or outcome}")
         return answers
@@ -300,11 +316,11 @@ class InProcessConnection(ChannelConnection):
         super().__init__(line)
         self._poll = poll
 
-    def note_progress(self, values):
+    def note_progress(self, values: dict[str, Any]) -> None:
         self._line.set_json("progress/0", values)
         self._poll()
 
-    def send(self, doc, data):
+    def send(self, doc: dict[str, Any], data: bytes) -> None:
         super().send(doc, data)
         self._poll()
 
@@ -319,7 +335,7 @@ class LocalWorker(WorkerProcess):
         with contextlib.closing(encoded(_make_caller, "The local worker")) as make:
             super().__init__(rank, slot, make)
 
-    def submit(self, function: Callable, *arguments: Any) -> None:
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function."""
         message = encoded((function, arguments), "The function or its arguments")
         with contextlib.closing(message):
@@ -341,7 +357,7 @@ class LocalWorker(WorkerProcess):
             raise WorkerLost(f"A worker could not be started: its process {cause}") from None
 
 
-def _make_caller() -> Callable[[tuple[Callable, tuple]], Any]:
+def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], Any]:
     import torch  # noqa: F401 - takes seconds, and every program needs it
 
     return lambda call: call[0](*call[1])
@@ -355,7 +371,7 @@ class LocalProcesses:
     ends with this process, however that ends.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[LocalWorker] = []
         self._owner = os.getpid()

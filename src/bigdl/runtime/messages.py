@@ -9,6 +9,8 @@ matter, which is 64 MB in most containers.
 A :class:`Message` can be passed on without being opened.
 """
 
+from __future__ import annotations
+
 import functools
 import io
 import mmap
@@ -178,7 +180,7 @@ def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
 @functools.cache
 def _pickler() -> type:
     class Pickler(value_pickler()):  # type: ignore[misc]  # made where it is first used
-        def reducer_override(self, value):
+        def reducer_override(self, value: Any) -> Any:
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 

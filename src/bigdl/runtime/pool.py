@@ -12,6 +12,8 @@ When a call fails, the items that are under way are finished, and the pool can b
 worker that is lost is replaced at the next run.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import selectors
@@ -87,7 +89,7 @@ class TaskError(WorkerError):
         """The last line of the traceback: class and message of the exception."""
         return self.traceback.rstrip().rpartition("\n")[2]
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         content = (self.stage, self.item, self.rank, self.kind, self.traceback)
         return type(self), content
 
@@ -195,7 +197,7 @@ _AHEAD = 2  # items per worker that may wait before a stage
 _END = object()
 
 
-class WorkerPool(contextlib.AbstractContextManager):
+class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
     """Persistent workers in one or several stages.
 
     It is a context manager. Without :meth:`close`, the workers end when the pool is no longer
@@ -279,7 +281,7 @@ class WorkerPool(contextlib.AbstractContextManager):
         with self._lock:
             self._end_workers()
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

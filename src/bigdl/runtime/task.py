@@ -9,6 +9,8 @@ The driver itself writes ``"aborted"`` of a process that ended as it was told, a
 ``"unreachable"`` of an actor whose node it cannot reach.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bigdl.common.cpu import wait_passively
 from bigdl.common.environment import EnvContext
@@ -37,9 +39,17 @@ from bigdl.runtime.worker import (
     encode,
 )
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-def read_input(spec, batches, rank: int, local_dir: str) -> dict:
-    """The shards of a task, spooled from its input."""
+    from bigdl.runtime.shards.columns import ColumnSpec
+    from bigdl.runtime.shards.shard import SpoolWriter
+
+
+def read_input(
+    spec: Any, batches: Iterator[pa.RecordBatch], rank: int, local_dir: str
+) -> dict[str, Any]:
+    """The shards of a task, spooled from its input; of `spec` only what is about the input."""
     from bigdl.runtime.shards.shard import SpoolWriter, remove_stale_spools
 
     if spec.reader is None:
@@ -48,7 +58,7 @@ def read_input(spec, batches, rank: int, local_dir: str) -> dict:
     remove_stale_spools(local_dir, spec.job, set(spec.active_jobs))
     writers = []
 
-    def open_spool(name, specs):
+    def open_spool(name: str, specs: list[ColumnSpec]) -> SpoolWriter:
         writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{rank}", specs))
         return writers[-1]
 
@@ -62,22 +72,23 @@ def read_input(spec, batches, rank: int, local_dir: str) -> dict:
         for writer in writers:
             writer.discard()
         raise
-    return shards
+    return cast("dict[str, Any]", shards)
 
 
-def read_to_end(source: Iterable) -> None:
+def read_to_end(source: Iterable[Any]) -> None:
     """Read what is left, e.g. of a task's input: Spark re-uses only a process that has read all."""
     for _ in source:
         pass
 
 
-def is_accepted(spec, shards: dict, rank: int, line) -> bool:
+def is_accepted(spec: TaskSpec, shards: dict[str, Any], rank: int, line: AttemptChannel) -> bool:
     """Return True if the input accepts the sizes that its shards turned out to have."""
     rows = sum(shard.rows for shard in shards.values())
-    return spec.accept(line.all_gather("rows", rank, rows, spec.world_size))
+    accept = cast("Callable[..., bool]", spec.accept)
+    return bool(accept(line.all_gather("rows", rank, rows, spec.world_size)))
 
 
-def reopen(spools: dict) -> dict | None:
+def reopen(spools: dict[str, Any]) -> dict[str, Any] | None:
     """The shards over spools of an earlier attempt; None if this machine does not see all of them.
 
     Their files are mapped, so that they stay readable when another process removes them, as Spark
@@ -94,7 +105,7 @@ def reopen(spools: dict) -> dict | None:
         return None
 
 
-def remove_spools(shards: dict) -> None:
+def remove_spools(shards: dict[str, Any]) -> None:
     """Remove the files under shards; who has mapped them keeps them."""
     from bigdl.runtime.shards.shard import remove_spool
 
@@ -117,13 +128,15 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
     return [order.index(place) for place in range(len(hosts))]
 
 
-def choose_shards(spec, place: int, line, wanted: Sequence[int]) -> tuple[int, dict] | None:
+def choose_shards(
+    spec: TaskSpec, place: int, line: AttemptChannel, wanted: Sequence[int]
+) -> tuple[int, dict[str, Any]] | None:
     """Choose the rank of this task and its shards, of those that its machine sees; None if none is.
 
     Every task says what it sees and computes the same assignment; `wanted` are the ranks that they
     have where all see all.
     """
-    reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools))
+    reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools or ()))
     opened = {rank: shards for rank, shards in reopened if shards is not None}
     rank = match(line.all_gather("seen", place, [*opened], spec.world_size), wanted).get(place)
     return None if rank is None else (rank, opened[rank])
@@ -223,10 +236,10 @@ class TaskSpec:
     import_path: tuple[str, ...]
     program: bytes = field(repr=False)
     secret: bytes = field(repr=False)
-    reader: Callable | None
-    accept: Callable | None = None
-    spools: tuple[dict, ...] | None = None
-    options: dict = field(default_factory=dict)
+    reader: Callable[..., Any] | None
+    accept: Callable[..., Any] | None = None
+    spools: tuple[dict[str, Any], ...] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     state: bytes | None = None
     keep_spools: bool = False
     may_leave: bool = False
@@ -235,7 +248,9 @@ class TaskSpec:
     are_collectives_clear: bool = False
 
 
-def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
+def execute(
+    spec: TaskSpec, attempt: int, batches: Iterator[pa.RecordBatch], place: int, local_dir: str
+) -> tuple[int, str, str]:
     """Run one task of a job.
 
     Parameters
@@ -292,7 +307,7 @@ def await_first(line: AttemptChannel, place: int) -> str:
 
 
 @contextlib.contextmanager
-def task_environment(spec):
+def task_environment(spec: TaskSpec) -> Iterator[None]:
     """Let the program import what the driver can; leave the reused process as it was."""
     path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
@@ -356,7 +371,7 @@ class Task:
         who = {"rank": rank, "pid": os.getpid(), "host": self.worker.host}
         self._line.set_json(f"who/{self._place}", who)
 
-    def run(self, batches: Iterator) -> tuple[int, str, str]:
+    def run(self, batches: Iterator[Any]) -> tuple[int, str, str]:
         """Return the rank, the outcome and its detail.
 
         Parameters
@@ -384,7 +399,7 @@ class Task:
             worker.clean_up()
             worker.shards.clear()
 
-    def _attempt(self, batches):
+    def _attempt(self, batches: Iterator[pa.RecordBatch]) -> str:
         import cloudpickle
 
         spec, line, worker = self._spec, self._line, self.worker
@@ -434,7 +449,7 @@ class Task:
                     break
                 time.sleep(0.05)
 
-    def _fail(self, error):
+    def _fail(self, error: BaseException) -> None:
         """Report the error, then release the peers; the driver ends workers that hang.
 
         Cleaning up may end the process: that of gloo does, at times, with a collective under way.
@@ -462,7 +477,7 @@ def is_peer_failure(error: BaseException) -> bool:
     return _TRANSPORT in text and "enforce fail" not in text
 
 
-def describe(error: BaseException) -> dict:
+def describe(error: BaseException) -> dict[str, Any]:
     """An exception as a JSON-able report."""
     try:
         message = str(error)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import COLLECTIVE_S, HEARTBEAT_S
@@ -71,7 +71,7 @@ class Worker:
         self._cleaner: threading.Thread | None = None
 
     @property
-    def shard(self):
+    def shard(self) -> Any:  # a Shard, where the job has a feed
         """The shard of the only feed, or None."""
         return next(iter(self.shards.values()), None)
 
@@ -87,7 +87,7 @@ class Worker:
         """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
         self.driver.note_progress(values)
 
-    def send(self, topic: str, doc: dict, data: bytes) -> None:
+    def send(self, topic: str, doc: dict[str, Any], data: bytes) -> None:
         """Send a message to the driver's ``on_event``; returns when it is on its way."""
         self.driver.send({"topic": topic, "rank": self.rank, **doc}, data)
 
@@ -109,7 +109,7 @@ class Worker:
             self._cleaner.start()
         self._cleaner.join(patience)
 
-    def _clean_up(self):
+    def _clean_up(self) -> None:
         while self._cleanups:
             with contextlib.suppress(Exception):
                 self._cleanups.pop()()
@@ -144,12 +144,12 @@ class DriverConnection:
         The exception that the program raised; see :func:`~bigdl.runtime.task.describe`.
     """
 
-    options: dict = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     given: bytes | None = None
     progress: dict[str, Any] | None = None
-    messages: dict[str, tuple[dict, bytes]] = field(default_factory=dict)
+    messages: dict[str, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
     result: tuple[str, bytes] | None = None
-    error: dict | None = None
+    error: dict[str, Any] | None = None
 
     def state(self) -> bytes | None:
         """Return the bytes that the driver has for rank 0."""
@@ -159,7 +159,7 @@ class DriverConnection:
         """Take figures of the program."""
         self.progress = values
 
-    def send(self, doc: dict, data: bytes) -> None:
+    def send(self, doc: dict[str, Any], data: bytes) -> None:
         """Take a message of the program."""
         self.messages.pop(doc["topic"], None)
         self.messages[doc["topic"]] = doc, data
@@ -176,7 +176,7 @@ class DriverConnection:
         """
         return 1
 
-    def report(self, doc: dict) -> None:
+    def report(self, doc: dict[str, Any]) -> None:
         """Take the exception that a program raised."""
         self.error = doc
 
@@ -188,26 +188,26 @@ class ChannelConnection(DriverConnection):
         super().__init__(line.get_json("options"))
         self._line = line
 
-    def state(self):
+    def state(self) -> bytes | None:
         has = self._line.has("state")
         return self._line.take_bytes("state", delete=False) if has else None
 
-    def send(self, doc, data):
+    def send(self, doc: dict[str, Any], data: bytes) -> None:
         check_size("message", data)
         self._line.push("messages", doc, data)
 
-    def give(self, rank, kind, data):
+    def give(self, rank: int, kind: str, data: bytes) -> None:
         self._line.put_bytes(f"result/{rank}", data)
         self._line.set(f"result/{rank}/kind", kind)
 
-    def failing(self):
+    def failing(self) -> int:
         return self._line.count("failed", 1)
 
-    def report(self, doc):
+    def report(self, doc: dict[str, Any]) -> None:
         self._line.push("errors", doc)
 
 
-def encode(result) -> tuple[str, bytes]:
+def encode(result: object) -> tuple[str, bytes]:
     """Kind and bytes of what a program returned."""
     if isinstance(result, bytes | bytearray | memoryview):
         kind, data = "bytes", bytes(result)
@@ -224,7 +224,7 @@ def encode(result) -> tuple[str, bytes]:
     return kind, data
 
 
-def decode(kind: str, data: bytes):
+def decode(kind: str, data: bytes) -> Any:
     """The inverse of :func:`encode`."""
     return data if kind == "bytes" else json.loads(data)
 
@@ -264,7 +264,7 @@ class HeartbeatThread(threading.Thread):
         self._stopping = threading.Event()
         self._flushing = threading.Lock()
 
-    def run(self):
+    def run(self) -> None:
         while not self._stopping.is_set():
             try:
                 if self._line.has("abort", seconds=HEARTBEAT_S):
@@ -291,7 +291,7 @@ class HeartbeatThread(threading.Thread):
         with contextlib.suppress(Exception):
             self.flush(line)
 
-    def _exit(self):
+    def _exit(self) -> None:
         if self._stopping.is_set():
             return
         with contextlib.suppress(Exception):
@@ -302,7 +302,7 @@ class HeartbeatThread(threading.Thread):
         os._exit(17)
 
 
-def _end_children():
+def _end_children() -> None:
     """End what the program started, such as the processes of a DataLoader."""
     with contextlib.suppress(Exception):
         import psutil
@@ -325,12 +325,12 @@ class Log:
         Write to `stream` too.
     """
 
-    def __init__(self, stream, *, keep: bool, tee: bool):
+    def __init__(self, stream: TextIO, *, keep: bool, tee: bool):
         self._stream, self._tee = stream, tee
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES if keep else 0)
         self._part = ""
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         if self._tee:
             self._stream.write(text)
         *whole, part = (self._part + text).split("\n")
@@ -347,22 +347,22 @@ class Log:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
-    def take(self):
-        out = []
+    def take(self) -> list[str]:
+        out: list[str] = []
         with contextlib.suppress(IndexError):
             while len(out) < 1000:
                 out.append(self._lines.popleft())
         return out
 
-    def flush(self):
+    def flush(self) -> None:
         if self._tee:
             self._stream.flush()
 
-    def end_line(self):
+    def end_line(self) -> None:
         if self._part:
             self.write("\n")
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import LazyModule, UsageError, WorkerError, WorkerLost
@@ -205,10 +205,15 @@ class TrialPool:
         trial._cached_frozen_trial = self._frozen(trial)
         if is_pruned:
             raise optuna.TrialPruned(result)
-        return result
+        return cast("float | Sequence[float]", result)
 
     def run(
-        self, n_trials: int | None, timeout: float | None, *, catch: tuple, **settings: Any
+        self,
+        n_trials: int | None,
+        timeout: float | None,
+        *,
+        catch: tuple[Any, ...],
+        **settings: Any,
     ) -> None:
         """Start the processes, and let threads of Optuna each wait for one; see
         :func:`run_trials`."""

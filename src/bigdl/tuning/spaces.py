@@ -90,7 +90,7 @@ class Naming:
         self._visited: dict[int, Lazy] = {}
         visit(root, self, "")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self._separator)  # names belong to the objects of a process
 
     def add(self, domain: Domain, name: str) -> None:
@@ -339,9 +339,9 @@ class Number(Domain):
     def distribution(self) -> BaseDistribution:
         """The distribution of the values, or of their multiples of `q`."""
         if self.q is not None and not self.log:
-            return distributions.IntDistribution(*self._steps())
+            return cast("BaseDistribution", distributions.IntDistribution(*self._steps()))
         kind = distributions.IntDistribution if self.whole else distributions.FloatDistribution
-        return kind(self.lower, self.upper, log=self.log)
+        return cast("BaseDistribution", kind(self.lower, self.upper, log=self.log))
 
     def value(self, parameter: float) -> float:
         if self.q is not None:
@@ -371,7 +371,7 @@ class Normal(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        return distributions.FloatDistribution(_EPS, 1 - _EPS)
+        return cast("BaseDistribution", distributions.FloatDistribution(_EPS, 1 - _EPS))
 
     def value(self, parameter: float) -> float:
         number = NormalDist(self.mean, self.std).inv_cdf(parameter)
@@ -392,7 +392,10 @@ class Choice(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        return distributions.CategoricalDistribution(list(range(len(self.categories))))
+        return cast(
+            "BaseDistribution",
+            distributions.CategoricalDistribution(list(range(len(self.categories)))),
+        )
 
     def value(self, parameter: int) -> Any:
         return self.categories[parameter]
@@ -442,7 +445,9 @@ class Subset(Domain):
     @property
     def distribution(self) -> BaseDistribution:
         """The distribution of the number of values."""
-        return distributions.IntDistribution(self.min_items, self.max_items)
+        return cast(
+            "BaseDistribution", distributions.IntDistribution(self.min_items, self.max_items)
+        )
 
     def parameters(self, name: str) -> dict[str, BaseDistribution]:
         weight = distributions.FloatDistribution(0.0, 1.0)
@@ -527,7 +532,7 @@ def _checked_list(name: str, values: Any) -> list[Any]:
     values = list(values)
     if not values:
         raise UsageError(f"{name} must hold at least one value", code="search-space", argument=name)
-    return values
+    return cast("list[Any]", values)
 
 
 def _multiple(steps: int, q: float) -> float:
@@ -607,7 +612,7 @@ class SearchSpace:
         if not any(around):
             return product
 
-        def differs(point):
+        def differs(point: Any) -> bool:
             return all(
                 not index or all(point[other] == place for other, place in conditions)
                 for index, conditions in zip(point, around, strict=True)
@@ -654,7 +659,9 @@ class SearchSpace:
             If a function fails, or two need each other.
         """
         with isolated_rng(mixed_seed(seed, number)):
-            return resolve(self._naming.root, Assignment(self._naming, source))
+            return cast(
+                "dict[str, Any]", resolve(self._naming.root, Assignment(self._naming, source))
+            )
 
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return what parameters stand for by the paths of their domains, as values of JSON."""
@@ -715,7 +722,7 @@ def _own_category(value: Any, convert: Callable[[Any], Any]) -> Any:
     return _own_copy(copied, convert) if holds_lazy(copied) else value
 
 
-class _Product(Sequence):
+class _Product(Sequence[Any]):
     """The combinations of some numbers, the last one changing fastest; none is kept."""
 
     def __init__(self, sizes: Sequence[int]):
@@ -740,7 +747,7 @@ class _Circle(UsageError):
     code = "search-space"
 
 
-class _ConfigView(Mapping):
+class _ConfigView(Mapping[str, Any]):
     """The values of a trial by name and as attributes; each is resolved when it is asked for."""
 
     def __init__(self, space: dict[str, Any], assignment: Assignment):

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.common.timeouts import CLOCK_STEP_S
@@ -115,13 +115,16 @@ def create_sampler(
     bigdl.common.errors.UsageError: sampler must be one of 'TPE', 'CmaEs', ...
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
-        return sampler
+        return cast("BaseSampler", sampler)
     name = _member(SamplerType, sampler or SamplerType.TPE, "sampler")
     if name is SamplerType.CmaEs:
         require("cmaes", "automl")
     if name is SamplerType.PartialFixed:
         arguments.setdefault("base_sampler", create_sampler())
-    return _construct("sampler", "TPE" if name is SamplerType.MOTPE else name, arguments)
+    return cast(
+        "BaseSampler",
+        _construct("sampler", "TPE" if name is SamplerType.MOTPE else name, arguments),
+    )
 
 
 def create_pruner(
@@ -149,11 +152,14 @@ def create_pruner(
     'MedianPruner'
     """
     if isinstance(pruner, optuna.pruners.BasePruner):
-        return pruner
+        return cast("BasePruner", pruner)
     name = _member(PrunerType, pruner or PrunerType.Nop, "pruner")
     if name is PrunerType.Patient:
         arguments.setdefault("wrapped_pruner", None)
-    return _construct("pruner", "Hyperband" if name is PrunerType.HyperBand else name, arguments)
+    return cast(
+        "BasePruner",
+        _construct("pruner", "Hyperband" if name is PrunerType.HyperBand else name, arguments),
+    )
 
 
 def _member(names: type[StrEnum], name: Any, argument: str) -> Any:
@@ -287,7 +293,7 @@ def open_study(
     if metric_names is not None and study.metric_names != list(metric_names):
         with without_experimental_warnings():
             study.set_metric_names(list(metric_names))
-    return study
+    return cast("Study", study)
 
 
 def trial_table(study: Study) -> pd.DataFrame:

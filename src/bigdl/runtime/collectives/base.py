@@ -13,10 +13,12 @@ A subclass brings a few collectives of tensors from a library, and the rest is b
 single worker uses none.
 """
 
+from __future__ import annotations
+
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from bigdl.runtime.collectives.buckets import (
     DENSE,
@@ -29,6 +31,12 @@ from bigdl.runtime.collectives.buckets import (
 )
 from bigdl.runtime.engine import PeerLost
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from bigdl.runtime.worker import Worker
+
 
 class GradientSync(ABC):
     """Sums gradients over the workers of a job, and is their other collectives.
@@ -40,7 +48,7 @@ class GradientSync(ABC):
     worker : bigdl.runtime.worker.Worker
     """
 
-    def __init__(self, worker):
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.rank: int = worker.rank
         self.world_size: int = worker.world_size
@@ -58,11 +66,11 @@ class GradientSync(ABC):
         """Leave the other workers."""
 
     @abstractmethod
-    def _broadcast(self, tensor) -> None:
+    def _broadcast(self, tensor: torch.Tensor) -> None:
         """The tensor of rank 0 on every rank, in place."""
 
     @abstractmethod
-    def _all_gather(self, tensor) -> Sequence:
+    def _all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """A tensor of one shape of every rank, in rank order."""
 
     @abstractmethod
@@ -70,15 +78,17 @@ class GradientSync(ABC):
         """Bytes of every rank on rank 0; `sizes` are those of all ranks."""
 
     @abstractmethod
-    def _start_reduce(self, tensor, operation: str) -> Callable[[], object]:
+    def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         """Begin to combine a tensor, in place; returns what waits for the end."""
 
     @abstractmethod
-    def _sum_sparse(self, tensor):
+    def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of coalesced sparse tensors."""
 
     @abstractmethod
-    def _all_to_all(self, tensor, send: list[int], receive: list[int]) -> Any:
+    def _all_to_all(
+        self, tensor: torch.Tensor, send: list[int], receive: list[int]
+    ) -> torch.Tensor:
         """Exchange consecutive pieces of a flat tensor; see :meth:`all_to_all`."""
 
     # -- what is made of it -----------------------------------------------------------------------
@@ -95,7 +105,7 @@ class GradientSync(ABC):
         if library is not None:
             self._leave(library)
 
-    def use_device(self, device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
+    def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
         """Expect tensors of a GPU from now on; a collective, right after :meth:`start`.
 
         Parameters
@@ -140,7 +150,9 @@ class GradientSync(ABC):
         with as_peer_lost():
             return self._gather(data, sizes)
 
-    def all_to_all(self, tensor, send: Sequence[int], receive: Sequence[int]):
+    def all_to_all(
+        self, tensor: torch.Tensor, send: Sequence[int], receive: Sequence[int]
+    ) -> torch.Tensor:
         """Send every rank its piece of a tensor, and get one from each.
 
         Parameters
@@ -159,14 +171,19 @@ class GradientSync(ABC):
         with as_peer_lost():
             return self._all_to_all(tensor, list(send), list(receive))
 
-    def all_reduce(self, tensor, operation: Literal["sum", "max"] = "sum"):
+    def all_reduce(
+        self, tensor: torch.Tensor, operation: Literal["sum", "max"] = "sum"
+    ) -> torch.Tensor:
         """Combine a tensor of one shape and dtype over the ranks, in place; returns it."""
         if self.world_size > 1:
             self._begin(tensor, operation)()
         return tensor
 
     def all_reduce_gradients(
-        self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()
+        self,
+        parameters: Sequence[Any],
+        weight: float,
+        may_be_sparse: Sequence[torch.nn.Parameter] = (),
     ) -> None:
         """Replace every gradient by the sum over ranks of ``weight * gradient``.
 
@@ -193,7 +210,10 @@ class GradientSync(ABC):
             self._reduce_sparse(groups.sparse, weight)
 
     def overlap(
-        self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()
+        self,
+        parameters: Sequence[Any],
+        weight: float,
+        may_be_sparse: Sequence[torch.nn.Parameter] = (),
     ) -> contextlib.AbstractContextManager[None]:
         """Send gradients while the backward pass of a block computes the others.
 
@@ -211,7 +231,9 @@ class GradientSync(ABC):
             self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
         return self.groups
 
-    def sum_arrays(self, arrays: Sequence, weight: float) -> list:
+    def sum_arrays(
+        self, arrays: Sequence[npt.NDArray[Any]], weight: float
+    ) -> list[npt.NDArray[Any]]:
         """The sums over the ranks of ``weight * array``, as arrays in memory of their own.
 
         Parameters
@@ -231,24 +253,24 @@ class GradientSync(ABC):
 
         return SumBuffer(torch.zeros(size, dtype=dtype, device=device), self._begin)
 
-    def _buffer_of_arrays(self, size: int, dtype) -> SumBuffer:
+    def _buffer_of_arrays(self, size: int, dtype: torch.dtype) -> SumBuffer:
         """The same for arrays, whose sums go to the caller."""
         import torch
 
         return SumBuffer(torch.empty(size, dtype=dtype), self._begin)
 
-    def _begin(self, tensor, operation: str = "sum") -> Callable[[], None]:
+    def _begin(self, tensor: torch.Tensor, operation: str = "sum") -> Callable[[], None]:
         """Begin to combine a tensor, in place; returns what waits for the end."""
         with as_peer_lost():
             work = self._start_reduce(tensor, operation)
 
-        def wait():
+        def wait() -> None:
             with as_peer_lost():
                 work()
 
         return wait
 
-    def _reduce_sparse(self, parameters, weight):
+    def _reduce_sparse(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
         """The ranks first tell each other what they have, so that they agree on the layout."""
         layouts = [layout(p.grad) if weight else NONE for p in parameters]
         for parameter, of_ranks in zip(
@@ -267,7 +289,7 @@ class GradientSync(ABC):
 
 
 @contextlib.contextmanager
-def as_peer_lost():
+def as_peer_lost() -> Iterator[None]:
     """Say what a RuntimeError of a library's collective means: another worker went away.
 
     Nothing else belongs in the block: a fault of ours or of the model would be retried.
@@ -278,12 +300,12 @@ def as_peer_lost():
         raise PeerLost(str(error).split("\n")[0]) from error
 
 
-def bytes_tensor(data):
+def bytes_tensor(data: bytes | None) -> torch.Tensor:
     """Bytes as a tensor of one dimension that may be written to."""
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+    return torch.from_numpy(np.frombuffer(bytearray(data or b""), dtype=np.uint8))
 
 
 def interface_of(host: str) -> str | None:
@@ -292,5 +314,5 @@ def interface_of(host: str) -> str | None:
 
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address.partition("%")[0] == host for a in addresses):
-            return name
+            return str(name)
     return None

@@ -7,12 +7,18 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 :class:`~bigdl.runtime.collectives.base.GradientSync`.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
 
 BUCKET_ELEMENTS = 1 << 20  # elements of one all-reduce
 PIECE_ELEMENTS = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
@@ -31,14 +37,16 @@ class SumBuffer:
         function that waits for it.
     """
 
-    def __init__(self, tensor: Any, start_sum: Callable):
+    def __init__(
+        self, tensor: torch.Tensor, start_sum: Callable[[torch.Tensor], Callable[[], None]]
+    ) -> None:
         self.tensor, self._start_sum = tensor, start_sum
 
-    def fresh(self, size: int) -> Any:
+    def fresh(self, size: int) -> torch.Tensor:
         """Return a tensor of so many elements in which :meth:`start` can put sums."""
         return self.tensor
 
-    def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
+    def start(self, begin: int, end: int, out: torch.Tensor | None = None) -> Callable[[], None]:
         """Begin to sum a piece; all ranks do so in one order, with the same arguments.
 
         Parameters
@@ -74,17 +82,22 @@ class GradientGroups:
     sparse : list of torch.nn.Parameter
     """
 
-    def __init__(self, parameters, may_be_sparse, make_buffer: Callable):
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        may_be_sparse: Sequence[torch.nn.Parameter],
+        make_buffer: Callable[..., SumBuffer],
+    ) -> None:
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
-        kinds: dict[tuple, list] = {}
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             if id(parameter) not in sparse:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         self.dense = [FlatBuckets(members, make_buffer) for members in kinds.values()]
 
-    def are_of(self, parameters) -> bool:
+    def are_of(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Return True if it was made of these parameters; False once an optimizer has got more."""
         return tuple(map(id, parameters)) == self._ids
 
@@ -108,7 +121,9 @@ class FlatBuckets:
         ``make_buffer(size, dtype, device)`` gives a :class:`SumBuffer`.
     """
 
-    def __init__(self, parameters, make_buffer: Callable[..., SumBuffer]):
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], make_buffer: Callable[..., SumBuffer]
+    ) -> None:
         self._parameters = list(reversed(parameters))
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
@@ -116,7 +131,7 @@ class FlatBuckets:
         self.buffer = make_buffer(total + len(sizes) + 1, first.dtype, first.device)
         self._flat = self.buffer.tensor
         self._flags = self._flat[total:]
-        self._views: list[Any] = []
+        self._views: list[torch.Tensor] = []
         self._bucket_of: list[int] = []
         self._ends: list[int] = []  # of the buckets, in the buffer
         start = begin = 0
@@ -133,7 +148,7 @@ class FlatBuckets:
         self._reset()
 
     def _reset(self) -> None:
-        self._waits: list[Callable] = []  # one for each bucket that was sent
+        self._waits: list[Callable[[], None]] = []  # one for each bucket that was sent
         self._is_copied = [False] * len(self._parameters)
         self._missing = Counter(self._bucket_of)
         self._is_stale = False  # a gradient changed after it had been copied
@@ -150,8 +165,8 @@ class FlatBuckets:
             yield
             return
 
-        def hook_of(index: int) -> Callable:
-            def hook(_: object) -> None:
+        def hook_of(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
                 if self._is_copied[index]:
                     self._is_stale = True
                     return
@@ -165,7 +180,7 @@ class FlatBuckets:
             return hook
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(hook_of(index))
+            parameter.register_post_accumulate_grad_hook(hook_of(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self._parameters)
             if parameter.requires_grad
         ]
@@ -229,11 +244,13 @@ class FlatBuckets:
         self._waits.append(self.buffer.start(start, self._ends[bucket]))
 
 
-def _has_hooks(parameter: Any) -> bool:
+def _has_hooks(parameter: torch.nn.Parameter) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def summed(arrays: Sequence, weight: float, make_buffer: Callable[..., SumBuffer]) -> list:
+def summed(
+    arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
+) -> list[npt.NDArray[Any]]:
     """Sum arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
 
     The results are views of memory that belongs to this call, and every number is copied to where
@@ -246,7 +263,9 @@ def summed(arrays: Sequence, weight: float, make_buffer: Callable[..., SumBuffer
     make_buffer : callable
         ``make_buffer(size, dtype)`` gives a :class:`SumBuffer`, perhaps a larger, used one.
     """
-    out, waits, weight = [None] * len(arrays), [], float(weight)
+    out: dict[int, npt.NDArray[Any]] = {}
+    waits: list[Callable[[], None]] = []
+    weight = float(weight)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
         pieces, more = _start_sums([arrays[i] for i in members], weight, make_buffer)
@@ -255,10 +274,12 @@ def summed(arrays: Sequence, weight: float, make_buffer: Callable[..., SumBuffer
             out[i] = piece
     for wait in waits:
         wait()
-    return out
+    return [out[i] for i in range(len(arrays))]
 
 
-def _start_sums(arrays, weight, make_buffer) -> tuple[list, list[Callable]]:
+def _start_sums(
+    arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
+) -> tuple[list[npt.NDArray[Any]], list[Callable[[], None]]]:
     """Return views that will hold the sums, and functions to call in turn until they do."""
     import numpy as np
     import torch
@@ -287,7 +308,7 @@ def _start_sums(arrays, weight, make_buffer) -> tuple[list, list[Callable]]:
     return pieces, [*waits, buffer.settle]
 
 
-def _check_dense(gradient, parameter):
+def _check_dense(gradient: torch.Tensor, parameter: torch.nn.Parameter) -> None:
     import torch
 
     if gradient.layout != torch.strided:
@@ -299,14 +320,14 @@ def _check_dense(gradient, parameter):
         )
 
 
-def layout(gradient) -> int:
+def layout(gradient: torch.Tensor | None) -> int:
     """Return the layout of a gradient on one rank."""
     if gradient is None:
         return NONE
     return SPARSE if gradient.is_sparse else DENSE
 
 
-def weighted(parameter, weight: float, *, dense: bool):
+def weighted(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
     """`weight` times a parameter's gradient, in a layout that all ranks agreed on."""
     import torch
 

@@ -70,7 +70,7 @@ class HalvingDoubling:
             self.ranks_by_stride[stride] = [first + i * stride for i in range(factor)]
             stride *= factor
         self._rank = rank
-        self._rooms: dict[tuple, Any] = {}  # memory by turn and dtype
+        self._rooms: dict[tuple[Any, ...], Any] = {}  # memory by turn and dtype
         self._pools = [ThreadPool(1) for _ in range(_AT_ONCE)]
         self._started = 0
 
@@ -154,7 +154,7 @@ class HalvingDoubling:
             _TAG + turn,
         )
 
-    def _room(self, turn: int, like: Any, count: int) -> list:
+    def _room(self, turn: int, like: Any, count: int) -> list[Any]:
         """So many tensors for what comes in, over those of the round before."""
         size = count * len(like)
         room = self._rooms.get((turn, like.dtype))
@@ -174,7 +174,7 @@ class HalvingDoubling:
             work.wait()
 
 
-def _sum(values: Sequence) -> Any:
+def _sum(values: Sequence[Any]) -> Any:
     return functools.reduce(operator.add, values)
 
 

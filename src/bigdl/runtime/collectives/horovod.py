@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from socketserver import TCPServer
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of
 from bigdl.runtime.engine import PeerLost
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
+
+    from bigdl.runtime.worker import Worker
 
 _CURE = (
     "run scripts/install-horovod.sh of BigDL's sources, which builds it for the installed torch, "
@@ -25,7 +32,7 @@ _CURE = (
 )
 
 
-def require_horovod():
+def require_horovod() -> ModuleType:
     """``horovod.torch``, or how to get it.
 
     Raises
@@ -53,7 +60,7 @@ def require_horovod():
             code="version-unsupported",
             package="horovod",
         )
-    return hvd
+    return cast("ModuleType", hvd)
 
 
 class HorovodSync(GradientSync):
@@ -64,11 +71,11 @@ class HorovodSync(GradientSync):
     worker : bigdl.runtime.worker.Worker
     """
 
-    def __init__(self, worker):
+    def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._flying = 0  # sums that were started and not waited for
 
-    def _join(self):
+    def _join(self) -> None:
         if self._worker.certificate is not None:
             raise UsageError(
                 "This cluster asks for encryption, but Horovod cannot encrypt what workers say to "
@@ -97,7 +104,7 @@ class HorovodSync(GradientSync):
             self._worker.at_exit(self.stop)
             line.barrier("horovod joined", self.world_size)  # the server is needed until then
 
-    def _environment(self, slot: Slot, address) -> EnvContext:
+    def _environment(self, slot: Slot, address: tuple[str, int]) -> EnvContext:
         host, port = address
         interface = interface_of(self._worker.host)
         values = {
@@ -113,20 +120,23 @@ class HorovodSync(GradientSync):
         }
         return EnvContext(values)
 
-    def _leave(self, library):
+    def _leave(self, library: Any) -> None:
         library.shutdown()
 
     # -- collectives ----------------------------------------------------------------------------
 
-    def _broadcast(self, tensor):
+    def _broadcast(self, tensor: torch.Tensor) -> None:
         self._library.broadcast_(tensor, 0, name="bigdl.broadcast")
 
-    def _all_gather(self, tensor):
+    def _all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if not tensor.numel():
             return [tensor] * self.world_size
-        return self._library.allgather(tensor[None], name="bigdl.all_gather")
+        gathered: Sequence[torch.Tensor] = self._library.allgather(
+            tensor[None], name="bigdl.all_gather"
+        )
+        return gathered
 
-    def _gather(self, data, sizes):
+    def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
         if not sum(sizes):
             return [b""] * self.world_size if self.rank == 0 else None
         everything = self._library.allgather(bytes_tensor(data), name="bigdl.gather")
@@ -134,7 +144,7 @@ class HorovodSync(GradientSync):
             return None
         return [part.numpy().tobytes() for part in everything.split(sizes)]
 
-    def _start_reduce(self, tensor, operation):
+    def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         """Begin to combine a tensor in place; Horovod knows it by its name on all ranks."""
         hvd, carrier = self._library, _carrier(tensor)
         name = f"bigdl.{carrier.dtype}.{self._flying}"
@@ -142,14 +152,14 @@ class HorovodSync(GradientSync):
         how = hvd.Max if operation == "max" else hvd.Sum
         handle = hvd.allreduce_async_(carrier, name=name, op=how)
 
-        def wait():
+        def wait() -> None:
             hvd.synchronize(handle)
             self._flying -= 1
             _take_back(tensor, carrier)
 
         return wait
 
-    def _sum_sparse(self, tensor):
+    def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """Horovod has no sum of sparse tensors: every rank adds up what all ranks have."""
         import torch
 
@@ -158,30 +168,32 @@ class HorovodSync(GradientSync):
         values = gather(tensor.values().contiguous(), name="bigdl.values")
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
-    def _all_to_all(self, tensor, send, receive):
+    def _all_to_all(
+        self, tensor: torch.Tensor, send: list[int], receive: list[int]
+    ) -> torch.Tensor:
         """Horovod refuses to send nothing at all, so every piece has an element more."""
         import torch
 
-        pieces = [torch.cat([piece, piece.new_zeros(1)]) for piece in tensor.split(send)]
+        pieces = [torch.cat([piece, piece.new_zeros(1)]) for piece in torch.split(tensor, send)]
         splits = torch.tensor([count + 1 for count in send], dtype=torch.int32)
         out, _ = self._library.alltoall(torch.cat(pieces), splits, name="bigdl.all_to_all")
         ends = [piece[:-1] for piece in out.split([count + 1 for count in receive])]
         return torch.cat(ends)
 
 
-def _carrier(tensor):
+def _carrier(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor of a kind of number that Horovod adds up; `tensor` itself if it can."""
     import torch
 
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    known = (torch.uint8, torch.int8, torch.int32, torch.int64)
-    known += (torch.float16, torch.float32, torch.float64)
+    integers = (torch.uint8, torch.int8, torch.int32, torch.int64)
+    known = (*integers, torch.float16, torch.float32, torch.float64)
     if real.dtype not in known:
         real = real.to(torch.float32 if real.dtype.is_floating_point else torch.int64)
     return real.detach().cpu().contiguous()
 
 
-def _take_back(tensor, carrier):
+def _take_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
     import torch
 
     target = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -6,6 +6,8 @@ Workers in containers or network namespaces of their own, and those of other use
 sockets, as those of other machines do.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import itertools
@@ -15,7 +17,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
 from bigdl.runtime.collectives.halving import MANY, HalvingDoubling, cut, factors, tree_sum
 from bigdl.runtime.engine import PeerLost
+
+if TYPE_CHECKING:
+    import torch
 
 _NAME = "bigdl"
 _TOKEN = 4  # numbers of 32 bits that tell a file from any other
@@ -161,7 +166,7 @@ class HostExchange:
         self._own: dict[int, tuple[int, SharedMemory]] = {}  # by turn: number and memory
         self._mapped: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
-    def write(self, messages: Sequence[Sequence]) -> list[tuple[int, ...]]:
+    def write(self, messages: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
         """Write messages to own memory, over those of the write before the last.
 
         Parameters
@@ -256,7 +261,7 @@ class SharedBuffer(SumBuffer):
     def fresh(self, size: int) -> Any:
         return self.tensor.new_empty(size)
 
-    def _by_library(self, begin, end, out):
+    def _by_library(self, begin: int, end: int, out: torch.Tensor | None) -> Callable[[], None]:
         wait = super().start(begin, end)
 
         def finish() -> None:
@@ -377,7 +382,13 @@ class BlockBuffer(SharedBuffer):
     """
 
     def __init__(
-        self, sync: GradientSync, neighbours, size, dtype, block: int, halving: HalvingDoubling
+        self,
+        sync: GradientSync,
+        neighbours: Mapping[int, int],
+        size: int,
+        dtype: torch.dtype,
+        block: int,
+        halving: HalvingDoubling,
     ):
         near = {r: process for r, process in neighbours.items() if r // block == sync.rank // block}
         super().__init__(sync, near, size, dtype)

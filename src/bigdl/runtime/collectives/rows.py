@@ -208,13 +208,19 @@ def _spread() -> Any:
 
     class Spread(torch.autograd.Function):
         @staticmethod
-        def forward(context, rows, places, order, starts):
+        def forward(
+            context: Any,
+            rows: torch.Tensor,
+            places: torch.Tensor,
+            order: torch.Tensor,
+            starts: torch.Tensor,
+        ) -> torch.Tensor:
             context.save_for_backward(order, starts)
             return rows.index_select(0, places)
 
         @staticmethod
         @torch.autograd.function.once_differentiable
-        def backward(context, gradient):
+        def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             order, starts = context.saved_tensors
             if not len(order):
                 return gradient, None, None, None
@@ -316,7 +322,7 @@ class RowExchange:
             request, [count * self._numbers(table) for count in counts], numbers
         )
         is_training = [bool(row[1]) for row in everyone]
-        places = self._places(asked, received.split(numbers), is_training)
+        places = self._places(asked, torch.split(received, numbers), is_training)
         nothing = self._tables[0].weight.new_empty(0)
         with torch.no_grad():
             replies = [
@@ -385,7 +391,7 @@ class RowExchange:
                 for (read, count), has in zip(each.asked, has_sent, strict=True)
             ]
             gradient = self._sync.all_to_all(gradient, send, receive)
-            values = gradient.split(receive)
+            values = gradient.split(receive)  # type: ignore[no-untyped-call]
             for rank, ((read, count), has) in enumerate(zip(each.asked, has_sent, strict=True)):
                 if has:
                     of_rank = values[rank].view(count, self._width(read))

@@ -1,9 +1,11 @@
 """Gradients meet by ``torch.distributed``, over the job's channel."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
@@ -16,6 +18,12 @@ from bigdl.runtime.collectives.host_memory import (
     neighbours_of,
 )
 
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.runtime.group_store import GroupStore
+    from bigdl.runtime.worker import Worker
+
 
 class TorchDistributedSync(GradientSync):
     """A process group over the job's channel: gloo, and nccl for workers with a GPU each.
@@ -25,7 +33,7 @@ class TorchDistributedSync(GradientSync):
     worker : bigdl.runtime.worker.Worker
     """
 
-    def __init__(self, worker):
+    def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._timeout = timedelta(seconds=worker.timeout)
         self._gpus = None  # the process group of nccl
@@ -34,7 +42,7 @@ class TorchDistributedSync(GradientSync):
         self._sums: HalvingDoubling | None = None  # of many workers
         self.block_size = 1  # ranks of each machine that add up first
 
-    def use_device(self, device, *, is_alone: bool) -> None:
+    def use_device(self, device: torch.device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
 
         Parameters
@@ -51,7 +59,7 @@ class TorchDistributedSync(GradientSync):
             with as_peer_lost():
                 self._gpus = self._library.new_group(backend="nccl", timeout=self._timeout)
 
-    def _join(self):
+    def _join(self) -> None:
         import torch.distributed as dist
 
         if self._worker.line is None:  # they are in a process group already
@@ -77,16 +85,16 @@ class TorchDistributedSync(GradientSync):
         self._worker.at_exit(self.stop)
         self._meet_neighbours()
 
-    def _meet_neighbours(self):
+    def _meet_neighbours(self) -> None:
         self.neighbours = neighbours_of(self)
         if self.world_size >= MANY:
             self.block_size = block_of(self, self.neighbours)
 
-    def _meeting_place(self):
+    def _meeting_place(self) -> GroupStore:
         """The store of the group; with tunnels this process uses the loopback interface only."""
         worker = self._worker
         if worker.certificate is None:
-            return worker.line.group_store()
+            return cast("GroupStore", worker.line.group_store())
         from bigdl.runtime.collectives.tunnel import LOOPBACK, Tunnels
 
         tunnels = Tunnels(worker.certificate, worker.host)
@@ -94,9 +102,9 @@ class TorchDistributedSync(GradientSync):
         inside = EnvContext({"GLOO_SOCKET_IFNAME": str(interface_of(LOOPBACK))})
         inside.__enter__()  # also for groups that the program makes
         worker.at_exit(lambda: inside.__exit__(None, None, None))
-        return worker.line.group_store(tunnels, self.rank)
+        return cast("GroupStore", worker.line.group_store(tunnels, self.rank))
 
-    def _leave(self, library):
+    def _leave(self, library: Any) -> None:
         self._gpus = None
         self.array_buffers.clear()
         if self._sums is not None:
@@ -104,17 +112,17 @@ class TorchDistributedSync(GradientSync):
             self._sums = None
         library.destroy_process_group()
 
-    def _broadcast(self, tensor):
+    def _broadcast(self, tensor: torch.Tensor) -> None:
         self._library.broadcast(tensor, 0)
 
-    def _all_gather(self, tensor):
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         import torch
 
         out = [torch.empty_like(tensor) for _ in range(self.world_size)]
         self._library.all_gather(out, tensor)
         return out
 
-    def _gather(self, data, sizes):
+    def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
         import torch
 
         if self.rank:
@@ -135,7 +143,9 @@ class TorchDistributedSync(GradientSync):
             return self._halving().start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
-        return self._library.all_reduce(tensor, how, group, async_op=True).wait
+        return cast(
+            "Callable[[], object]", self._library.all_reduce(tensor, how, group, async_op=True).wait
+        )
 
     def _halving(self) -> HalvingDoubling:
         if self._sums is None:
@@ -156,7 +166,7 @@ class TorchDistributedSync(GradientSync):
             known = self.array_buffers[dtype] = shared
         return known
 
-    def _shared_buffer(self, size, dtype) -> SumBuffer | None:
+    def _shared_buffer(self, size: int, dtype: torch.dtype) -> SumBuffer | None:
         """A buffer in the memory of this machine, where that is of use."""
         import torch
 
@@ -168,11 +178,13 @@ class TorchDistributedSync(GradientSync):
             return BlockBuffer(self, self.neighbours, size, dtype, self.block_size, self._halving())
         return None
 
-    def _sum_sparse(self, tensor):
+    def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         self._library.all_reduce(tensor)
         return tensor
 
-    def _all_to_all(self, tensor, send, receive):
+    def _all_to_all(
+        self, tensor: torch.Tensor, send: list[int], receive: list[int]
+    ) -> torch.Tensor:
         out = tensor.new_empty(sum(receive))
         self._library.all_to_all_single(out, tensor, receive, send)
         return out

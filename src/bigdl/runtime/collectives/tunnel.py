@@ -138,7 +138,7 @@ class Tunnels:
         self.ports: set[int] = set()
         self._tls = {side: certificate.context(server=side) for side in (True, False)}
         self._servers: list[asyncio.Server] = []
-        self._opening: set[asyncio.Task] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="bigdl-tunnels", daemon=True
@@ -226,7 +226,7 @@ class Tunnels:
 
 def _as_gloo_compares(port: int) -> int:
     """The number of a port in the order of its bytes on the network, read as this machine does."""
-    return struct.unpack("=H", _PORT.pack(port))[0]
+    return int(struct.unpack("=H", _PORT.pack(port))[0])
 
 
 class TunnelStore(GroupStore):

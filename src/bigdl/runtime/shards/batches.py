@@ -7,12 +7,16 @@ with equal shards every worker has ``batch_size / N`` rows of each batch.  A wor
 row of a batch (always so with an empty shard).
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from bigdl.common.checks import check_positive
 
@@ -94,7 +98,9 @@ class BatchPlan:
         return taken
 
 
-def _leave_no_single(taken, rows, before):
+def _leave_no_single(
+    taken: npt.NDArray[Any], rows: npt.NDArray[Any], before: npt.NDArray[Any]
+) -> None:
     """Move the begin of a last batch so that no shard has a single row there, as far as it can.
 
     Layers such as batch normalisation need two rows. A shard that gives up its row there takes it
@@ -108,8 +114,9 @@ def _leave_no_single(taken, rows, before):
         Rows of each shard, and those before the batch before.
     """
 
-    def can_give(rank):
-        return taken[rank] - 1 - before[rank] >= 0 and taken[rank] - 1 - before[rank] != 1
+    def can_give(rank: int) -> bool:
+        left = int(taken[rank] - 1 - before[rank])
+        return left >= 0 and left != 1
 
     for rank in range(len(rows)):
         if rows[rank] - taken[rank] != 1:
@@ -122,11 +129,11 @@ def _leave_no_single(taken, rows, before):
             taken[rank] += 1
 
 
-def _move(taken, rows, excess):
+def _move(taken: npt.NDArray[Any], rows: npt.NDArray[Any], excess: int) -> None:
     """Give back the last `excess` rows by place, or take the next ``-excess`` ones."""
     step = -1 if excess > 0 else 1
 
-    def places(rank):
+    def places(rank: int) -> Iterator[tuple[Fraction, int]]:
         """The rows of a shard in the order in which they move."""
         count, have = int(rows[rank]), int(taken[rank])
         indices = range(have, count) if step > 0 else reversed(range(have))
@@ -189,10 +196,10 @@ class WindowedOrder:
             start += len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
-    def _ends(self, starts):
-        return np.minimum(starts + self._block, self._rows)
+    def _ends(self, starts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return cast("npt.NDArray[Any]", np.minimum(starts + self._block, self._rows))
 
-    def _window(self, number) -> np.ndarray:
+    def _window(self, number: int) -> np.ndarray:
         if self._current is None or self._current[0] != number:
             starts = self._windows[number]
             blocks = [np.arange(*bounds) for bounds in zip(starts, self._ends(starts), strict=True)]

@@ -26,18 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, encoded, is_text, name_of_dtype
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
 _FLOATS = {"float32": "float", "float64": "double"}
 
 
-def float_dtype(config: dict | None) -> str:
+def float_dtype(config: dict[str, Any] | None) -> str:
     """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
     dtype = (config or {}).get("dtype")
     if dtype is None:
@@ -103,7 +108,7 @@ class ArraySpec:
     shape: tuple[int, ...]
 
     @classmethod
-    def from_json(cls, doc: dict) -> ArraySpec:
+    def from_json(cls, doc: dict[str, Any]) -> ArraySpec:
         """From what ``json`` made of the fields of a leaf."""
         column, shape = doc["column"], tuple(doc["shape"])
         column = tuple(column) if isinstance(column, list) else column
@@ -112,7 +117,7 @@ class ArraySpec:
 
 def column_spec(
     name: str,
-    spark_type,
+    spark_type: Any,
     floats: str,
     *,
     texts: bool = False,
@@ -166,7 +171,7 @@ def column_spec(
 
 def unified_spec(
     name: str,
-    spark_type,
+    spark_type: Any,
     floats: str,
     reference: ColumnSpec,
     owner: str,
@@ -213,7 +218,7 @@ def fitted_specs(
     floats: str,
     *,
     texts: bool,
-    known: list | None,
+    known: list[Any] | None,
     owner: str | None = "the rows",
 ) -> list[ColumnSpec]:
     """The conversions of columns to the dtypes that the model takes.
@@ -236,10 +241,17 @@ def fitted_specs(
     ]
 
 
-def _fitted_spec(name, spark_type, floats, texts, leaves, owner) -> ColumnSpec:
+def _fitted_spec(
+    name: str,
+    spark_type: Any,
+    floats: str,
+    texts: bool,
+    leaves: Sequence[Any] | None,
+    owner: str | None,
+) -> ColumnSpec:
     spec = column_spec(name, spark_type, floats, texts=texts)
     dtypes = {TEXT if is_text(dtype) else dtype for _, dtype, _ in leaves or ()}
-    is_map = bool(leaves) and leaves[0][0] is not None
+    is_map = leaves is not None and len(leaves) > 0 and leaves[0][0] is not None
     if len(dtypes) != 1 or is_map != (spec.kind == "map"):
         return spec
     (dtype,) = dtypes
@@ -250,7 +262,7 @@ def _fitted_spec(name, spark_type, floats, texts, leaves, owner) -> ColumnSpec:
     return unified_spec(name, spark_type, floats, reference, owner or "", texts=texts)
 
 
-def project(frame, specs):
+def project(frame: DataFrame, specs: Sequence[ColumnSpec]) -> DataFrame:
     """Select and convert the columns of `specs` in the JVM, for :func:`decode_batch`."""
     from pyspark.sql import functions as F
 
@@ -280,7 +292,7 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def convert(spec: ColumnSpec):
+def convert(spec: ColumnSpec) -> Column:
     """The Spark column of a spec, converted in the JVM."""
     from pyspark.sql import functions as F
 
@@ -300,9 +312,9 @@ def convert(spec: ColumnSpec):
     return F.when(column.isNotNull(), array)
 
 
-def _lists(specs) -> list[list[ColumnSpec]]:
+def _lists(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
     """The columns that travel as one list per row; all but scalars alone."""
-    lists: dict = {}
+    lists: dict[object, list[ColumnSpec]] = {}
     for i, spec in enumerate(specs):
         key: object = i
         if spec.kind == "plain" and spec.ndim == 0 and not is_text(spec.dtype):
@@ -311,17 +323,20 @@ def _lists(specs) -> list[list[ColumnSpec]]:
     return list(lists.values())
 
 
-def _matrices(specs) -> list[list[ColumnSpec]]:
+def _matrices(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
     """Of the members of one list, those that become the columns of one matrix."""
-    groups: dict = {}
+    groups: dict[tuple[str, str], list[ColumnSpec]] = {}
     for spec in specs:
         groups.setdefault((spec.dtype, spec.cast), []).append(spec)
     return list(groups.values())
 
 
-def decode_batch(specs, batch) -> tuple[list[ArraySpec], list[np.ndarray]]:
+def decode_batch(
+    specs: Sequence[ColumnSpec], batch: pa.RecordBatch
+) -> tuple[list[ArraySpec], list[np.ndarray]]:
     """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
     leaves, arrays = [], []
+    decoded: list[tuple[Any, str | None, npt.NDArray[Any]]]
     for members, column in zip(_lists(specs), batch.columns, strict=True):
         if len(members) == 1:
             decoded = [(members[0].name, *pair) for pair in decode(members[0], column)]
@@ -333,7 +348,9 @@ def decode_batch(specs, batch) -> tuple[list[ArraySpec], list[np.ndarray]]:
     return leaves, arrays
 
 
-def _decode_list(specs, array):
+def _decode_list(
+    specs: Sequence[ColumnSpec], array: pa.Array
+) -> list[tuple[Any, str | None, npt.NDArray[Any]]]:
     values = array.flatten()
     if values.null_count:
         missing = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) % len(specs)
@@ -341,7 +358,7 @@ def _decode_list(specs, array):
         raise _nulls(first, int((missing == missing[0]).sum()))
     values = values.to_numpy(zero_copy_only=False).reshape(len(array), len(specs))
     place = {spec.name: i for i, spec in enumerate(specs)}
-    decoded = []
+    decoded: list[tuple[Any, str | None, npt.NDArray[Any]]] = []
     for members in _matrices(specs):
         columns = [place[spec.name] for spec in members]
         if columns == list(range(columns[0], columns[-1] + 1)):
@@ -355,7 +372,7 @@ def _decode_list(specs, array):
     return decoded
 
 
-def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
+def decode(spec: ColumnSpec, array: pa.Array) -> list[tuple[str | None, np.ndarray]]:
     """One Arrow column of one record batch as numpy arrays of shape ``(rows, ...)``.
 
     Returns
@@ -375,12 +392,12 @@ def decode(spec: ColumnSpec, array) -> list[tuple[str | None, np.ndarray]]:
     return [(None, _decode_values(spec, array, spec.ndim))]
 
 
-def _no_nulls(spec, array):
+def _no_nulls(spec: ColumnSpec, array: pa.Array) -> None:
     if array.null_count:
         raise _nulls(spec, array.null_count)
 
 
-def _nulls(spec, count):
+def _nulls(spec: ColumnSpec, count: int) -> SourceError:
     return SourceError(
         f"Column '{spec.name}' holds nulls ({count} in the first batch that has any); fill or "
         f'drop them first, e.g. df.dropna(subset=["{spec.name}"])',
@@ -389,7 +406,7 @@ def _nulls(spec, count):
     )
 
 
-def _decode_values(spec, array, ndim):
+def _decode_values(spec: ColumnSpec, array: pa.Array, ndim: int) -> npt.NDArray[Any]:
     rows, shape = len(array), []
     for _ in range(ndim):
         _no_nulls(spec, array)
@@ -401,7 +418,12 @@ def _decode_values(spec, array, ndim):
     return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
 
 
-def common_length(spec, lengths, noun, advice="pad or cut them to one length first") -> int:
+def common_length(
+    spec: ColumnSpec,
+    lengths: npt.NDArray[Any],
+    noun: str,
+    advice: str = "pad or cut them to one length first",
+) -> int:
     """The length of every list or map of a column."""
     if not len(lengths):
         return 0
@@ -423,7 +445,7 @@ def common_length(spec, lengths, noun, advice="pad or cut them to one length fir
     return length
 
 
-def _in_dtype(members, values):
+def _in_dtype(members: Sequence[ColumnSpec], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """`values`, of which the last axis is that of the columns if there are several."""
     wanted = np.dtype(members[0].dtype)
     if values.dtype == wanted:
@@ -442,7 +464,7 @@ def _in_dtype(members, values):
     return cast
 
 
-def _decode_map(spec, array):
+def _decode_map(spec: ColumnSpec, array: pa.Array) -> list[tuple[str | None, npt.NDArray[Any]]]:
     rows = len(array)
     if rows == 0:
         return []

@@ -66,7 +66,7 @@ class InputPlan:
     """
 
     frame: Any
-    reader: Callable | None
+    reader: Callable[..., Any] | None
     close: Callable[[], None] = field(default=lambda: None)
     accept: Callable[[list[int]], bool] | None = None
     otherwise: Callable[[], InputPlan] | None = None
@@ -148,7 +148,7 @@ class Feed(ABC):
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 
-    def follow(self, inputs: list | None) -> None:  # noqa: B027 - the workers cast what they read
+    def follow(self, inputs: list[Any] | None) -> None:  # noqa: B027 - the workers cast what they read
         """Convert the features to the dtypes that the model was fitted on, before they are rounded.
 
         Parameters

@@ -178,7 +178,8 @@ class ShardOrder:
         spread = rounds.astype(np.uint32) * np.uint32(0x9E3779B1)
         shards = self._in_round(slots, width, spread ^ (spread >> np.uint32(15)))
         within = self._in_shard(rounds, self._sizes[shards], self._tweaks[shards])
-        return self._first[shards] + within
+        numbers: np.ndarray = self._first[shards] + within
+        return numbers
 
 
 class WindowOrder:

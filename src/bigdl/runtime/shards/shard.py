@@ -26,9 +26,10 @@ import secrets
 import shutil
 import zlib
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
@@ -74,11 +75,11 @@ class Spool:
     fingerprint: int = 0
     columns: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, doc: dict) -> Spool:
+    def from_json(cls, doc: dict[str, Any]) -> Spool:
         leaves = [ArraySpec.from_json(x) for x in doc["leaves"]]
         return cls(**{**doc, "leaves": leaves})
 
@@ -86,7 +87,7 @@ class Spool:
         """Return True if this machine sees the spool, complete."""
         try:
             with open(os.path.join(self.path, _META)) as file:
-                return json.load(file)["nonce"] == self.nonce
+                return bool(json.load(file)["nonce"] == self.nonce)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -99,7 +100,7 @@ class Spool:
         ]
 
 
-def _map(path, leaf, rows):
+def _map(path: str, leaf: ArraySpec, rows: int) -> npt.NDArray[Any]:
     shape = (rows, *leaf.shape)
     if rows == 0 or 0 in shape:
         return np.empty(shape, leaf.dtype)
@@ -136,7 +137,7 @@ class SpoolWriter:
         self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
         os.makedirs(self.path, mode=0o700)  # what lies in it is its owner's alone
         self._leaves: list[ArraySpec] | None = None
-        self._files: list = []
+        self._files: list[Any] = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
         self._stored: list[list[ArraySpec]] = []  # of each chunk
         self._expected = 0
@@ -150,7 +151,7 @@ class SpoolWriter:
         self._expected = rows
 
     def append(
-        self, source: int, sequence: int, rows: int, leaves: list[ArraySpec], arrays: list
+        self, source: int, sequence: int, rows: int, leaves: list[ArraySpec], arrays: list[Any]
     ) -> None:
         """Add one chunk; one without rows says what the others look like.
 
@@ -230,7 +231,7 @@ class SpoolWriter:
             file.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _open(self, leaves):
+    def _open(self, leaves: list[ArraySpec]) -> None:
         _allow_files(len(leaves))
         self._leaves = list(leaves)
         self._files = [
@@ -285,7 +286,7 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
     return view
 
 
-def _bytes_of(values) -> memoryview:
+def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
     view = np.frombuffer(values, np.uint8)  # cast() knows no texts
     return memoryview(cast("Buffer", view))
 
@@ -298,11 +299,11 @@ def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArrayS
     return [max(pair, key=lambda leaf: np.dtype(leaf.dtype).itemsize) for pair in pairs]
 
 
-def _of_any_width(leaf) -> ArraySpec:
+def _of_any_width(leaf: ArraySpec) -> ArraySpec:
     return replace(leaf, dtype=TEXT) if is_text(leaf.dtype) else leaf
 
 
-def _columns(leaves) -> list[str]:
+def _columns(leaves: list[ArraySpec]) -> list[str]:
     """The columns that some arrays are of."""
     names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
     return list(dict.fromkeys(name for each in names for name in each))
@@ -331,7 +332,7 @@ def _allow_files(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _width(leaf) -> int:
+def _width(leaf: ArraySpec) -> int:
     """Bytes of a row."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
@@ -341,7 +342,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _rewrite(path, leaf, chunks, stored):
+def _rewrite(
+    path: str, leaf: ArraySpec, chunks: list[tuple[int, int, int, int]], stored: list[ArraySpec]
+) -> None:
     """Put the chunks of a file in order, and their values in the dtype of a leaf."""
     sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
     offsets = np.cumsum([0, *sizes])

@@ -8,11 +8,16 @@ of a few very long texts among short ones pays for them with its size.
 Only who can give texts to a model asks for them, by :func:`with_texts`; all others refuse them.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.runtime.shards.feed import SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEXT = "S"
 """The dtype of a column of texts of any width."""
@@ -21,12 +26,12 @@ _ASKED = "bigdl.texts"
 _NARROWEST, _WIDEST = 8, 1 << 16  # bytes
 
 
-def with_texts(config: dict | None) -> dict:
+def with_texts(config: dict[str, Any] | None) -> dict[str, Any]:
     """The config of a feed or a prediction whose model may take texts."""
     return {**(config or {}), _ASKED: True}
 
 
-def takes_texts(config: dict | None) -> bool:
+def takes_texts(config: dict[str, Any] | None) -> bool:
     """Return True if texts were asked for."""
     return bool((config or {}).get(_ASKED))
 
@@ -41,7 +46,7 @@ def name_of_dtype(array: np.ndarray) -> str:
     return f"{TEXT}{array.itemsize}" if array.dtype.kind == TEXT else array.dtype.name
 
 
-def encoded(texts, name: str) -> np.ndarray:
+def encoded(texts: pa.Array, name: str) -> np.ndarray:
     """An Arrow array of strings without nulls as an array of one width.
 
     Parameters

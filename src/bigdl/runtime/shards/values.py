@@ -16,12 +16,15 @@ and booleans keep theirs, but for unsigned ones of more than 8 bits, which torch
 with and which become signed ones that hold them.
 """
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
@@ -105,7 +108,7 @@ def columns_of(
     return columns
 
 
-def _named(data, names):
+def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]:
     if not names:
         raise SourceError(
             "feature_cols is required for a pandas DataFrame; pass the names of the columns that "
@@ -139,7 +142,7 @@ def _named(data, names):
     return [(name, None, data[name]) for name in dict.fromkeys(names)]
 
 
-def _structured(data, with_labels):
+def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any]]:
     x, y = data, None
     if isinstance(data, dict):
         if "x" not in data:
@@ -166,17 +169,17 @@ def _structured(data, with_labels):
     return out
 
 
-def _parts(values):
+def _parts(values: Any) -> Sequence[Any]:
     return values if isinstance(values, tuple | list) else [values]
 
 
-def _entries(name, values):
+def _entries(name: str, values: Any) -> list[tuple[str, str | None, Any]]:
     if isinstance(values, dict):
         return [(name, str(key), values[key]) for key in sorted(values, key=str)]
     return [(name, None, values)]
 
 
-def _spoken(name, key):
+def _spoken(name: str, key: str | None) -> str:
     return f"'{name}'" if key is None else f"'{name}[{key!r}]'"
 
 
@@ -227,19 +230,19 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
             code="data-dtype",
         )
     if kind == "f" and floats is not None:
-        return values.astype(floats, copy=False)
+        return cast("npt.NDArray[Any]", values.astype(floats, copy=False))
     if kind == "u" and values.itemsize > 1:
         if values.itemsize == 8 and len(values) and int(values.max()) >= 2**63:
             raise SourceError(f"{name} holds {values.max()}, which is no int64", code="data-value")
-        return values.astype(_SIGNED[values.itemsize])
+        return cast("npt.NDArray[Any]", values.astype(_SIGNED[values.itemsize]))
     if not values.dtype.isnative:
-        return values.astype(values.dtype.newbyteorder("="))
-    return values
+        return cast("npt.NDArray[Any]", values.astype(values.dtype.newbyteorder("=")))
+    return cast("npt.NDArray[Any]", values)
 
 
-def _from_series(series, name):
+def _from_series(series: Any, name: str) -> npt.NDArray[Any]:
     if isinstance(series.dtype, np.dtype):
-        return series.to_numpy()
+        return cast("npt.NDArray[Any]", series.to_numpy())
     nulls = int(series.isna().sum())
     if nulls:
         raise SourceError(
@@ -247,7 +250,10 @@ def _from_series(series, name):
             code="data-null",
         )
     inner = getattr(series.dtype, "numpy_dtype", None)
-    return series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy()
+    return cast(
+        "npt.NDArray[Any]",
+        series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy(),
+    )
 
 
 def _with_nan(values: Any) -> Any:
@@ -260,7 +266,7 @@ def _with_nan(values: Any) -> Any:
         return values  # texts and arrays are refused by their own sentence
 
 
-def _stacked(cells, name):
+def _stacked(cells: Any, name: str) -> npt.NDArray[Any]:
     """The arrays in the cells of a column, as one array."""
     cells = cells.reshape(-1) if cells.ndim == 1 else list(cells)
     arrays = []
