@@ -1,9 +1,9 @@
 """Extensions of each kind in CONTRIBUTING.md, made by the edits that it names and no others."""
 
+import importlib
 import inspect
 import re
 import sys
-import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,10 @@ import pytest
 import torch
 from refusals import refused
 
+from bigdl.orca.data import feeds
 from bigdl.orca.learn import backends
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.testing.feeds import FeedContract
 
 REPOSITORY = Path(__file__).parents[2]
 GUIDE = (REPOSITORY / "CONTRIBUTING.md").read_text()
@@ -49,20 +51,14 @@ def fitted(data, backend="local", rate=0.1, workers=2, epochs=2, **options):
     return torch.cat([p.detach().flatten() for p in est.get_model().parameters()])
 
 
-@pytest.mark.slow
-def test_a_feed(monkeypatch):
-    from bigdl.orca.data import feeds
-    from bigdl.orca.data.feeds.in_memory import ArrayFeed
+LINES = '''
+import numpy as np
 
-    class Lines(str):
-        """Numbers as text, a row in each line, the target last."""
+from bigdl.orca.data.feeds.in_memory import ArrayFeed
 
-    class LinesFeed(ArrayFeed):
-        kind = "Lines"
 
-        def __init__(self, data, feature_cols, label_cols, config, *, name=None):
-            rows = np.array([line.split() for line in data.splitlines()], "float32")
-            super().__init__((rows[:, :-1], rows[:, -1:]), config=config, name=name)
+class Lines(str):
+    """Numbers as text, a row in each line, the target last."""
 
     module = types.ModuleType("bigdl.orca.data.feeds.lines")
     module.LinesFeed = LinesFeed

@@ -18,6 +18,7 @@ from bigdl.orca.data.feeds.in_memory import ArrayFeed
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.trigger import SeveralIteration
+from bigdl.testing.feeds import FeedContract
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23
@@ -115,6 +116,31 @@ def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
     if kind in ("a loader", "XShards"):
         found = est.evaluate(data, batch_size=6, **options)
         assert (found["val_loss"], found["num_samples"]) == (pytest.approx(loss), ROWS)
+
+
+class TestLoader(FeedContract):
+    def data(self):
+        return DataLoader(Samples(), 3)
+
+    def expected(self):
+        return X, Y
+
+
+class TestParquetFile(FeedContract):
+    feature_cols, label_cols = ["x"], ["y"]
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, orca_spark, tmp_path):
+        self.spark, self.folder = orca_spark, tmp_path
+
+    def data(self):
+        return parquet(self.spark, self.folder)
+
+    def expected(self):
+        return X, Y
+
+    def predictions(self, predicted):
+        return np.array([row.prediction for row in predicted.collect()])
 
 
 class Stop(Callback):

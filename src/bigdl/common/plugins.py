@@ -123,6 +123,10 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known[key], self._names[key] = checked, name
         return checked
 
+    def is_registered(self, name: str) -> bool:
+        """Return True if the program has an object of this name, whatever packages offer."""
+        return self._key(name) in self._known
+
     def discard(self, name: str) -> None:
         """Forget what is registered under a name, if anything is."""
         self._known.pop(self._key(name), None)

@@ -413,9 +413,9 @@ def register_method(method: MethodT, framework: str = "torch") -> MethodT:
     ... class Frozen(Method):
     ...     def build(self, source, options):
     ...         return torch.jit.freeze(torch.jit.script(source.model.eval()))
-    >>> method = register_method(Frozen("frozen"))
-    >>> InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD["frozen"].precision
-    'fp32'
+    >>> method = register_method(Frozen("frozen", extended=True))
+    >>> InferenceOptimizer.build(torch.nn.Linear(2, 1), "frozen")(torch.ones(3, 2)).shape
+    torch.Size([3, 1])
     """
     REGISTRY.register(f"{framework}.{getattr(method, 'name', '')}", method)
     return method

@@ -79,7 +79,7 @@ class RowPredictor(Protocol):
     def predict_frame(self, frame: Any, threads: int) -> Any:
         """Return a DataFrame of Spark with predictions, computed with `threads` in each task."""
 
-    def shard_predictor(self, threads: int) -> Callable[[Iterable], Iterator]:
+    def shard_predictor(self, threads: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
         """Return a function that yields the shards of a partition with predictions; picklable."""
 
 
@@ -95,10 +95,10 @@ class RowSampler(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def take_from_frame(self, frame: Any, partitions: int) -> list:
+    def take_from_frame(self, frame: Any, partitions: int) -> list[Any]:
         """Return samples of the first partitions of a DataFrame of Spark."""
 
-    def take_from_shards(self, partition: Iterable) -> Iterator:
+    def take_from_shards(self, partition: Iterable[Any]) -> Iterator[Any]:
         """Yield the sample of a partition that has rows; picklable."""
 
 
@@ -171,6 +171,6 @@ class Feed(ABC):
         """
         raise not_predicted(self.kind)
 
-    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
+    def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list[Any]:
         """Return samples of the first partitions; none if inputs of this kind have none."""
         return []

@@ -318,7 +318,7 @@ def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray
 # -- arrays in containers -------------------------------------------------------------------------
 
 
-def arrays_of(data: Any) -> Iterator:
+def arrays_of(data: Any) -> Iterator[Any]:
     """The arrays of nested tuples, lists and dicts."""
     if isinstance(data, dict):
         for value in data.values():
@@ -330,7 +330,7 @@ def arrays_of(data: Any) -> Iterator:
         yield data
 
 
-def map_arrays(data: Any, func) -> Any:
+def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
     """A container like `data` of ``func(array)``."""
     if isinstance(data, dict):
         return {key: map_arrays(value, func) for key, value in data.items()}
@@ -348,7 +348,7 @@ def even_cut(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) -> Any:
+def join_shards(parts: Sequence[Any], join: Callable[[Sequence], Any] | None = None) -> Any:
     """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
     join = join or np.concatenate
     first = parts[0]

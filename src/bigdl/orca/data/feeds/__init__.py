@@ -6,10 +6,21 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from bigdl.common.errors import UsageError
+from bigdl.common.plugins import Registry, full_name
 from bigdl.orca.data.tables import is_table_object
 from bigdl.runtime.shards.feed import Feed, InputPlan
 
-__all__ = ["ON_RAY", "Feed", "InputPlan", "as_feed", "feed_of", "is_path", "kind_of", "names_of"]
+__all__ = [
+    "ON_RAY",
+    "Feed",
+    "InputPlan",
+    "as_feed",
+    "feed_of",
+    "is_path",
+    "kind_of",
+    "names_of",
+    "register_feed",
+]
 
 ON_RAY = ("RayXShards", "Ray Dataset")
 """The kinds of input that only ``backend="ray"`` takes."""
@@ -85,10 +96,12 @@ def feed_of(
     """
     if isinstance(data, Feed):
         return data
-    kind = _kind(data, framework)
-    if kind is None:
-        return None
-    make = getattr(import_module(kind.module), kind.feed)
+    make: Callable[..., Feed] | None = _registered(data)
+    if make is None:
+        kind = _kind(data, framework)
+        if kind is None:
+            return None
+        make = getattr(import_module(kind.module), kind.feed)
     return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
 
 
@@ -96,6 +109,9 @@ def kind_of(data: Any, framework: str | None = None) -> str:
     """Return the name of an input's type, for messages and to compare two inputs."""
     if isinstance(data, Feed):
         return data.kind
+    registered = _registered(data)
+    if registered is not None:
+        return registered.kind
     kind = _kind(data, framework)
     return f"{type(data).__module__}.{type(data).__qualname__}" if kind is None else kind.name
 
@@ -110,6 +126,88 @@ def names_of(columns: str | Sequence[str] | None) -> list:
         return list(columns)
     except TypeError:  # e.g. a Column, which the feed refuses
         return [columns]
+
+
+# -- inputs of other packages ---------------------------------------------------------------------
+
+
+def _checked(name: str, feed: object) -> type[Feed]:
+    if not (isinstance(feed, type) and issubclass(feed, Feed)):
+        raise UsageError(
+            f"A feed should be a class over bigdl.orca.data.feeds.Feed, but got {feed!r} for "
+            f"{name!r}",
+            code="argument-type",
+            argument="feed",
+        )
+    return feed
+
+
+FEEDS = Registry[type[Feed]]("bigdl.feeds", "a feed", _checked)
+"""The Feeds of other packages, by the full names of the types that they are for."""
+
+_OWN = frozenset(
+    ["bigdl", "builtins", "collections", "numpy", "pandas", "pyarrow", "pyspark", "ray", "torch"]
+)
+"""Packages whose types BigDL reads by itself, so that no entry point is looked for."""
+
+
+def _registered(data: object) -> type[Feed] | None:
+    """Return the Feed that is registered for the type of an input, or for a base of it."""
+    for cls in type(data).__mro__:
+        name = full_name(cls)
+        may_be_offered = cls.__module__.partition(".")[0] not in _OWN
+        if (may_be_offered or FEEDS.is_registered(name)) and (feed := FEEDS.get(name)) is not None:
+            return feed
+    return None
+
+
+def register_feed(cls: type, feed: type[Feed]) -> type[Feed]:
+    """Register the Feed of a type of input, so that ``fit``, ``evaluate`` and ``predict`` take it.
+
+    It is also for subclasses of the type, and comes before the kinds of input that BigDL knows. A
+    package that a program need not import offers its Feed by an entry point of the group
+    ``bigdl.feeds``, under the full name of the type, such as ``mypackage.readers.Lines``.
+
+    Parameters
+    ----------
+    cls : type
+        Of the input.
+    feed : type
+        A class over :class:`Feed`, made as ``feed(data, feature_cols, label_cols, config, name=)``.
+
+    Returns
+    -------
+    type
+        The Feed.
+
+    Raises
+    ------
+    UsageError
+        If another Feed is registered for the type, or it is no class of Feeds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.data.feeds import as_feed, kind_of, register_feed
+    >>> from bigdl.orca.data.feeds.in_memory import ArrayFeed
+    >>> class Lines(str):
+    ...     pass
+    >>> class LinesFeed(ArrayFeed):
+    ...     kind = "Lines"
+    ...     def __init__(self, data, feature_cols, label_cols, config, *, name=None):
+    ...         rows = np.array([line.split() for line in data.splitlines()], "float32")
+    ...         super().__init__((rows[:, :-1], rows[:, -1]), config=config, name=name)
+    >>> feed = register_feed(Lines, LinesFeed)
+    >>> kind_of(Lines("1 2 3")), as_feed(Lines("1 2 3")).kind
+    ('Lines', 'Lines')
+    """
+    if not isinstance(cls, type):
+        raise UsageError(
+            f"register_feed expects the type of an input, but got {cls!r}",
+            code="argument-type",
+            argument="cls",
+        )
+    return FEEDS.register(full_name(cls), feed)
 
 
 # -- the kinds of input, and how each becomes a Feed ---------------------------------------------
