@@ -118,7 +118,7 @@ def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
         assert (found["val_loss"], found["num_samples"]) == (pytest.approx(loss), ROWS)
 
 
-class TestLoader(FeedContract):
+class TestDataLoader(FeedContract):
     def data(self):
         return DataLoader(Samples(), 3)
 

@@ -334,7 +334,7 @@ class UsersFrames:
         error.__traceback__ = frames[max(0, len(frames) - 4) if first is None else first]
 
 
-def type_name(value: Any) -> str:
+def type_name(value: object) -> str:
     """Return the name of a value's type with its package, such as ``pandas.DataFrame``."""
     kind = type(value)
     package = kind.__module__.partition(".")[0]

@@ -90,7 +90,7 @@ def check_cluster_mode(value: Any) -> str:
     return check_name("cluster_mode", "local" if value is None else value, CLUSTER_MODES)
 
 
-def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> str:
+def check_runtime(runtime: Any, cluster_mode: object, init_ray_on_spark: Any) -> str:
     name = check_name("runtime", runtime, RUNTIMES)
     check_flag("init_ray_on_spark", init_ray_on_spark)
     if name == "ray" and cluster_mode is not None:

@@ -177,7 +177,7 @@ def _kind(module: str, name: str) -> Any:
 # -- names in a configuration ----------------------------------------------------------------------
 
 
-def _is_of_library(value: Any) -> bool:
+def _is_of_library(value: object) -> bool:
     """Return True for a class or function that Keras finds in every process."""
     module = getattr(value, "__module__", None) or ""
     return module.partition(".")[0] in ("keras", "builtins")
@@ -332,7 +332,7 @@ def _without_config(value: Any) -> list[Any]:
     return [each for layer in inner for each in _without_config(layer)]
 
 
-def _has_no_config(layer: Any) -> bool:
+def _has_no_config(layer: object) -> bool:
     if _is_of_library(type(layer)) or isinstance(layer, keras.Sequential):
         return False
     owners = [cls for cls in type(layer).__mro__ if "get_config" in vars(cls)]

@@ -51,6 +51,8 @@ class FeedContract:
     ...         return self.expected()
     ...     def expected(self):
     ...         return np.arange(10.0).reshape(5, 2), np.arange(5.0)
+    ...     def data_to_predict(self):
+    ...         return self.expected()[0]
     >>> TestTuples().test_every_row_reaches_one_worker()  # pytest runs this and the others
     """
 
@@ -65,6 +67,10 @@ class FeedContract:
     def expected(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return features of shape (rows, n) and targets of shape (rows,), in the input's order."""
         raise NotImplementedError(f"{type(self).__name__} needs a method expected()")
+
+    def data_to_predict(self) -> object:
+        """Return the input, as a user passes it to ``predict``; by default :meth:`data`."""
+        return self.data()
 
     def predictions(self, predicted: Any) -> npt.NDArray[Any]:
         """Return the predictions as an array of the rows, of what ``predict`` returned."""
@@ -148,7 +154,9 @@ class FeedContract:
         """Or inputs of this kind are refused by name."""
         features, _ = self._tensors()
         try:
-            predicted = self._estimator().predict(self.data(), feature_cols=self.feature_cols)
+            predicted = self._estimator().predict(
+                self.data_to_predict(), feature_cols=self.feature_cols
+            )
         except UsageError as error:
             if error.code != "data-type":
                 raise

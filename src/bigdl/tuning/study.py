@@ -162,7 +162,7 @@ def create_pruner(
     )
 
 
-def _member(names: type[StrEnum], name: Any, argument: str) -> Any:
+def _member(names: type[StrEnum], name: object, argument: str) -> Any:
     """Return the member of an enumeration that a user has named, in any case."""
     for member in names:
         if str(name).lower() == member.lower():

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -207,7 +207,7 @@ def texts_of(values: pa.Array) -> pa.Array:
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: object) -> str | None:
     """The text of one value; see :func:`texts_of`."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -249,7 +249,7 @@ def coerced(value: Any, kind: str, name: str) -> Any:
     )
 
 
-def _is_of_kind(value: Any, kind: str) -> bool:
+def _is_of_kind(value: object, kind: str) -> bool:
     if kind == "date":
         return isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
     if kind in _PYTHON_TYPES:

@@ -520,7 +520,7 @@ class Indicator(NumberFunction):
     def __init__(self, number: int):
         self.number = number
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: object) -> Any:
         return np.int32(numbers == self.number)
 
     def column(self, value: Column) -> Column:

@@ -80,7 +80,7 @@ def random_seed(seed: int | None) -> int:
     return random.getrandbits(62) if seed is None else check_integer("seed", seed)
 
 
-def is_column(value: Any) -> bool:
+def is_column(value: object) -> bool:
     """Return True for a Column of Spark, of either of its two clients."""
     from pyspark.sql import Column
 

@@ -78,7 +78,7 @@ def validate_pytorch_loss(loss) -> Callable:
     return loss
 
 
-def _named(what: str, module: Any, name: str, base: type, example: str) -> Callable[..., Any]:
+def _named(what: str, module: object, name: str, base: type, example: str) -> Callable[..., Any]:
     """Return the class of a module that has a name."""
     named = getattr(module, name, None)
     if not (isinstance(named, type) and issubclass(named, base)) or named is base:

@@ -299,11 +299,11 @@ def _lower(value: Any) -> str:
     return value.lower() if isinstance(value, str) else ""
 
 
-def _is_of(value: Any, package: str) -> bool:
+def _is_of(value: object, package: str) -> bool:
     return any(c.__module__.partition(".")[0] == package for c in type(value).__mro__)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     return repr(value) if isinstance(value, str) else type(value).__name__
 
 

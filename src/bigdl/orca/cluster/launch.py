@@ -244,7 +244,7 @@ def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
             _shut_down(gateway)
 
 
-def _stop_context_of(gateway: Any) -> None:
+def _stop_context_of(gateway: object) -> None:
     """Stop the active context of a JVM: the user may have started another one in it."""
     from pyspark import SparkContext
 

@@ -74,7 +74,7 @@ def module_copies(count: int, module: Any, *, threads: int | None = None) -> lis
     return [torch_copy(each) for each in copies]
 
 
-def need_module(module: Any) -> None:
+def need_module(module: object) -> None:
     """Refuse what is no module of PyTorch."""
     torch = require("torch", "orca")
     if not isinstance(module, torch.nn.Module):

@@ -96,7 +96,7 @@ def are_texts(values: np.ndarray) -> bool:
     return values.dtype.kind in "US"
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 

@@ -44,7 +44,7 @@ def named_by_shard(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return x, y
 
 
-def is_frame(data: Any) -> bool:
+def is_frame(data: object) -> bool:
     """Return True for a pandas DataFrame; does not import pandas."""
     return any(
         c.__name__ == "DataFrame" and c.__module__.split(".")[0] == "pandas"

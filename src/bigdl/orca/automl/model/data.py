@@ -156,7 +156,7 @@ def of_config(data: Any, config: dict[str, Any]) -> Any:
     return as_loader(made, config, batch_size_of(config))
 
 
-def batch_size_of(config: Mapping[str, Any], data: Any = None) -> int:
+def batch_size_of(config: Mapping[str, Any], data: object = None) -> int:
     """Return the number of rows of a batch: that of a loader, or what a configuration asks for."""
     size = getattr(data, "batch_size", None) or config.get("batch_size", _BATCH_SIZE)
     return check_positive("batch_size of a configuration", size)
@@ -277,7 +277,7 @@ def _as_codes(data: Any, features: list) -> tuple[Any, dict[str, Any]]:
     return data, {name: each.categories for name, each in found.items()}
 
 
-def is_category(column: Any) -> bool:
+def is_category(column: object) -> bool:
     """Return True for a Series of categories; does not import pandas."""
     return hasattr(column, "isna") and getattr(column, "dtype", None) == "category"
 

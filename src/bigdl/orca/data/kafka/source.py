@@ -99,7 +99,7 @@ class KafkaReader(DataSourceStreamReader):
         every = datasource.ReadAllAvailable()
         return every if self._most is None else datasource.ReadMaxRows(self._most)
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> Offsets:
+    def latestOffset(self, start: Any = None, limit: object = None) -> Offsets:
         latest = self._by_topic(lambda topic, number: self._ends(topic, number)[1])
         most = getattr(limit, "max_rows", None)
         return latest if most is None or start is None else limited(start, latest, most)

@@ -582,7 +582,7 @@ def as_columns(columns: Any, what: str) -> list[str]:
     return names
 
 
-def is_spark_frame(data: Any) -> bool:
+def is_spark_frame(data: object) -> bool:
     return any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__)
 
 

@@ -171,7 +171,7 @@ def _array_type(name: Any, column: Any):
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
-def _array(name: Any, column: Any):
+def _array(name: object, column: Any):
     try:
         return pa.array(column, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):

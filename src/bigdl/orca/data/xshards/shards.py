@@ -30,7 +30,7 @@ SERIES = "pandas.core.series.Series"
 _NAMES = {"pandas.DataFrame": DATA_FRAME, "pandas.Series": SERIES}
 
 
-def class_name(shard: Any) -> str:
+def class_name(shard: object) -> str:
     """Name of a shard's class as BigDL 2.x wrote it, e.g. ``"pandas.core.frame.DataFrame"``."""
     module, name = type(shard).__module__, type(shard).__qualname__
     return known_class_name(name if module == "builtins" else f"{module}.{name}")

@@ -738,7 +738,7 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     if isinstance(metric, Metric):
         return metric.get_metric(backend)
     if isinstance(metric, str):
-        return _to_state(_by_name(metric), backend)
+        return _to_state(metric_by_name(metric), backend)
     if isinstance(metric, type):
         raise UsageError(
             f"{metric.__name__} is a class; as a metric pass an instance of it",
@@ -769,7 +769,14 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     return CustomizedMetric(metric).get_metric(backend)
 
 
-def _by_name(name: str) -> object:
+def metric_by_name(name: str) -> object:
+    """Return the metric of a name, which another process may not know.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
     if name not in METRICS:
         known = list(METRICS)
         names = {each.lower(): each for each in known} | {short: short for short in _ALIASES}

@@ -28,6 +28,7 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import LayerArguments, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
+from bigdl.orca.learn.metrics.metric import metric_by_name
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
@@ -1094,8 +1095,8 @@ def _listed(values: Any) -> list:
 
 def _named_metrics(metrics) -> tuple[list, list[str]]:
     """Metrics as a list of its own, and their names."""
-    metrics = [] if metrics is None else metrics
-    measures = _listed(metrics)
+    listed = _listed([] if metrics is None else metrics)
+    measures = [metric_by_name(each) if isinstance(each, str) else each for each in listed]
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 
