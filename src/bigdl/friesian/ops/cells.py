@@ -31,8 +31,11 @@ from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, r
 from bigdl.orca.cluster.versions import try_cast
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+    from bigdl.friesian.ops.operator import State
 
 HIDDEN = "__bigdl_asked_"  # begins the names of columns that a fit has asked about
 
@@ -48,11 +51,11 @@ class Select(Operator):
     def __post_init__(self) -> None:
         check_different(self.columns, "cols")
 
-    def after(self, before: Schema, state: Any) -> Schema:
+    def after(self, before: Schema, state: State | None) -> Schema:
         require_columns(before, self.columns)
         return {name: before[name] for name in self.columns}
 
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         hidden = [name for name in df.columns if name.startswith(HIDDEN)]
         kept = (name for name in self.columns if name in df.columns)
         return df.select(*map(col, kept), *map(col, hidden))
@@ -83,7 +86,7 @@ class Rename(Operator):
     columns: dict[str, str]
     method = "rename"
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         names = self._names(before)
         check_new_names([*(old for old in before if old not in names), *names.values()])
         return [OutputColumn((old,), new, before[old], None) for old, new in names.items()]
@@ -91,11 +94,11 @@ class Rename(Operator):
     def _names(self, before: Schema) -> dict[str, str]:
         return {old: new for old, new in self.columns.items() if old in before}
 
-    def after(self, before: Schema, state: Any) -> Schema:
+    def after(self, before: Schema, state: State | None) -> Schema:
         names = self._names(before)
         return {names.get(name, name): each for name, each in before.items()}
 
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         return renamed(df, self._names(before))
 
 
@@ -112,7 +115,7 @@ class Filter(TableOperator):
         """The condition, of which only Spark knows what columns it names."""
         return [self.condition]
 
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         return df.filter(self.condition)
 
 
@@ -131,7 +134,7 @@ class DropNa(TableOperator):
         if self.thresh is not None:
             check_integer("thresh", self.thresh)
 
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         names = df.columns if self.columns is None else self.columns
         require_columns(df.columns, names)
         subset = [spark.quoted(name) for name in names]
@@ -228,7 +231,7 @@ class FillNa(Operator):
                 column=name,
             )
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []
         for name in self._names(before):
             each, fill = before[name], Fill(self.value, before[name].kind)
@@ -367,16 +370,17 @@ class CastNumber(NumberFunction):
         self.kind = kind
         self._type = np.dtype(kinds.to_arrow(kind).to_pandas_dtype())
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         numbers = np.asarray(numbers)
         if not kinds.is_integral(self.kind) or numbers.dtype.kind != "f":
             return numbers.astype(self._type)
         # as a double the largest bigint is 2**63, which Spark takes for it
         _, high = kinds.limits(self.kind)
-        whole = np.where(self.undefined(numbers) | (numbers >= high), 0, numbers)
+        undefined = np.asarray(self.undefined(numbers))
+        whole = np.where(undefined | (numbers >= high), 0, numbers)
         return np.where(numbers >= high, self._type.type(high), whole.astype(self._type))
 
-    def undefined(self, numbers: Any) -> Any:
+    def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         if not kinds.is_integral(self.kind):
             return None
         low, high = kinds.limits(self.kind)
@@ -412,7 +416,7 @@ class Cast(Operator):
         require_columns(before, names)
         return names
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         return [self._cell(name, before[name]) for name in self._names(before)]
 
     def _cell(self, name: str, source: Field) -> OutputColumn:
@@ -435,7 +439,7 @@ class Cast(Operator):
             column=name,
         )
 
-    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         changed = [name for name in self._names(before) if before[name].kind != self.kind]
         return spark.replace(
             df, {name: self._column(col(name), before[name].kind) for name in changed}

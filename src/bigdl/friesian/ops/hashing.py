@@ -29,6 +29,8 @@ from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_l
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+    from bigdl.friesian.ops.operator import State
+
 NULL = 42
 """The seed, which is the hash of null."""
 
@@ -177,7 +179,7 @@ class HashEncode(Operator):
 
         check_kinds(before, self.columns, is_same, _NO_HASH)
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_columns(before, self.columns)
         hashed = Hash(self.bins, self.hash_method)
         return [
@@ -245,7 +247,7 @@ class CrossColumns(Operator):
     def check(self, before: Schema) -> None:
         check_kinds(before, self.reads, kinds.is_category, _NO_HASH)
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_columns(before, self.reads)
         return [
             OutputColumn(

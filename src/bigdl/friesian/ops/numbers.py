@@ -27,7 +27,10 @@ from bigdl.friesian.ops.operator import (
 from bigdl.friesian.ops.spark import F, as_names, check_lengths, col
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column, DataFrame
+
+    from bigdl.friesian.ops.operator import State
 
 
 class NumberOperator(Operator):
@@ -50,7 +53,7 @@ class ClipNumber(NumberFunction):
     def __init__(self, low: float | None, high: float | None, kind: str):
         self.low, self.high, self.kind = _bound(low, kind), _bound(high, kind), kind
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self.low is not None:
             numbers = np.maximum(numbers, self.low)
         return numbers if self.high is None else np.minimum(numbers, self.high)
@@ -104,7 +107,7 @@ class Clip(NumberOperator):
                 argument="min",
             )
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         self.require_numbers(before)
         return [
             OutputColumn((name,), name, Field(kind), ClipNumber(self.min, self.max, kind))
@@ -120,11 +123,11 @@ class Logarithm(NumberFunction):
     def __init__(self, clipping: bool):
         self.clipping = clipping
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         numbers = np.asarray(numbers, np.float64)  # np.float64 of one number is no array
         return np.log1p(np.maximum(numbers, 0.0)) if self.clipping else np.log(numbers)
 
-    def undefined(self, numbers: Any) -> Any:
+    def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         return None if self.clipping else numbers <= 0
 
     def column(self, value: Column) -> Column:
@@ -151,7 +154,7 @@ class Log(NumberOperator):
                 argument="clipping",
             )
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         self.require_numbers(before)
         logarithm = Logarithm(self.clipping)
         return [OutputColumn((name,), name, Field("double"), logarithm) for name in self.columns]
@@ -191,14 +194,14 @@ class Scale(NumberFunction):
             return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
         return low, high - low, self.maximum - self.minimum, self.minimum
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> Any:  # of a single number a scalar
         low, span, factor, offset = self._known_terms or (0.0, 1.0, 1.0, 0.0)
         results = (np.asarray(numbers, np.float64) - low) / span * factor + offset
         if self.clip:
             results = np.minimum(np.maximum(results, self.minimum), self.maximum)
         return np.float32(results)
 
-    def undefined(self, numbers: Any) -> Any:
+    def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         return None if self._known_terms else np.full(np.shape(numbers), True)
 
     def column(self, value: Column) -> Column:
@@ -338,7 +341,7 @@ class Bin(NumberFunction):
         self.words = None if labels is None else [*labels, None]
         self.source, self.of_null = source, len(edges) + 1
 
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         places = np.searchsorted(self._edges, numbers, side="right").astype(np.int32)
         return places + (numbers != numbers)
 

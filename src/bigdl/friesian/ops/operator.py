@@ -30,6 +30,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
 from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column, DataFrame
 
 State = Mapping[str, Any]
@@ -155,10 +156,10 @@ class NumberFunction(Function):
     of_null: Any = None
 
     @abstractmethod
-    def numbers(self, numbers: Any) -> Any:
+    def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The results for an array of numbers, or for one; they may be infinite or NaN."""
 
-    def undefined(self, numbers: Any) -> Any:
+    def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         """Return True for numbers whose result is null; None if there are none."""
         return None
 

@@ -44,6 +44,8 @@ from bigdl.orca.cluster.versions import to_arrow
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from bigdl.friesian.ops.operator import State
+
 _ROWS = 1 << 16  # of a table that comes out: histories are many times as large as what they are of
 _ALL = 2147483647
 
@@ -98,7 +100,7 @@ class AddHistSeq(Operator):
         """All columns that it reads."""
         return [*self.cols, self.user_col, self.sort_col]
 
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         from pyspark.sql import Window
 
         require_columns(df.columns, self.columns)
@@ -293,7 +295,7 @@ class Mask(Operator):
     def __post_init__(self) -> None:
         check_integer("seq_len", self.seq_len, 1)
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         made = Field("array<int>", 2, self.seq_len)
         ones = MaskOfValues(self.seq_len)
@@ -321,7 +323,7 @@ class Pad(Operator):
                 argument="mask_token",
             )
 
-    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         return [self._cell(name, before[name]) for name in self.columns]
 
@@ -405,7 +407,7 @@ class AddNegativeSamples(TableOperator):
         known = {self.item_col: self.item_size, self.label_col: 2}
         return known.get(name) or super().cardinality(name, state)
 
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         require_columns(df.columns, self.reads)
         kind = kind_of(df, self.item_col)
         require_kind(schema_of(df), [self.item_col], kinds.is_integral, *_ENCODED)
@@ -495,7 +497,7 @@ class AddNegHistSeq(TableOperator):
             return self.item_size
         return super().cardinality(name, state)
 
-    def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
+    def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         _check_history(df, self.item_history_col)
         row = spark.temporary(df, "row")
         key = F.lit(self.seed)

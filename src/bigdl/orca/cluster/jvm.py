@@ -25,6 +25,7 @@ from bigdl.common.timeouts import JVM_BROKEN_S, JVM_LOOK_S, JVM_STOPPED_S
 from bigdl.runtime.process import exit_message
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
@@ -50,7 +51,7 @@ class JvmWatch:
         ``spark-submit`` runs has none.
     """
 
-    def __init__(self, gateway: Any):
+    def __init__(self, gateway: JavaGateway):
         self.process: subprocess.Popen | None = vars(gateway).get("proc")
         self._reason = ""
         self._is_stopped = threading.Event()  # by this program
@@ -64,7 +65,7 @@ class JvmWatch:
             threading.Thread(target=self._run, name="bigdl-jvm", daemon=True).start()
 
     @classmethod
-    def of(cls, gateway: Any) -> JvmWatch:
+    def of(cls, gateway: JavaGateway) -> JvmWatch:
         """Return the watch of a gateway, which is made by the first call."""
         return vars(gateway).get(_WATCH) or vars(gateway).setdefault(_WATCH, cls(gateway))
 

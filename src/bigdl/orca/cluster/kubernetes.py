@@ -1,5 +1,7 @@
 """State of the pods of a program on Kubernetes, by Spark's own client in its JVM."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import time
@@ -11,6 +13,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import POD_LOST_S, POD_PLACE_S, PODS_LOOK_S, PODS_START_S
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
@@ -41,7 +44,7 @@ _NAME_A_USER = (
 )
 
 
-def await_executors(sc: "SparkContext", number: int) -> None:
+def await_executors(sc: SparkContext, number: int) -> None:
     """Wait until the executors of a program run; one is enough to know that they can.
 
     Parameters
@@ -68,14 +71,14 @@ def await_executors(sc: "SparkContext", number: int) -> None:
                 )
 
 
-def shortage(sc: "SparkContext") -> str:
+def shortage(sc: SparkContext) -> str:
     """Return what Kubernetes says of executors that do not come, or ""."""
     asked = int(sc.getConf().get("spark.executor.instances") or 1)
     with _executors(sc) as pods:
         return pods.reasons(PODS_START_S, 0.0, asked)
 
 
-def remove_lost_executors(sc: "SparkContext") -> None:
+def remove_lost_executors(sc: SparkContext) -> None:
     """Remove the pods of executors that have to end, and whose node does not say that they did.
 
     Spark asks for no others as long as they exist, and the node may never come back.
@@ -91,7 +94,7 @@ def remove_lost_executors(sc: "SparkContext") -> None:
                 pods.remove(pod["name"])
 
 
-def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
+def follow_driver(jvm: JVMView, properties: Mapping[str, str], label: str) -> int:
     """Print what the driver of a program in cluster mode prints, until it ends.
 
     Parameters
@@ -141,7 +144,7 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
         return int(described[0]["phase"] != "Succeeded") if code is None else code
 
 
-def _patience(jvm: Any, asked: str | None) -> float:
+def _patience(jvm: JVMView, asked: str | None) -> float:
     times = jvm.org.apache.spark.network.util.JavaUtils
     return float(times.timeStringAsSec(asked)) if asked else POD_PLACE_S
 
@@ -154,11 +157,11 @@ def _waiting() -> Iterator[float]:
         time.sleep(PODS_LOOK_S)
 
 
-def _registered(sc: "SparkContext") -> int:
+def _registered(sc: SparkContext) -> int:
     return len(sc._jsc.sc().statusTracker().getExecutorInfos()) - 1  # type: ignore[union-attr]
 
 
-def _executors(sc: "SparkContext") -> "Pods":
+def _executors(sc: SparkContext) -> Pods:
     labels = {"spark-role": "executor", "spark-app-selector": sc.applicationId}
     return Pods(sc._jvm, sc.getConf().get(NAMESPACE) or "default", labels)
 
@@ -173,7 +176,7 @@ class Pods(contextlib.AbstractContextManager):
     labels : mapping of str to str
     """
 
-    def __init__(self, jvm: Any, namespace: str, labels: Mapping[str, str]):
+    def __init__(self, jvm: JVMView, namespace: str, labels: Mapping[str, str]):
         self.namespace = namespace
         self._jvm, self._labels = jvm, labels
         self._client = _client(jvm)
@@ -249,7 +252,7 @@ class Pods(contextlib.AbstractContextManager):
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
-def _client(jvm: Any) -> Any:
+def _client(jvm: JVMView) -> Any:
     return jvm.io.fabric8.kubernetes.client.KubernetesClientBuilder().build()
 
 
@@ -300,7 +303,7 @@ def trouble_of(pod: dict, is_late: bool) -> str | None:
     return None
 
 
-def quotas(jvm: Any, namespace: str) -> str:
+def quotas(jvm: JVMView, namespace: str) -> str:
     """Return what the quotas of a namespace allow, which may be why there are no pods."""
     client = _client(jvm)
     try:

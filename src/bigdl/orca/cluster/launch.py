@@ -41,6 +41,7 @@ from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
     from pyspark import SparkContext
 
     from bigdl.orca.cluster.standalone import StandaloneCluster
@@ -590,7 +591,7 @@ def _check_spark_home() -> None:
         )
 
 
-def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
+def _new_context(conf: Any, gateway: JavaGateway = None) -> SparkContext:
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
 
@@ -653,7 +654,7 @@ def _stopped_within(sc: SparkContext, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _shut_down(gateway: Any) -> None:
+def _shut_down(gateway: JavaGateway) -> None:
     """Close `gateway` and end its JVM if this process started it."""
     from pyspark import SparkContext
 

@@ -39,6 +39,7 @@ from bigdl.runtime.jobs import (
 )
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
@@ -438,7 +439,7 @@ def _stages(sc: SparkContext, tag: str) -> list[Any]:
     return [stage for stage in map(tracker.getStageInfo, numbers) if stage is not None]
 
 
-def _tasks(jvm: Any, stage: Any) -> Iterator[Any]:
+def _tasks(jvm: JVMView, stage: Any) -> Iterator[Any]:
     """Yield what Spark knows of the tasks of a stage, in all its attempts."""
     for attempt in range(stage.currentAttemptId + 1):
         tasks = jvm.statusStore().taskList(stage.stageId, attempt, _MOST_TASKS)

@@ -5,6 +5,8 @@ in ``.bigdl`` in the user's home there, under a name made from its content: a pr
 same uploads nothing, and YARN's nodes still have it, unpacked.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import operator
@@ -13,11 +15,14 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import YARN_LOGS_S
 from bigdl.orca.cluster.standalone import spark_home
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -25,7 +30,9 @@ ARCHIVES = "spark.yarn.dist.archives"
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 
 
-def kept_on_cluster(jvm: Any, properties: Mapping[str, str], packed: str | None) -> dict[str, str]:
+def kept_on_cluster(
+    jvm: JVMView, properties: Mapping[str, str], packed: str | None
+) -> dict[str, str]:
     """Spark properties that name copies on the cluster's file system.
 
     Parameters
@@ -60,7 +67,7 @@ def kept_on_cluster(jvm: Any, properties: Mapping[str, str], packed: str | None)
         ) from error
 
 
-def _kept_files(jvm: Any, properties: Mapping[str, str], packed: str | None) -> dict[str, str]:
+def _kept_files(jvm: JVMView, properties: Mapping[str, str], packed: str | None) -> dict[str, str]:
     files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.org.apache.hadoop.conf.Configuration())
     if files.getUri().getScheme() == "file":
         return {}  # YARN has no file system of its own
@@ -77,7 +84,7 @@ def _kept_files(jvm: Any, properties: Mapping[str, str], packed: str | None) -> 
     return changed
 
 
-def _keep_file(jvm: Any, files: Any, file: Path) -> str:
+def _keep_file(jvm: JVMView, files: Any, file: Path) -> str:
     def write(part: Any) -> None:
         source = jvm.org.apache.hadoop.fs.Path(file.resolve().as_uri())
         files.copyFromLocalFile(False, True, source, part)
@@ -92,7 +99,7 @@ def _directory_of(archive: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
-def _keep_jars(jvm: Any, files: Any) -> str:
+def _keep_jars(jvm: JVMView, files: Any) -> str:
     """One archive of Spark's JARs: 250 single files take YARN's nodes longer."""
     jars = sorted(Path(spark_home(), "jars").glob("*.jar"))
     content = "".join(f"{jar.name} {jar.stat().st_size} {_directory_of(jar)}\n" for jar in jars)
@@ -112,7 +119,7 @@ def _keep_jars(jvm: Any, files: Any) -> str:
     return _kept(jvm, files, name, write)
 
 
-def _kept(jvm: Any, files: Any, name: str, write: Any) -> str:
+def _kept(jvm: JVMView, files: Any, name: str, write: Any) -> str:
     """The address of a file that is there already, or is written now; no half of one is seen."""
     path = jvm.org.apache.hadoop.fs.Path
     folder = path(files.getHomeDirectory(), ".bigdl")
@@ -132,7 +139,7 @@ def _kept(jvm: Any, files: Any, name: str, write: Any) -> str:
 # -- what a driver on the cluster has printed ---------------------------------------------------
 
 
-def driver_output(jvm: Any, tag: str) -> dict[str, str]:
+def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
     """Return the output of the driver of a program in cluster mode, in its last attempt.
 
     Parameters
@@ -173,7 +180,7 @@ def driver_output(jvm: Any, tag: str) -> dict[str, str]:
     return {}
 
 
-def _logs(jvm: Any, configuration: Any, report: Any, container: str) -> dict[str, str]:
+def _logs(jvm: JVMView, configuration: Any, report: Any, container: str) -> dict[str, str]:
     """The logs of a container by their names, if YARN has collected them."""
     from py4j.protocol import Py4JJavaError
 

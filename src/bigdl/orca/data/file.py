@@ -37,6 +37,7 @@ from bigdl.common.storage import (
 if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
+    from fsspec import AbstractFileSystem
 
 __all__ = [
     "enable_multi_fs_load",
@@ -597,7 +598,11 @@ def _local(path: str) -> tuple[Any, str]:
 
 
 def _copy_directory(
-    source_fs: Any, source: str, target_fs: Any, target: str, over_write: bool
+    source_fs: AbstractFileSystem,
+    source: str,
+    target_fs: AbstractFileSystem,
+    target: str,
+    over_write: bool,
 ) -> int:
     """Copy what is in a directory; return the least result of :func:`_copy_file`."""
     target_fs.makedirs(target, exist_ok=True)
@@ -616,7 +621,9 @@ def _copy_directory(
     return min(results)
 
 
-def _copy_prefix(path_prefix: str, target_fs: Any, target: str, over_write: bool) -> int:
+def _copy_prefix(
+    path_prefix: str, target_fs: AbstractFileSystem, target: str, over_write: bool
+) -> int:
     """Copy the files that start with a prefix; return the least result of :func:`_copy_file`."""
     folder, slash, prefix = path_prefix.rpartition("/")
     fs, inside = fresh_file_system(folder or slash or ".")
@@ -630,7 +637,13 @@ def _copy_prefix(path_prefix: str, target_fs: Any, target: str, over_write: bool
     )
 
 
-def _copy_file(source_fs: Any, source: str, target_fs: Any, target: str, over_write: bool) -> int:
+def _copy_file(
+    source_fs: AbstractFileSystem,
+    source: str,
+    target_fs: AbstractFileSystem,
+    target: str,
+    over_write: bool,
+) -> int:
     """Copy a file from or to this machine; a local copy appears when it is complete.
 
     Returns

@@ -33,6 +33,7 @@ from bigdl.runtime.jobs import active_jobs
 from bigdl.runtime.task import describe, read_input, read_to_end
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
     from pyspark import RDD, SparkContext
 
     from bigdl.orca.cluster.spark import SparkCluster
@@ -73,7 +74,7 @@ class Pairs:
     def __init__(self, sc: SparkContext, partitions: int, *, are_small: bool = False):
         self.sc, self.partitions, self._are_small = sc, partitions, are_small
         # the second argument tells partitioners apart: equal ones make no second shuffle
-        jvm: Any = sc._jvm
+        jvm: JVMView = sc._jvm
         # makers of RDDs, each looked up once
         self._values_of, self._pairs_of = jvm.PythonRDD.valueOfPair, jvm.PairwiseRDD
         self._jvm_rdd, self._function = jvm.PythonRDD, jvm.SimplePythonFunction

@@ -348,7 +348,7 @@ def even_cut(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(ends))
 
 
-def join_shards(parts: Sequence[Any], join: Callable[[Sequence], Any] | None = None) -> Any:
+def join_shards(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
     """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
     join = join or np.concatenate
     first = parts[0]

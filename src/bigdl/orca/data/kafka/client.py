@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.timeouts import BROKER_CALL_S, BROKER_PAUSE_S, BROKER_S
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
 
 T = TypeVar("T")
 
@@ -90,7 +93,7 @@ def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
     )
 
 
-def partitions_of(consumer: Any, topics: list[str]) -> list[tuple[str, int]]:
+def partitions_of(consumer: Consumer, topics: list[str]) -> list[tuple[str, int]]:
     """Names and numbers of the partitions of topics, which must exist."""
 
     def ask() -> list[tuple[str, int]]:
@@ -108,7 +111,7 @@ def partitions_of(consumer: Any, topics: list[str]) -> list[tuple[str, int]]:
     return patiently(ask)
 
 
-def ends_of(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+def ends_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
     """The first offset that a partition has, and the one after its last."""
     place = confluent_kafka().TopicPartition(topic, partition)
     return patiently(

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import json
 import logging
+import operator
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -174,10 +175,8 @@ class XShards(ABC):
                 code="argument-value",
                 argument="num_shards",
             )
-        shards = [
-            map_arrays(data, lambda array, low=low, high=high: array[low:high])
-            for low, high in even_cut(rows, number)
-        ]
+        cuts = even_cut(rows, number)
+        shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in cuts]
         return (XShards._on_ray if is_alone() else SparkXShards)._from_shards(shards)
 
 
