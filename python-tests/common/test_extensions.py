@@ -60,13 +60,56 @@ from bigdl.orca.data.feeds.in_memory import ArrayFeed
 class Lines(str):
     """Numbers as text, a row in each line, the target last."""
 
-    module = types.ModuleType("bigdl.orca.data.feeds.lines")
-    module.LinesFeed = LinesFeed
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    line = feeds.Kind("Lines", lambda data: isinstance(data, Lines), module.__name__, "LinesFeed")
-    monkeypatch.setattr(feeds, "KINDS", (line, *feeds.KINDS))
-    text = Lines("\n".join(" ".join(map(str, row)) for row in np.hstack([X, Y]).tolist()))
-    assert torch.equal(fitted(text), fitted((X, Y)))
+
+class LinesFeed(ArrayFeed):
+    kind = "Lines"
+
+    def __init__(self, data, feature_cols, label_cols, config, *, name=None):
+        rows = np.array([line.split() for line in data.splitlines()], "float64")
+        super().__init__((rows[:, :-1], rows[:, -1]), config=config, name=name)
+
+    def predict(self, predictor, cluster):  # without the target
+        return ArrayFeed(self.data[0]).predict(predictor, cluster)
+'''
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch):
+    """A module of an installed package, with the Feed that it offers for a type of its own."""
+    offers = ["[bigdl.feeds]", "lines_of_text.Lines = lines_of_text:LinesFeed"]
+    install(monkeypatch, tmp_path, "lines_of_text", LINES, *offers)
+    yield importlib.import_module("lines_of_text")
+    feeds.FEEDS.discard("lines_of_text.Lines")
+    sys.modules.pop("lines_of_text", None)
+
+
+class TestFeedOfAnotherPackage(FeedContract):
+    @pytest.fixture(autouse=True)
+    def _lines(self, lines):
+        self.lines = lines
+
+    def expected(self):
+        return X, Y[:, 0]
+
+    def data(self):
+        rows = np.hstack([X, Y]).tolist()
+        return self.lines.Lines("\n".join(" ".join(map(str, row)) for row in rows))
+
+
+def test_the_feed_of_a_type_is_that_of_its_subclasses_and_the_only_one(lines):
+    class Marked(lines.Lines):
+        pass
+
+    class Other(feeds.Feed):
+        pass
+
+    assert feeds.kind_of(Marked("1 2")) == "Lines"
+    with refused("argument-conflict", "LinesFeed"):
+        feeds.register_feed(lines.Lines, Other)
+    with refused("argument-type", "NoBackend"):
+        feeds.register_feed(Marked, NoBackend)
+    with refused("argument-type", "'Lines'"):
+        feeds.register_feed("Lines", Other)
 
 
 def test_a_gradient_sync():

@@ -370,7 +370,7 @@ class AttemptChannel:
 
     def has(self, *keys: str, seconds: float = 0) -> bool:
         """Return True as soon as all `keys` are there, False if they are not after some seconds."""
-        return self.store.has([self._prefix + key for key in keys], seconds)
+        return bool(self.store.has([self._prefix + key for key in keys], seconds))
 
     def get(self, key: str) -> bytes:
         """The value; waits for it."""

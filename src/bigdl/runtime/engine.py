@@ -76,10 +76,10 @@ class OpenJob(Protocol):
 
     def attempt(
         self,
-        options: dict | None = None,
+        options: dict[str, Any] | None = None,
         state: bytes | None = None,
         on_event: Callable[[str, Any], None] | None = None,
-    ) -> list: ...
+    ) -> list[Any]: ...
 
     def close(self) -> None: ...
 

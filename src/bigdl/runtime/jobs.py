@@ -239,7 +239,7 @@ PROCESS_ENDED = (
 """The reason for the loss of one worker, and for that of several."""
 
 
-class Job(contextlib.AbstractContextManager["Job", None]):
+class Job(contextlib.AbstractContextManager[Any, None]):
     """One program on N workers, run once or, after a WorkerLost, again.
 
     Every attempt has a line of the channel, which says what the workers are to do.  When no worker

@@ -434,7 +434,7 @@ class Task:
             remove_spools(worker.shards)
         return "ok"
 
-    def _await_cause(self):
+    def _await_cause(self) -> None:
         """Give the driver time to see what happened.
 
         When a process was lost, Spark is about to close our connection; it is quieter to be ended

@@ -226,7 +226,9 @@ class GradientSync(ABC):
         # the first group only: its buckets are the first that all ranks send
         return groups.dense[0].overlap(weight) if groups.dense else contextlib.nullcontext()
 
-    def _groups_of(self, parameters: Sequence, may_be_sparse: Sequence) -> GradientGroups:
+    def _groups_of(
+        self, parameters: Sequence[torch.nn.Parameter], may_be_sparse: Sequence[torch.nn.Parameter]
+    ) -> GradientGroups:
         if self.groups is None or not self.groups.are_of(parameters):
             self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
         return self.groups
@@ -247,7 +249,7 @@ class GradientSync(ABC):
             return [array * weight for array in arrays]
         return summed(arrays, weight, self._buffer_of_arrays)
 
-    def new_buffer(self, size: int, dtype, device) -> SumBuffer:
+    def new_buffer(self, size: int, dtype: torch.dtype, device: torch.device) -> SumBuffer:
         """Memory for gradients of parameters; all ranks make theirs in the same order."""
         import torch
 

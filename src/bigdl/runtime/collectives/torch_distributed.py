@@ -137,7 +137,7 @@ class TorchDistributedSync(GradientSync):
             out.append(buffer.numpy().tobytes())
         return out
 
-    def _start_reduce(self, tensor, operation):
+    def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
         if self.world_size >= MANY and operation == "sum" and is_dense:
             return self._halving().start(tensor.view(-1))
@@ -153,11 +153,11 @@ class TorchDistributedSync(GradientSync):
             self._sums = HalvingDoubling(self._library, self.rank, self.world_size, group)
         return self._sums
 
-    def new_buffer(self, size, dtype, device):
+    def new_buffer(self, size: int, dtype: torch.dtype, device: torch.device) -> SumBuffer:
         shared = self._shared_buffer(size, dtype) if device.type == "cpu" else None
         return shared or super().new_buffer(size, dtype, device)
 
-    def _buffer_of_arrays(self, size, dtype):
+    def _buffer_of_arrays(self, size: int, dtype: torch.dtype) -> SumBuffer:
         known = self.array_buffers.get(dtype)
         if known is None or known.tensor.numel() < size:
             shared = self._shared_buffer(size, dtype)
