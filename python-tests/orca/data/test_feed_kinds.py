@@ -118,12 +118,17 @@ def test_every_kind_trains_like_one_process(orca_spark, tmp_path, kind):
         assert (found["val_loss"], found["num_samples"]) == (pytest.approx(loss), ROWS)
 
 
-class TestDataLoader(FeedContract):
+class TestFrame(FeedContract):
+    feature_cols, label_cols = ["x"], ["y"]
+
     def data(self):
-        return DataLoader(Samples(), 3)
+        return frame()
 
     def expected(self):
         return X, Y
+
+    def predictions(self, predicted):
+        return predicted["prediction"].to_numpy()
 
 
 class TestParquetFile(FeedContract):

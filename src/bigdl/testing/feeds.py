@@ -33,7 +33,7 @@ def _rows_of(arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[float, ...]]:
 
 
 class FeedContract:
-    """The tests of a Feed; name a subclass ``Test...``, so that pytest runs them.
+    """The tests of a Feed whose workers spool their rows; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
