@@ -131,21 +131,13 @@ class TestFrame(FeedContract):
         return predicted["prediction"].to_numpy()
 
 
-class TestParquetFile(FeedContract):
-    feature_cols, label_cols = ["x"], ["y"]
-
+class TestParquetFile(TestFrame):
     @pytest.fixture(autouse=True)
-    def _folder(self, orca_spark, tmp_path):
-        self.spark, self.folder = orca_spark, tmp_path
+    def _folder(self, tmp_path):
+        self.folder = tmp_path
 
     def data(self):
-        return parquet(self.spark, self.folder)
-
-    def expected(self):
-        return X, Y
-
-    def predictions(self, predicted):
-        return np.array([row.prediction for row in predicted.collect()])
+        return parquet(None, self.folder)
 
 
 class Stop(Callback):
