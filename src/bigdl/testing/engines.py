@@ -193,7 +193,7 @@ class EngineContract:
         """The sentence arrives without a traceback."""
 
         def program(worker: Worker) -> None:
-            raise UsageError("there is no such thing; take another")
+            raise UsageError("there is no such thing; take another", code="data-value")
 
         with pytest.raises(UsageError, match=r"^there is no such thing; take another$"):
             self.engine().run(program)
