@@ -79,7 +79,7 @@ class EngineContract:
             assert error.value.code == "function-result"
 
     def test_functions_and_classes_of_a_notebook_work(self) -> None:
-        """What ``__main__`` defines is shipped by value."""
+        """Functions of ``__main__`` are shipped by value."""
         cell: dict[str, object] = {"__name__": "__main__"}
         exec(_CELL, cell)
         program = cell["program"]

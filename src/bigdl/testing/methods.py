@@ -136,7 +136,7 @@ class AccelerationMethodContract:
             assert all(part.training for part in model.modules())  # type: ignore[attr-defined]
 
     def test_a_loaded_model_gives_the_same_bits(self, tmp_path: Path) -> None:
-        """What ``save`` has written is loaded with the original at hand."""
+        """A saved model is loaded with the original at hand."""
         model = self.model()
         fast = self._built(model)
         self.optimizer.save(fast, tmp_path / "model")
