@@ -1,6 +1,7 @@
 """A TableLoader reads each row once per epoch, in an order that no number of ranks changes."""
 
 import json
+import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -346,3 +347,13 @@ class Rows(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         return iter(self.loader)
+
+
+def test_a_loader_travels_to_another_process(folder):
+    loader = TableLoader(folder, batch_size=100)
+    next(iter(loader))
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.state_dict() == loader.state_dict()
+    copy.load_state_dict(loader.state_dict())
+    whole = numbers_of(TableLoader(folder, batch_size=100))
+    assert numbers_of(copy) == whole[100:]
