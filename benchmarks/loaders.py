@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 
 COLUMNS = [f"c{i}" for i in range(8)]
 FILES, BATCH, IMAGES_BATCH = 8, 4096, 128
+SECONDS = 300  # of a side, at most
 SRC = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -365,11 +366,16 @@ def prepare(folder, rows, images):
 
 
 def call(python, *arguments):
-    """Run this file in another Python; None if that fails."""
+    """Run this file in another Python; None if that fails or takes too long."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [python, __file__, *map(str, arguments)], capture_output=True, text=True, env=environment
-    )
+    command = [python, __file__, *map(str, arguments)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{arguments}: no result after {SECONDS} s", file=sys.stderr)
+        return None
     if done.returncode:
         print(f"{arguments}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
         return None
