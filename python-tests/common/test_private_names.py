@@ -30,7 +30,7 @@ MAY_BE_READ = {
     "_values": "that a module of the user is left without it",
     "_http": "what a server holds of requests that it has not begun",
     "_server": "what a server holds of requests that it has not begun",
-    "_pairs": "whether a recommender splits its model shows in its speed only",
+    "_features": "whether a recommender splits its model shows in its speed only",
     "_records": "trials as Optuna keeps them",
     "_shipped": "that a model is sent once shows in the time of a prediction only",
     "_shipped_fast": "that a model is converted once shows in the time of a prediction only",
