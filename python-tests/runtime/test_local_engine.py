@@ -206,6 +206,13 @@ def test_processes_are_used_again():
     assert not any(faults.is_running(pid) for pid in first)
 
 
+def test_kept_processes_work_in_the_directory_of_the_program(tmp_path, monkeypatch):
+    engine = LocalEngine(workers_per_node=2)
+    engine.run(lambda worker: os.getpid())
+    monkeypatch.chdir(tmp_path)
+    assert engine.run(lambda worker: os.getcwd()) == [str(tmp_path)] * 2
+
+
 def test_no_more_processes_wait_than_two_for_each_core_or_the_last_program_had(monkeypatch):
     monkeypatch.setattr(local, "usable_cores", lambda: [0])
     LocalEngine().shutdown()

@@ -336,8 +336,9 @@ class LocalWorker(WorkerProcess):
             super().__init__(rank, slot, make)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function."""
-        message = encoded((function, arguments), "The function or its arguments")
+        """Call a function in the directory that the program is in now."""
+        call = (function, arguments, _working_directory())
+        message = encoded(call, "The function or its arguments")
         with contextlib.closing(message):
             self.start_call(message)
 
@@ -357,10 +358,24 @@ class LocalWorker(WorkerProcess):
             raise WorkerLost(f"A worker could not be started: its process {cause}") from None
 
 
-def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...]]], Any]:
+def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...], str | None]], Any]:
     import torch  # noqa: F401 - takes seconds, and every program needs it
 
-    return lambda call: call[0](*call[1])
+    def run(call: tuple[Callable[..., Any], tuple[Any, ...], str | None]) -> Any:
+        function, arguments, directory = call
+        if directory is not None and directory != _working_directory():
+            os.chdir(directory)  # relative paths mean the same as in the program
+        return function(*arguments)
+
+    return run
+
+
+def _working_directory() -> str | None:
+    """Return the current directory; None if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 class LocalProcesses:
@@ -415,7 +430,7 @@ class LocalProcesses:
         with self._lock:
             if os.getpid() != self._owner:  # a forked child has processes of its own
                 self._idle, self._owner = [], os.getpid()
-            for worker in self._idle:
+            for worker in reversed(self._idle):  # what was used last is in the caches
                 if worker.slot == slot and not worker.has_ended():
                     self._idle.remove(worker)
                     worker.rank = rank

@@ -297,14 +297,25 @@ def _without_state(cause: str) -> str:
     return re.sub(r"\s+SQLSTATE: \w+$", "", cause.strip())
 
 
-def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
-    """Return the error that a traceback tells of: one of the caller is one here, too."""
+def error_of(cause: str, place: str, rank: int = -1, code: str = UsageError.code) -> BigDLError:
+    """Return the error that a traceback tells of: one of the caller is one here, too.
+
+    Parameters
+    ----------
+    cause : str
+        The traceback.
+    place : str
+        Where it was raised.
+    rank : int
+    code : str
+        Of a UsageError, if it is known.
+    """
     lines = short_traceback(cause).split("\n")
     said = next((line for line in lines[1:] if not line.startswith(" ")), lines[-1].strip())
     kind, _, message = said.partition(": ")
     kind = kind.rpartition(".")[2]
     if kind == UsageError.__name__:
-        return UsageError(message)
+        return UsageError(message, code=code)
     if "PYTHON_VERSION_MISMATCH" in cause:
         return UsageError(
             versions.another_python(cause), code="version-unsupported", package="python"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bigdl.common.errors import BigDLError
+from bigdl.common.errors import BigDLError, UsageError
 from bigdl.orca.cluster.spark_calls import error_of, users_errors
 from bigdl.runtime.shards.values import arrays_of, even_cut, join_shards, map_arrays
 
@@ -89,15 +89,18 @@ class FailedShard:
     partition : int
     traceback : str
         Of the exception.
+    code : str
+        Of an error of BigDL.
     """
 
     partition: int
     traceback: str
+    code: str = UsageError.code
 
     def as_error(self) -> BigDLError:
         """Return the error to be raised by the driver."""
         place = f"partition {self.partition} of the XShards"
-        return error_of(self.traceback, place, self.partition)
+        return error_of(self.traceback, place, self.partition, self.code)
 
 
 _COMPUTING = "bigdl.xshards.computing"  # local property of a job
@@ -140,7 +143,8 @@ def _with_failure(shards: Iterable) -> Iterator:
         # Spark's own troubles, such as input that went away, are for its retries
         if f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
             raise
-        yield FailedShard(_task().partitionId(), traceback.format_exc())
+        code = error.code if isinstance(error, BigDLError) else UsageError.code
+        yield FailedShard(_task().partitionId(), traceback.format_exc(), code)
 
 
 def _task() -> TaskContext:
