@@ -199,6 +199,7 @@ def test_fit_and_predict_go_on_when_a_cleaner_has_taken_the_files():
 
 def test_processes_are_used_again():
     engine = LocalEngine(workers_per_node=2)
+    engine.shutdown()  # others may wait, too
     first = engine.run(lambda worker: os.getpid())
     assert engine.run(lambda worker: os.getpid()) == first
     assert LocalEngine(workers_per_node=2).run(lambda worker: os.getpid()) == first

@@ -430,7 +430,7 @@ class LocalProcesses:
         with self._lock:
             if os.getpid() != self._owner:  # a forked child has processes of its own
                 self._idle, self._owner = [], os.getpid()
-            for worker in reversed(self._idle):  # what was used last is in the caches
+            for worker in self._idle:
                 if worker.slot == slot and not worker.has_ended():
                     self._idle.remove(worker)
                     worker.rank = rank
