@@ -56,6 +56,7 @@ _EXTRAS = {
     "friesian": "features, models and serving of recommenders",
     "serving": "models behind HTTP and gRPC",
     "connect": "Spark Connect",
+    "data": "TableLoader, for any training loop",
     "java": "a Java for Spark",
     "xgboost": "boosted trees",
     "delta": "Delta Lake tables",
