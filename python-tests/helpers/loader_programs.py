@@ -266,6 +266,8 @@ def keras_(folder, log):
             seen.clear()
 
         def on_train_batch_end(self, batch, logs=None):
+            if keras.backend.backend() == "jax":
+                model.jax_state_sync()
             log.write(seen[batch], np.abs(model.get_weights()[0]).sum())
 
     data = Data(loader_of(folder), "x", "y", weights="id")
