@@ -1,7 +1,10 @@
 """A TableLoader reads each row once per epoch, in an order that no number of ranks changes."""
 
 import json
+import os
 import pickle
+import threading
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -357,3 +360,21 @@ def test_a_loader_travels_to_another_process(folder):
     copy.load_state_dict(loader.state_dict())
     whole = numbers_of(TableLoader(folder, batch_size=100))
     assert numbers_of(copy) == whole[100:]
+
+
+def test_loops_that_were_left_keep_no_file_and_no_thread(tmp_path):
+    def kept():
+        threads = [each for each in threading.enumerate() if each.name.startswith("bigdl-loader")]
+        return len(os.listdir("/proc/self/fd")), len(threads)
+
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "x.parquet")
+    for source in (pa.table({"x": range(100)}), str(tmp_path / "x.parquet")):
+        next(iter(TableLoader(source, batch_size=10)))  # what is made once
+        before = kept()
+        for _ in range(3):
+            for _batch in TableLoader(source, batch_size=10):
+                break
+        deadline = time.monotonic() + 10
+        while kept() > before and time.monotonic() < deadline:
+            time.sleep(0.01)  # threads end after their last piece of work
+        assert kept() <= before

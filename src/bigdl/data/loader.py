@@ -208,7 +208,9 @@ class TableLoader:
         self.global_rows = 0
         self._epoch = self._next = self._step = 0
         self._is_resumed = False
-        self._active: _Iteration | None = None
+        # What stands for the newest iteration: the loader does not keep the iteration itself, so
+        # one that a loop has left ends with the loop.
+        self._active: _Received | None = None
         self._open()
 
     def _open(self) -> None:
@@ -549,7 +551,7 @@ class TableLoader:
 
     def __iter__(self) -> _Iteration:
         _refuse_worker("A TableLoader")
-        if self._active is not None and self._active.received and not self._is_resumed:
+        if self._active is not None and self._active.any and not self._is_resumed:
             # the loop was left within an epoch: the next one begins
             self._epoch, self._next, self._step = self._epoch + 1, 0, 0
         if self.last == "drop" and not self._steps(self.rows, self.world_size):
@@ -560,8 +562,9 @@ class TableLoader:
                 argument="batch_size",
             )
         self._is_resumed = False
-        self._active = _Iteration(self)
-        return self._active
+        iteration = _Iteration(self)
+        self._active = iteration.received
+        return iteration
 
     def example(self, step: int = 0) -> Any:
         """Return a batch as those of epoch 0, without receiving it: for shapes and types.
@@ -584,7 +587,7 @@ class TableLoader:
         try:
             return reader.batches(step, step + 1, reader.prepare(step, step + 1))[0]
         finally:
-            reader.close()
+            _end(None, *reader.resources)
 
     def close(self) -> None:
         """Remove what is on disk, if no other process uses it; the next iteration makes it again.
@@ -724,10 +727,10 @@ class _Reader:
             for low, high in parts
         ]
 
-    def close(self) -> None:
-        self._stores.clear()
-        if self._loading is not None:
-            self._loading.shutdown(wait=False, cancel_futures=True)
+    @property
+    def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[Store]]]:
+        """What must be ended."""
+        return self._loading, self._stores
 
 
 def _joined(parts: list[dict[str, Any]], places: np.ndarray) -> dict[str, Any]:
@@ -811,8 +814,9 @@ class _Iteration:
         self._asked = self._given = 0
         self._futures: deque[Future[list[Any]]] = deque()
         self._ready: deque[Any] = deque()
-        self.received = False
-        self._finalizer = weakref.finalize(self, _end, self._pool, self._reader)
+        self.received = _Received()
+        # Without the reader, which knows the loader and would keep it for ever.
+        self._finalizer = weakref.finalize(self, _end, self._pool, *self._reader.resources)
 
     @property
     def left(self) -> int:
@@ -836,8 +840,8 @@ class _Iteration:
             )
         start, stop = self._reader.bounds(self._given)
         self._given += 1
-        self.received = True
-        if loader._active is self:
+        self.received.any = True
+        if loader._active is self.received:
             loader.global_rows = stop - start
             loader._next, loader._step = stop, self._before + self._given
         if self._given == self._count:
@@ -857,13 +861,29 @@ class _Iteration:
     def _finish(self) -> None:
         """Let the loader go on with the next epoch."""
         loader = self._loader
-        if loader._active is self:
+        if loader._active is self.received:
             loader._active = None
             loader._epoch, loader._next, loader._step = self._epoch + 1, 0, 0
         self._finalizer()
 
 
-def _end(pool: ThreadPoolExecutor | None, reader: _Reader) -> None:
-    if pool is not None:
-        pool.shutdown(wait=False, cancel_futures=True)
-    reader.close()
+class _Received:
+    """Record of an iteration that has given a batch.
+
+    Attributes
+    ----------
+    any : bool
+    """
+
+    any = False
+
+
+def _end(
+    pool: ThreadPoolExecutor | None,
+    loading: ThreadPoolExecutor | None,
+    stores: dict[int, Future[Store]],
+) -> None:
+    stores.clear()
+    for each in (pool, loading):
+        if each is not None:
+            each.shutdown(wait=False, cancel_futures=True)

@@ -312,7 +312,10 @@ def _columns(leaves: list[ArraySpec]) -> list[str]:
 def _allow_files(more: int) -> None:
     """Raise this process's own limit of open files: each array takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:  # no further file may be opened, not even this folder
+        used = soft
     needed = used + more + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
