@@ -729,7 +729,7 @@ class _Reader:
 
     @property
     def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[Store]]]:
-        """What must be ended."""
+        """Executor of windows and stores, which must be ended."""
         return self._loading, self._stores
 
 
