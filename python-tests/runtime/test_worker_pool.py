@@ -145,7 +145,10 @@ def test_nothing_stays_in_shared_memory_and_no_descriptor_is_lost(two):
     before, shared = descriptors(), os.listdir("/dev/shm")
     for _ in range(5):
         two.run([np.zeros(LARGE)] * 3)
-    assert descriptors() == before
+    deadline = time.monotonic() + 10
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.01)  # others, such as threads of earlier tests, may open one for a moment
+    assert descriptors() <= before
     assert os.listdir("/dev/shm") == shared
 
 
