@@ -6,13 +6,11 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -138,9 +136,11 @@ def _java() -> Finding:
 
 def _spark() -> Iterator[Finding]:
     """Yield Spark's version, and whether its workers would run this Python."""
+    from bigdl.orca.cluster.launch import spark_versions_in
+
     version = _installed("pyspark") or ""
     home = os.environ.get("SPARK_HOME")
-    release = _release_of(Path(home)) if home else None
+    release = next(iter(spark_versions_in(home)), None) if home else None
     if home and release is None:
         yield Finding(
             "Spark",
@@ -174,14 +174,6 @@ def _spark() -> Iterator[Finding]:
         )
 
 
-def _release_of(home: Path) -> str | None:
-    """Return the version of an unpacked Spark; None if it is none."""
-    jars = sorted(home.glob("jars/spark-core_*.jar"))
-    found = re.search(r"-(\d+\.\d+\.\d+)[^-]*\.jar$", jars[0].name) if jars else None
-    return found.group(1) if found else None
-
-
-@cache
 def _problem_of_workers(python: str) -> str:
     """Return why workers of Spark cannot run on a Python; empty if they can."""
     path = shutil.which(python)

@@ -71,7 +71,7 @@ def _network(config: dict[str, Any]) -> Any:
     from torch import nn
 
     return nn.Sequential(
-        nn.LazyLinear(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
+        nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
     )
 
 

@@ -9,6 +9,7 @@ import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -20,7 +21,7 @@ from bigdl.common.checks import check_number, check_positive
 from bigdl.common.drawing import Chart
 from bigdl.common.errors import UsageError
 from bigdl.friesian.metrics.ranking import DEFAULT_METRICS, ranking_metrics
-from bigdl.friesian.metrics.tables import Table, as_arrow, ids
+from bigdl.friesian.metrics.tables import Table, as_arrow, ids, sorted_codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,17 +101,17 @@ class History:
         rows = as_arrow(table, "table", columns)
         if not rows.num_rows:
             raise UsageError("There are no rows to learn from", code="data-empty")
-        (users, user), (items, item) = (
-            _sorted_codes(ids(rows, name, "table")) for name in (user_col, item_col)
-        )
+        users, (user,) = sorted_codes(ids(rows, user_col, "table"))
+        items, (item,) = sorted_codes(ids(rows, item_col, "table"))
         time = _seconds(rows[time_col], time_col) if time_col else np.zeros(rows.num_rows)
         order = np.lexsort((item, time, user))
         counts = np.bincount(user, minlength=len(users))
         starts = np.append(0, np.cumsum(counts))
         return cls(users, items, item[order], time[order], starts)
 
+    @cached_property
     def counts(self) -> np.ndarray:
-        """Return how many rows each item has."""
+        """Number of rows of each item."""
         return np.bincount(self.item, minlength=len(self.items)).astype(np.float64)
 
     def matrix(self, users: np.ndarray) -> np.ndarray:
@@ -137,12 +138,6 @@ class History:
         for matrix in self.batches():
             result += matrix.T @ matrix
         return result
-
-
-def _sorted_codes(column: pa.ChunkedArray) -> tuple[pa.Array, np.ndarray]:
-    values = pc.unique(column)
-    values = values.take(pc.sort_indices(values))
-    return values, np.asarray(pc.index_in(column, value_set=values)).astype(np.int64)
 
 
 def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -247,15 +242,14 @@ class _Baseline(ABC):
         frames = []
         for first in range(0, len(asked), _USERS_AT_ONCE):
             part = known[first : first + _USERS_AT_ONCE]
-            scores = np.tile(history.counts(), (len(part), 1))
-            seen = np.zeros(scores.shape, dtype=bool)
+            scores = np.tile(history.counts, (len(part), 1))
             has_rows = part >= 0
             if has_rows.any():
-                scores[has_rows] = self._scores(history, part[has_rows])
-                seen[has_rows] = history.matrix(part[has_rows]) > 0
+                of_users = self._scores(history, part[has_rows])
+                if filter_seen:
+                    of_users[history.matrix(part[has_rows]) > 0] = -np.inf
+                scores[has_rows] = of_users
             scores[:, ~allowed] = -np.inf
-            if filter_seen:
-                scores[seen] = -np.inf
             top = _top(scores, k)
             chosen = np.take_along_axis(scores, top, axis=1)
             row, column = np.nonzero(chosen > -np.inf)
@@ -358,7 +352,7 @@ class Markov(_Baseline):
         self._counts = counts
 
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
-        popularity = history.counts()
+        popularity = history.counts
         scores = np.tile(popularity / (popularity.max() + 1), (len(users), 1))
         last = history.item[history.starts[users + 1] - 1]
         for row, item in enumerate(last):

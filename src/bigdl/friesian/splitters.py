@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bigdl.common.checks import check_number, check_positive
+from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.ops.kinds import require_columns
@@ -157,15 +157,10 @@ class Splitter(ABC):
         session_col: str | None = None,
         session: Literal["test", "train"] = "test",
     ):
-        if session not in ("test", "train"):
-            raise UsageError(
-                f"session must be 'test' or 'train', got {session!r}",
-                code="argument-value",
-                argument="session",
-            )
         self.user_col, self.item_col, self.time_col = user_col, item_col, time_col
         self.order_by = [item_col] if order_by is None else list(order_by)
-        self.session_col, self.session = session_col, session
+        self.session_col = session_col
+        self.session = check_choice("session", session, ("test", "train"))
 
     def split(self, table: Frame) -> Split[Frame]:
         """Split interactions.
@@ -267,13 +262,7 @@ class LastN(Splitter):
     ):
         super().__init__(**columns)
         self.n, self.number = check_positive("n", n), check_positive("folds", folds)
-        if short_users not in ("train", "drop"):
-            raise UsageError(
-                f"short_users must be 'train' or 'drop', got {short_users!r}",
-                code="argument-value",
-                argument="short_users",
-            )
-        self.short_users = short_users
+        self.short_users = check_choice("short_users", short_users, ("train", "drop"))
 
     def _marked(self, frame: DataFrame) -> Iterator[tuple[DataFrame, Any]]:
         ranked = self._ranked(frame)
@@ -393,13 +382,8 @@ class GlobalTime(Splitter):
                 code="argument-conflict",
                 argument="folds",
             )
-        if target not in ("all", "first", "last"):
-            raise UsageError(
-                f"target must be 'all', 'first' or 'last', got {target!r}",
-                code="argument-value",
-                argument="target",
-            )
-        self.start, self.period, self.target = start, period, target
+        self.start, self.period = start, period
+        self.target = check_choice("target", target, ("all", "first", "last"))
         self.number = check_positive("folds", folds)
         self.test_size = test_size
         if test_size is not None:

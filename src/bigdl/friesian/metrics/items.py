@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bigdl.friesian.metrics.tables import (
     check_same_type,
     column_names,
     ids,
+    index_in,
 )
 from bigdl.orca.data.xshards.frames import quoted
 
@@ -59,19 +61,24 @@ class ItemFacts:
     in_catalogue: np.ndarray
     features: np.ndarray
 
-    @property
+    # Computed once for all batches of users and all k.
+
+    @cached_property
     def catalogue_size(self) -> int:
         return int(self.in_catalogue.sum())
 
+    @cached_property
     def self_information(self) -> np.ndarray:
         """Return ``-log2`` of the share of users who have each item, and of an unknown one."""
         users = np.append(np.maximum(self.users, 1), 1)
         return -np.log2(users / max(self.all_users, 1))
 
+    @cached_property
     def counts(self) -> np.ndarray:
         """Return the training rows of each item, and of an unknown one."""
         return np.append(self.rows, 0).astype(np.float64)
 
+    @cached_property
     def popularity(self) -> np.ndarray:
         """Return the share of items that each item is more popular than; 0 for an unknown one."""
         size = self.catalogue_size
@@ -107,14 +114,13 @@ def item_facts(
     users, rows = np.zeros((2, len(items)), dtype=np.int64)
     at = np.asarray(pc.index_in(counted["item"].cast(expected), value_set=items))
     users[at], rows[at] = np.asarray(counted["users"]), np.asarray(counted["rows"])
-    of_item = pc.fill_null(pc.index_in(items, value_set=described.cast(expected)), len(described))
     return ItemFacts(
         items=items,
         users=users,
         rows=rows,
         all_users=all_users,
         in_catalogue=np.asarray(pc.is_in(items, value_set=listed.cast(expected))),
-        features=codes[np.asarray(of_item).astype(np.int64)],
+        features=codes[index_in(items, described.cast(expected))],
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.metrics.items import ItemFacts
+from bigdl.friesian.metrics.tables import index_in, sorted_codes
 
 __all__ = ["METRICS", "ListOptions", "UserValues", "values_of_users"]
 
@@ -100,6 +101,21 @@ class _Lists:
         self.hit_counts = np.cumsum(self.hits, axis=1)
         self.lengths = np.cumsum(self.present, axis=1)
 
+    @cached_property
+    def precision_sums(self) -> Matrix:
+        """Running sums of the precision at each hit."""
+        return np.cumsum(self.hits * (self.hit_counts / self.ranks), axis=1)
+
+    @cached_property
+    def discounted_gains(self) -> Matrix:
+        """Running sums of the gains, divided by the logarithm of their ranks."""
+        return np.cumsum(self.gains * self.discounts, axis=1)
+
+    @cached_property
+    def ideal_discounted_gains(self) -> Matrix:
+        """The same for each user's best list."""
+        return np.cumsum(self.ideal_gains * self.discounts, axis=1)
+
     def mean_of(self, values: np.ndarray, k: int) -> np.ndarray:
         """Return the mean over the first `k` ranks of a value of each item."""
         sums = np.cumsum(np.where(self.present, values[self.item_codes], 0.0), axis=1)[:, k - 1]
@@ -132,7 +148,7 @@ def _hit_rate(lists: _Lists, k: int) -> np.ndarray:
 
 
 def _map(lists: _Lists, k: int) -> np.ndarray:
-    sums = np.cumsum(lists.hits * (lists.hit_counts / lists.ranks), axis=1)[:, k - 1]
+    sums = lists.precision_sums[:, k - 1]
     divisors = {"relevant": lists.relevant, "min": np.minimum(lists.relevant, k)}
     return sums / divisors.get(lists.options.map_divisor, np.full(len(sums), k))
 
@@ -143,16 +159,16 @@ def _mrr(lists: _Lists, k: int) -> np.ndarray:
 
 
 def _ndcg(lists: _Lists, k: int) -> np.ndarray:
-    gained = np.cumsum(lists.gains * lists.discounts, axis=1)[:, k - 1]
+    gained = lists.discounted_gains[:, k - 1]
     if lists.options.ndcg_ideal == "k":
         return gained / np.cumsum(lists.discounts)[k - 1]
-    return gained / np.cumsum(lists.ideal_gains * lists.discounts, axis=1)[:, k - 1]
+    return gained / lists.ideal_discounted_gains[:, k - 1]
 
 
 def _auc(lists: _Lists, k: int) -> np.ndarray:
     hits = lists.hit_counts[:, k - 1]
     misses = lists.lengths[:, k - 1] - hits
-    above = np.cumsum(lists.present, axis=1) - lists.hit_counts  # misses at or above each rank
+    above = lists.lengths - lists.hit_counts  # misses at or above each rank
     ordered = (lists.hits * (misses[:, None] - above))[:, :k].sum(axis=1)  # whole numbers
     shares = ordered / np.maximum(hits * misses, 1)
     return np.where(hits == 0, 0.0, np.where(misses == 0, 1.0, shares))
@@ -179,17 +195,17 @@ def _unrepeated(lists: _Lists, k: int) -> np.ndarray:
 
 
 def _novelty(lists: _Lists, k: int) -> np.ndarray:
-    return lists.mean_of(lists.known().self_information(), k)
+    return lists.mean_of(lists.known().self_information, k)
 
 
 def _popularity(lists: _Lists, k: int) -> np.ndarray:
-    return lists.mean_of(lists.known().counts(), k)
+    return lists.mean_of(lists.known().counts, k)
 
 
 def _serendipity(lists: _Lists, k: int) -> np.ndarray:
     facts = lists.known()
     expected = (facts.catalogue_size + 1 - lists.ranks) / facts.catalogue_size
-    surprise = np.maximum(expected - facts.popularity()[lists.item_codes], 0.0) * lists.hits
+    surprise = np.maximum(expected - facts.popularity[lists.item_codes], 0.0) * lists.hits
     return np.cumsum(surprise, axis=1)[:, k - 1] / np.maximum(lists.lengths[:, k - 1], 1)
 
 
@@ -258,18 +274,6 @@ class _Rows:
     truth_gain: np.ndarray
 
 
-def _codes(*columns: pa.ChunkedArray) -> tuple[pa.Array, list[np.ndarray]]:
-    """Return the sorted different values of columns, and each column as indices of them."""
-    values = pc.unique(pa.chunked_array([chunk for each in columns for chunk in each.chunks]))
-    values = values.take(pc.sort_indices(values))
-    return values, [_index_in(each, values) for each in columns]
-
-
-def _index_in(column: pa.ChunkedArray | pa.Array, values: pa.Array) -> np.ndarray:
-    found_at = pc.fill_null(pc.index_in(column, value_set=values), len(values))
-    return np.asarray(found_at).astype(np.int64)
-
-
 def _starts(sorted_codes: np.ndarray) -> np.ndarray:
     """Return for each element the position at which its run of equal values begins."""
     is_first = np.append(True, sorted_codes[1:] != sorted_codes[:-1])[: len(sorted_codes)]
@@ -277,8 +281,8 @@ def _starts(sorted_codes: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _Rows:
-    users, (user, truth_user) = _codes(reco["user"], truth["user"])
-    items, (item, truth_item) = _codes(reco["item"], truth["item"])
+    users, (user, truth_user) = sorted_codes(reco["user"], truth["user"])
+    items, (item, truth_item) = sorted_codes(reco["item"], truth["item"])
     value = np.asarray(reco["value"], dtype=np.float64)
     relevance = np.asarray(truth["relevance"], dtype=np.float64)
     gain = np.exp2(relevance) - 1 if options.gain == "exponential" else relevance
@@ -484,7 +488,7 @@ def _batches(
 ) -> Iterator[_Lists]:
     width, pairs = options.width, _pair_counts(rows)
     unknown = len(facts.items) if facts is not None else 0
-    codes = _index_in(rows.items, facts.items) if facts is not None else np.zeros(0, np.int64)
+    codes = index_in(rows.items, facts.items) if facts is not None else np.zeros(0, np.int64)
     truth_rank = np.arange(len(rows.truth_user)) - _starts(rows.truth_user)
     counted: dict[tuple[int, int | None], np.ndarray] = {}
     for first in range(0, len(rows.users), _USERS_AT_ONCE):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bigdl.common.checks import check_positive
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.friesian.metrics.exact import ExactMoments
 from bigdl.friesian.metrics.items import NEEDED_TABLES, ItemFacts, item_facts
@@ -374,12 +374,7 @@ def _options(
         (ties, "ties", ("item_descending", "item_ascending", "pessimistic")),
         (on_duplicates, "on_duplicates", ("raise", "first")),
     ):
-        if value not in allowed:
-            raise UsageError(
-                f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}",
-                code="argument-value",
-                argument=name,
-            )
+        check_choice(name, value, allowed)
     if rank_col is not None and score_col is not None:
         raise UsageError(
             "Pass rank_col= or score_col=, not both", code="argument-conflict", argument="rank_col"

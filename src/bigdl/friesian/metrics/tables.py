@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +24,9 @@ __all__ = [
     "column_names",
     "id_type",
     "ids",
+    "index_in",
     "numbers",
+    "sorted_codes",
 ]
 
 # Any: a table of pandas, Arrow, Polars or Spark, or a FeatureTable; as_table tells them apart.
@@ -134,6 +137,19 @@ def ids(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
             column=column,
         )
     return values.cast(id_type(values.type, what, column))
+
+
+def sorted_codes(*columns: pa.ChunkedArray) -> tuple[pa.Array, list[np.ndarray]]:
+    """Return the sorted different values of columns, and each column as indices of them."""
+    values = pc.unique(pa.chunked_array([chunk for each in columns for chunk in each.chunks]))
+    values = values.take(pc.sort_indices(values))
+    return values, [index_in(each, values) for each in columns]
+
+
+def index_in(column: pa.ChunkedArray | pa.Array, values: pa.Array) -> np.ndarray:
+    """Return the index of each element among `values`, or their number where it is not there."""
+    indices = pc.fill_null(pc.index_in(column, value_set=values), len(values))
+    return np.asarray(indices).astype(np.int64)
 
 
 def check_same_type(expected: pa.DataType, given: pa.DataType, what: str, column: str) -> None:

@@ -574,20 +574,25 @@ def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool =
             os.close(pipe)  # the JVM has it now
 
 
+def spark_versions_in(home: str | Path) -> list[str]:
+    """Return the versions of the Spark in a folder, such as ``["4.1.0"]``; none if it has none."""
+    return [jar.stem.split("-", 2)[-1] for jar in Path(home, "jars").glob("spark-core_*.jar")]
+
+
 def _check_spark_home() -> None:
     """Refuse a SPARK_HOME, such as that of a platform, with another Spark than the PySpark here."""
     import pyspark
 
     home, wanted = spark_home(), pyspark.__version__
-    cores = [jar.stem.split("-", 2)[-1] for jar in Path(home, "jars").glob("spark-core_*.jar")]
-    if cores and not any(each.startswith(f"{wanted.rpartition('.')[0]}.") for each in cores):
+    versions = spark_versions_in(home)
+    if versions and not any(each.startswith(f"{wanted.rpartition('.')[0]}.") for each in versions):
         raise UsageError(
-            f"SPARK_HOME={home} holds Spark {cores[0]}, but the installed PySpark is {wanted}: "
+            f"SPARK_HOME={home} holds Spark {versions[0]}, but the installed PySpark is {wanted}: "
             "unset SPARK_HOME, or let it name the same Spark",
             code="version-unsupported",
             package="spark",
             path=str(home),
-            version=cores[0],
+            version=versions[0],
         )
 
 
