@@ -104,6 +104,18 @@ def test_any_ranks_batch_sizes_and_stops_read_one_global_order(rows, order, seed
     assert seen == expected
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("last", ["keep", "pad"])
+def test_a_rank_without_rows_reads_an_empty_or_a_padded_batch(order, last):
+    table = tables.slice(0, 1)
+    sizes = [
+        [len(each["id"]) for each in loader]
+        for loader in ranks(table, 3, batch_size=2, last=last, **order)
+    ]
+    expected = [[0], [0], [1]] if last == "keep" else [[2], [2], [2]]
+    assert sorted(sizes) == expected
+
+
 def test_the_state_counts_what_the_loop_received_and_is_small(folder):
     loader = TableLoader(folder, batch_size=10, threads=2)
     batches = iter(loader)

@@ -452,6 +452,7 @@ LIVES = """
 
     # It is asked for something when it is killed, as the kernel does when memory runs out.
     os.kill(sc._gateway.proc.pid, signal.SIGSTOP)
+    os.waitpid(sc._gateway.proc.pid, os.WUNTRACED)  # until all threads have stopped
     threading.Timer(0.5, os.kill, (sc._gateway.proc.pid, signal.SIGKILL)).start()
     facts["after a crash"] = []
     for use in (

@@ -701,9 +701,12 @@ class _Reader:
                     stored = self._order.stored_at(number, positions[here])
                     parts.append(store.result().gather(stored))
                     places.append(here)
-            columns = parts[0] if len(parts) == 1 else _joined(parts, np.concatenate(places))
             if not parts:  # a rank without rows
                 columns = next(iter(stores.values())).result().gather(positions)
+            elif len(parts) == 1:
+                columns = parts[0]
+            else:
+                columns = _joined(parts, np.concatenate(places))
         for name, length in self._dense.items():
             columns[name] = _dense(columns[name], length, name)
         return columns
