@@ -39,7 +39,7 @@ from bigdl.nano.serving.http_app import BodyThreads
 from bigdl.nano.serving.messages import SERVICE, check_fields, messages
 from bigdl.nano.serving.open_inference import parse_json, read_request
 from bigdl.nano.serving.runners import ModelRunner
-from bigdl.nano.serving.service import BytesAtOnce
+from bigdl.nano.serving.service import InFlightBytes
 
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], "float32")
 GOOD = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
@@ -391,15 +391,15 @@ def test_large_answers_come_whole_and_too_large_ones_are_refused():
 
 
 def test_requests_that_are_too_large_together_are_refused_but_for_small_ones():
-    budget = BytesAtOnce(1_000_000)
-    with budget.holding() as first, budget.holding() as second:
+    budget = InFlightBytes(1_000_000)
+    with budget.reservation() as first, budget.reservation() as second:
         first(1_000_000)
         with pytest.raises(OverloadError, match="too large together"):
             second(200_000)
         second(60_000)
         first(500_000)
         second(500_000)
-    with budget.holding() as third:
+    with budget.reservation() as third:
         third(1_000_000)
 
 

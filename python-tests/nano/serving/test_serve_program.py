@@ -232,14 +232,14 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
 STUCK = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from bigdl.nano.serving.ending import end_within
+from bigdl.nano.serving.process_exit import exit_within
 
 def for_ever():
     while True:
         pass
 
 ThreadPoolExecutor(1).submit(for_ever)
-end_within(0.2, "server")
+exit_within(0.2, "server")
 """
 
 

@@ -86,7 +86,7 @@ def _repeat(calls: Iterable[tuple[Callable[..., Any], tuple]]) -> None:
         function(*arguments)
 
 
-class OtherForward:
+class ForwardOverride:
     """Another way of a module's forward; a copy of the module has its own, as it is written."""
 
     def __init__(self, module: Any):

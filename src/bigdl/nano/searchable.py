@@ -68,7 +68,7 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
     return resolve(value, Assignment(naming, {**defaults, **config}))
 
 
-class Searchable(Lazy):
+class SearchableValue(Lazy):
     """A lazy object that a user can inspect: its spaces, and its values for some choices."""
 
     @property
@@ -104,7 +104,7 @@ class Searchable(Lazy):
         return with_config(self, config)
 
 
-class AutoObject(Searchable):
+class AutoObject(SearchableValue):
     """A call that is made when its arguments have been chosen.
 
     Parameters
@@ -267,7 +267,7 @@ def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..
         @functools.wraps(function)
         def call(*further: Any, **values: Any) -> AutoObject:
             return AutoObject(
-                lambda **chosen: function(_Attributes(chosen), *further), **settled | values
+                lambda **chosen: function(_AttributeDict(chosen), *further), **settled | values
             )
 
         return call
@@ -275,7 +275,7 @@ def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..
     return decorate
 
 
-class _Attributes(dict):
+class _AttributeDict(dict):
     """A dict whose items are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:

@@ -61,13 +61,13 @@ from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
 from bigdl.friesian.serving.stages import DEFAULT_STAGES, Stage, function_of, load_stage
 from bigdl.nano.serving.access import Security, Tokens, changes_allowed, read_token
 from bigdl.nano.serving.batching import BatchingOptions
-from bigdl.nano.serving.ending import end_within, say
 from bigdl.nano.serving.grpc_server import GrpcServer, GrpcService
 from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.metrics import ServingMetrics
+from bigdl.nano.serving.process_exit import exit_within, print_line
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService
-from bigdl.nano.serving.workers import Siblings, Worker, Workers
+from bigdl.nano.serving.workers import PeerWorkers, ServerWorker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
@@ -85,7 +85,7 @@ class Serving:
     config : Config
     shard, replica : int, optional
         Serve a shard of the items instead of what the section ``server`` says.
-    worker : Worker, optional
+    worker : ServerWorker, optional
         This process is one of several that share the ports.
     listens : bool, default True
         False opens no port; see :attr:`recommender`.
@@ -106,7 +106,7 @@ class Serving:
         config: Config,
         shard: int | None = None,
         replica: int = 0,
-        worker: Worker | None = None,
+        worker: ServerWorker | None = None,
         listens: bool = True,
     ):
         self._is_shard = shard is not None
@@ -119,7 +119,7 @@ class Serving:
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
         self._servers: list[Callable[[], Any]] = []  # that are stopped first
-        self._siblings: Siblings | None = None
+        self._peers: PeerWorkers | None = None
         self._added: dict[int, list[float]] = {}  # items that clients added to the index
         self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
@@ -154,7 +154,7 @@ class Serving:
         limits = limits_of(config)
         threads = server.get("threads", 16)
         shares_port = self._worker is not None
-        self._join_siblings()
+        self._join_peers()
         for name in wanted:
             services: list[GrpcService] = [getattr(self, f"_{name}_service")(limits)]
             if name == "ranking":
@@ -195,14 +195,14 @@ class Serving:
             self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             self._watcher.start()
 
-    def _join_siblings(self) -> None:
+    def _join_peers(self) -> None:
         """Let the other workers of this server ask, and ask them."""
         if self._worker is None:
             return
         functions = {"add": self._added_elsewhere, "added": lambda _: self._all_added()}
-        siblings = Siblings(self._worker, self._models, functions)
-        self._closing.append(siblings.close)
-        self._siblings = siblings
+        peers = PeerWorkers(self._worker, self._models, functions)
+        self._closing.append(peers.close)
+        self._peers = peers
 
     def _added_elsewhere(self, content: bytes) -> bytes:
         self._add({int(item): vector for item, vector in json.loads(content).items()})
@@ -216,9 +216,9 @@ class Serving:
             self._index.add_items(list(items), list(items.values()))
             self._added.update(items)
 
-    def _take_over_items(self, siblings: Siblings) -> None:
+    def _take_over_items(self, peers: PeerWorkers) -> None:
         """Add the items that other workers were told of before this one began."""
-        for items in siblings.ask("added").values():
+        for items in peers.ask("added").values():
             self._added_elsewhere(items)
             break
 
@@ -233,9 +233,9 @@ class Serving:
         if self._is_routed:
             return RecallService(self._recall, self._recall, self.metrics, limits)
         index: Any = self._index
-        if self._siblings is not None:
-            self._take_over_items(self._siblings)
-            index = _SharedIndex(self._add, self._siblings)
+        if self._peers is not None:
+            self._take_over_items(self._peers)
+            index = _SharedIndex(self._add, self._peers)
         return RecallService(self._local_recall, index, self.metrics, limits)
 
     def _ranking_service(self, limits: Limits) -> Service:
@@ -539,13 +539,13 @@ class Serving:
 class _SharedIndex:
     """The index of all workers of a server, for items that come one by one."""
 
-    def __init__(self, add: Callable[[dict[int, list[float]]], None], siblings: Siblings):
-        self._add, self._siblings = add, siblings
+    def __init__(self, add: Callable[[dict[int, list[float]]], None], peers: PeerWorkers):
+        self._add, self._peers = add, peers
 
     def add_item(self, item_id: int, vector: Any) -> None:
         items = {int(item_id): np.asarray(vector, np.float32).tolist()}
         self._add(items)
-        self._siblings.ask("add", json.dumps(items).encode())
+        self._peers.ask("add", json.dumps(items).encode())
 
 
 def _started(
@@ -721,15 +721,15 @@ def _serve(options: argparse.Namespace) -> int:
     )
     if options.worker is None and workers > 1:
         return _serve_by_workers(config, workers, options, ending)
-    worker = None if options.worker is None else Worker.from_json(options.worker)
+    worker = None if options.worker is None else ServerWorker.from_json(options.worker)
     with Serving(config, options.shard, options.replica, worker) as serving:
         freeze_modules()  # else a request in thousands waits for a collection of all of them
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()
-        say("ending")
+        print_line("ending")
         grace = config.get("server.grace_s", RECOMMENDER_END_S)
-        end_within(grace + RECOMMENDER_CLOSE_S, "bigdl-friesian-serve")
+        exit_within(grace + RECOMMENDER_CLOSE_S, "bigdl-friesian-serve")
     return 0
 
 

@@ -25,7 +25,7 @@ from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import as_numpy
 from bigdl.friesian.serving.stages import RANKED, FeatureReader
 from bigdl.nano.serving.access import ADMIN, METRICS
-from bigdl.nano.serving.grpc_port import Call, GrpcRefusal
+from bigdl.nano.serving.grpc_port import GrpcCall, GrpcRefusal
 from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.metrics import ServingMetrics
 from bigdl.nano.serving.protos import Message, MessageClass
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import grpc
 
 logger = logging.getLogger(__name__)
-Method = Callable[[Message, Call], Message]
+Method = Callable[[Message, GrpcCall], Message]
 
 _GREATEST_ID = (1 << 31) - 1  # of int32
 # Between the end of the work and the deadline of the caller: the way back of the answer, which a
@@ -127,10 +127,10 @@ class Service:
         """Return the methods of the service by their names."""
         return {"getMetrics": self._get_metrics, "resetMetrics": self._reset_metrics}
 
-    def _get_metrics(self, request: Message, context: Call) -> Message:
+    def _get_metrics(self, request: Message, context: GrpcCall) -> Message:
         return self._message("ServerMessage", str=self.metrics.to_json())
 
-    def _reset_metrics(self, request: Message, context: Call) -> Message:
+    def _reset_metrics(self, request: Message, context: GrpcCall) -> Message:
         self.metrics.reset()
         return wire.message("google.protobuf.Empty")()
 
@@ -144,7 +144,7 @@ class Service:
         request_class: MessageClass,
         function: Method,
         content: bytes,
-        context: Call,
+        context: GrpcCall,
     ) -> Message:
         try:
             request = request_class.FromString(content)
@@ -218,7 +218,7 @@ class FeatureService(Service):
         }
 
     def _read(
-        self, named: tuple[str, Sequence[str] | None], request: Message, context: Call
+        self, named: tuple[str, Sequence[str] | None], request: Message, context: GrpcCall
     ) -> Message:
         table, columns = named
         self.limits.check_ids(request.ID)
@@ -301,7 +301,7 @@ class RecallService(Service):
     def functions(self) -> dict[str, Method]:
         return super().functions() | {"searchCandidates": self._search, "addItem": self._add}
 
-    def _search(self, request: Message, context: Call) -> Message:
+    def _search(self, request: Message, context: GrpcCall) -> Message:
         k = self.limits.check_k("k", request.k)
         candidates = self._recall.candidates(np.array([request.userID], np.int64), k)
         if not len(candidates.ids):
@@ -314,7 +314,7 @@ class RecallService(Service):
             partial=candidates.partial,
         )
 
-    def _add(self, request: Message, context: Call) -> Message:
+    def _add(self, request: Message, context: GrpcCall) -> Message:
         if self._index is None:
             raise GrpcRefusal("FAILED_PRECONDITION", "This service has no index to add items to")
         self._index.add_item(request.itemID, np.array(request.itemVector, np.float32))
@@ -357,7 +357,7 @@ class RankingService(Service):
     def functions(self) -> dict[str, Method]:
         return super().functions() | {"doPredict": self._predict}
 
-    def _predict(self, request: Message, context: Call) -> Message:
+    def _predict(self, request: Message, context: GrpcCall) -> Message:
         kind, columns = wire.decoded(request.encodedStr)
         wanted = getattr(self._ranker, "columns", None)
         if wanted is not None and (missing := [each for each in wanted if each not in columns]):
@@ -458,7 +458,7 @@ class RecommenderService(Service):
             "getClientMetrics": self._get_client_metrics,
         }
 
-    def _recommend(self, request: Message, context: Call) -> Message:
+    def _recommend(self, request: Message, context: GrpcCall) -> Message:
         self.limits.check_ids(request.ID)
         k = self.limits.check_k("recommendNum", request.recommendNum)
         candidates = None
@@ -491,17 +491,17 @@ class RecommenderService(Service):
         ]
         return self._message("RecommendIDProbs", IDProbList=lists)
 
-    def _get_client_metrics(self, request: Message, context: Call) -> Message:
+    def _get_client_metrics(self, request: Message, context: GrpcCall) -> Message:
         stages = self._recommender.stages
         figures = [each for each in self.metrics.summary() if each["name"] in stages]
         return self._message("ServerMessage", str=json.dumps(figures))
 
 
-def _headers(context: Call) -> dict[str, str]:
+def _headers(context: GrpcCall) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
 
 
-def _time_left(context: Call) -> float | None:
+def _time_left(context: GrpcCall) -> float | None:
     left = context.time_remaining()
     if left is None or left > 3600:  # gRPC has a very long time for none
         return None

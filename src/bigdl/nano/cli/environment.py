@@ -35,7 +35,7 @@ _HOW_TO_INSTALL = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _EnvironmentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} -h", code="argument-value")
 
@@ -58,7 +58,9 @@ def make_parser(prog: str, usage: str, description: str) -> argparse.ArgumentPar
         `perf`, `gpu`, `sgx`, `cores` (int or None) and `debug`; what it cannot parse is a
         UsageError.
     """
-    parser = _Parser(prog, f"{prog} {usage}", description, add_help=False, allow_abbrev=False)
+    parser = _EnvironmentParser(
+        prog, f"{prog} {usage}", description, add_help=False, allow_abbrev=False
+    )
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this")
     add(

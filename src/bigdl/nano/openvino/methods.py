@@ -304,7 +304,7 @@ class OpenVINOMethod(Method[Source]):
 
 
 @dataclass(frozen=True)
-class QuantizedMethod(OpenVINOMethod):
+class QuantizedOpenVINOMethod(OpenVINOMethod):
     """OpenVINO with weights, and mostly activations, in integers, by NNCF.
 
     With an accuracy goal, layers are left in floating point, those first whose quantization
@@ -344,7 +344,7 @@ def openvino_methods(convert: Convert, wrap: Wrap) -> list[OpenVINOMethod]:
         See :data:`Convert` and :data:`Wrap`.
     """
     ends: dict[str, Any] = {"convert": convert, "wrap": wrap}
-    plain, quantized = OpenVINOMethod, QuantizedMethod
+    plain, quantized = OpenVINOMethod, QuantizedOpenVINOMethod
     weights: dict[str, Any] = {"weights_only": True, "extended": True, **ends}
     weights["arguments"] = ("weight_options",)
     bf16: dict[str, Any] = {"computes": "bf16", **ends}

@@ -10,7 +10,7 @@ from torch import nn
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix
 from bigdl.nano.pytorch.training.rates import AS_WRITTEN, COMPILED, COMPILING, StepRates
-from bigdl.nano.pytorch.training.steps import CompiledForward, OtherForward, computing_children
+from bigdl.nano.pytorch.training.steps import CompiledForward, ForwardOverride, computing_children
 
 _STEPS = 20  # as written, and compiled, whose medians are compared
 _COMPILING = 2  # the steps in which layers are compiled, forwards and backwards
@@ -91,7 +91,7 @@ class CompilerChoice:
     def _compile(self) -> None:
         for part in computing_children(self._module) or [self._module]:
             owner: Any = part
-            while isinstance(owner.forward, OtherForward):  # what compiles is the module's own code
+            while isinstance(owner.forward, ForwardOverride):  # compile the original
                 owner = owner.forward
             self._replaced.set(owner, "forward", CompiledForward(owner, optional=True))
 

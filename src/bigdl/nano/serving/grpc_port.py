@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import grpc
     from grpc.aio import ServicerContext
 
-__all__ = ["Call", "GrpcPort", "GrpcRefusal"]
+__all__ = ["GrpcCall", "GrpcPort", "GrpcRefusal"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class _Method:
     is_async: bool
 
 
-class Call:
+class GrpcCall:
     """A request as its method sees it: the context of grpc, for a method in a thread.
 
     Parameters
@@ -146,9 +146,9 @@ class Call:
 class GrpcPort:
     """A server of gRPC for some services; it answers from :meth:`start` to :meth:`stop`.
 
-    A method of one request and one answer is a function of request and :class:`Call`: one that is
-    async runs in the event loop, any other in a thread. Other methods are those of ``grpc.aio``,
-    or run in the threads.
+    A unary method is a function of the request and a :class:`GrpcCall`. Coroutine functions run in
+    the event loop, other functions in a thread. Streaming methods have the signatures of
+    ``grpc.aio``.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ class GrpcPort:
 
     async def _called(self, method: _Method, content: bytes, context: ServicerContext) -> bytes:
         pool = self._pool if method.group == _WORK else self._quick_pool
-        call = Call(context, pool, self._results)
+        call = GrpcCall(context, pool, self._results)
         if method.is_async:
             answer = await method.function(_read(method, content), call)
             return answer if method.write is None else method.write(answer)
@@ -419,7 +419,7 @@ class _Services:
 class _Work:
     """A call of a method in a thread, from the bytes of its message to those of its answer."""
 
-    def __init__(self, method: _Method, content: bytes, call: Call):
+    def __init__(self, method: _Method, content: bytes, call: GrpcCall):
         self._method, self._call = method, call
         self.content: bytes | None = content
 

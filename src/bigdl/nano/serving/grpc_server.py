@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import require
 from bigdl.nano.serving.access import ADMIN, INFER, ForbiddenError, Security, read_pem
-from bigdl.nano.serving.grpc_port import Call, GrpcPort, GrpcRefusal
+from bigdl.nano.serving.grpc_port import GrpcCall, GrpcPort, GrpcRefusal
 from bigdl.nano.serving.limits import ServingLimits
 from bigdl.nano.serving.protos import ProtoPool
 
@@ -143,7 +143,7 @@ class GrpcServer:
         grpc = require("grpc", "serving")
         [(asked, answer)] = _pool.methods(_HEALTH).values()
 
-        async def check(request: _HealthRequest, call: Call) -> object:
+        async def check(request: _HealthRequest, call: GrpcCall) -> object:
             if request.service and request.service not in self._names:
                 raise GrpcRefusal("NOT_FOUND", f"There is no service {request.service!r}")
             is_serving = self._is_ready() and not self._is_ending

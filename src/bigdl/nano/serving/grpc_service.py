@@ -14,7 +14,7 @@ from bigdl.common.errors import require
 from bigdl.nano.serving import open_inference as protocol
 from bigdl.nano.serving.access import ADMIN
 from bigdl.nano.serving.future_awaiter import FutureAwaiter
-from bigdl.nano.serving.grpc_port import Call, GrpcRefusal, not_a_message
+from bigdl.nano.serving.grpc_port import GrpcCall, GrpcRefusal, not_a_message
 from bigdl.nano.serving.http_app import server_metadata
 from bigdl.nano.serving.messages import (
     METHODS,
@@ -140,17 +140,17 @@ class InferenceHandlers:
         described = protocol.model_metadata(name, versions, model.platform, model.signature)
         return messages()["ModelMetadataResponse"](**described)
 
-    async def _model_infer(self, content: bytes, call: Call) -> bytes:
+    async def _model_infer(self, content: bytes, call: GrpcCall) -> bytes:
         try:
-            with self.service.bytes_at_once.holding() as hold:
-                hold(len(content))
+            with self.service.bytes_at_once.reservation() as reserve:
+                reserve(len(content))
                 return await self._inferred(content, call)
         except GrpcRefusal:
             raise
         except Exception as error:
             raise _refusal("ModelInfer", error) from None
 
-    async def _inferred(self, content: bytes, call: Call) -> bytes:
+    async def _inferred(self, content: bytes, call: GrpcCall) -> bytes:
         """Answer a request in the event loop; what is large is read and written in threads."""
         self.service.loops.add(asyncio.get_running_loop())
         service, begin, is_small = self.service, time.monotonic(), len(content) <= _SMALL
@@ -162,20 +162,20 @@ class InferenceHandlers:
         name, metadata = request.model_name, dict(call.invocation_metadata())
         version = request.model_version or metadata.get("x-model-version")
         with (
-            service.answering(name, version, "grpc") as answering,
+            service.trace_request(name, version, "grpc") as request_trace,
             service.repository.lease(name, version, metadata.get("x-request-key")) as deployed,
         ):
-            answering.deployed, served = deployed, deployed.model
-            with answering.stage("decode"):
+            request_trace.deployed, served = deployed, deployed.model
+            with request_trace.stage("decode"):
                 most = service.limits.max_rows
                 asked, wanted, arrays = await run(_decoded, request, served.signature, most)
-            answering.mirror(arrays)
+            request_trace.mirror(arrays)
             times = [each for each in (asked.timeout, call.time_remaining()) if each is not None]
             seconds = service.seconds_of(min(times, default=None))
             left = max(seconds - (time.monotonic() - begin), 0.0)
             future = served.submit(arrays, left)
             results = await self._results.within(future, left, seconds)
-            with answering.stage("encode"):
+            with request_trace.stage("encode"):
                 is_small = sum(results[position].nbytes for position, _ in wanted) <= _SMALL
                 most = service.limits.max_answer_bytes
                 protocol.check_answer(wanted, results, most)

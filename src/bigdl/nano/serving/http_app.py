@@ -243,12 +243,12 @@ class HttpApp:
             allowed = ", ".join(sorted(methods))
             raise _Refused(405, f"{path} takes {allowed}, not {method}", allow=allowed)
         query = scope.get("query_string", b"").decode("latin-1")
-        with self.service.bytes_at_once.holding() as hold:
+        with self.service.bytes_at_once.reservation() as reserve:
             body = b""
             if method not in ("GET", "HEAD"):
                 try:
                     async with asyncio.timeout(self.service.limits.body_timeout):
-                        body = await self._body(headers, receive, hold)
+                        body = await self._body(headers, receive, reserve)
                 except TimeoutError:
                     raise _Refused(
                         408, "The body of the request did not arrive in time", connection="close"
@@ -257,7 +257,7 @@ class HttpApp:
             return await handler(request, **arguments)
 
     async def _body(
-        self, headers: Mapping[str, str], receive: Receive, hold: Callable[[int], None]
+        self, headers: Mapping[str, str], receive: Receive, reserve: Callable[[int], None]
     ) -> bytes:
         most = self.service.limits.max_request_bytes
         declared = headers.get("content-length", "")
@@ -272,7 +272,7 @@ class HttpApp:
             size += len(part)
             if size > most:
                 raise _too_large(most)
-            hold(size)
+            reserve(size)
             parts.append(part)
             more = message.get("more_body", False)
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -281,10 +281,10 @@ class HttpApp:
             return body
         # As large as it may become, before it does.
         allowed = min(most, max(_ANY_RATIO, _RATIO * size))
-        hold(allowed)
+        reserve(allowed)
         unpack = partial(_unpacked, body, encoding, allowed, most)
         content = await self._bodies.run(unpack, allowed // _ANY_RATIO * _SMALL)
-        hold(len(content))
+        reserve(len(content))
         return content
 
     # -- the protocol --------------------------------------------------------------------------
@@ -321,11 +321,11 @@ class HttpApp:
         version = version or headers.get("x-model-version")
         begin = time.monotonic()
         with (
-            service.answering(model, version, "http") as answering,
+            service.trace_request(model, version, "http") as request_trace,
             service.repository.lease(model, version, headers.get("x-request-key")) as deployed,
         ):
-            answering.deployed, served = deployed, deployed.model
-            with answering.stage("decode"):
+            request_trace.deployed, served = deployed, deployed.model
+            with request_trace.stage("decode"):
                 read = partial(_read, request, served.signature, service.limits.max_rows)
                 size = _slow_bytes(request, served.signature)
                 asked, arrays = await self._bodies.run(read, size)
@@ -333,10 +333,10 @@ class HttpApp:
             left = seconds - (time.monotonic() - begin)
             if left <= 0:
                 raise late(seconds)
-            answering.mirror(arrays)
+            request_trace.mirror(arrays)
             future = served.submit(arrays, left)
             results = await self._results.within(future, left, seconds)
-            with answering.stage("encode"):
+            with request_trace.stage("encode"):
                 write = partial(
                     protocol.write_answer,
                     *(asked, served.signature, results, model, deployed.version),

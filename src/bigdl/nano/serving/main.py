@@ -18,13 +18,13 @@ from bigdl.common.memory import freeze_modules
 from bigdl.common.timeouts import CLOSE_S, REQUESTS_END_S, SILENCE_S
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
-from bigdl.nano.serving.ending import end_within, say
+from bigdl.nano.serving.process_exit import exit_within, print_line
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.server import ModelServer, allow_many_connections
 from bigdl.nano.serving.service import ServingLimits
 from bigdl.nano.serving.workers import (
-    Siblings,
-    Worker,
+    PeerWorkers,
+    ServerWorker,
     Workers,
     WorkerStartError,
 )
@@ -33,14 +33,14 @@ _NAME = "bigdl-serve"
 _PORTS = {"http": "--http-port", "grpc": "--grpc-port"}
 
 
-class _Parser(argparse.ArgumentParser):
+class _ServeParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {_NAME} -h", code="argument-value")
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = _Parser(
+    parser = _ServeParser(
         _NAME,
         description="Serves saved models by the Open Inference Protocol over HTTP and gRPC.",
     )
@@ -175,13 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     """Serve in this process, which may be one of several."""
-    worker = None if options.worker is None else Worker.from_json(options.worker)
+    worker = None if options.worker is None else ServerWorker.from_json(options.worker)
     if worker is not None:
         options.http_port = worker.ports.get(_PORTS["http"], -1)
         options.grpc_port = worker.ports.get(_PORTS["grpc"], -1)
         options.threads = options.threads or max(1, core_count() // worker.count)
     server = started_server(options, shares_port=worker is not None)
-    siblings = None if worker is None else Siblings(worker, server.service)
+    peers = None if worker is None else PeerWorkers(worker, server.service)
     repository = server.repository
     freeze_modules()  # else a request in thousands waits for a collection of all of them
     served = ", ".join(
@@ -193,13 +193,13 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     else:
         print(f"ready {served}", flush=True)
     stopped.wait()
-    end_within(options.drain_seconds + REQUESTS_END_S + CLOSE_S, _NAME)
+    exit_within(options.drain_seconds + REQUESTS_END_S + CLOSE_S, _NAME)
     if options.drain_seconds:
         server.drain(options.drain_seconds)
     server.close()
-    if siblings is not None:
-        siblings.close()
-    say(f"{_NAME}: ended")
+    if peers is not None:
+        peers.close()
+    print_line(f"{_NAME}: ended")
     return 0
 
 

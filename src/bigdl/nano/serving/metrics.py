@@ -104,7 +104,7 @@ class _Ignored:
 _IGNORED = _Ignored()
 
 
-class _Stage:
+class _StageTimes:
     """The latest times of one stage."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class ServingMetrics:
         self.tracer = _tracer()
         # Where several processes are one server, it adds the metrics of the others.
         self.join: Callable[[bytes], bytes] = lambda own: own
-        self._stages: dict[str, _Stage] = {}
+        self._stages: dict[str, _StageTimes] = {}
         self._lock = threading.Lock()
         self._children: dict[tuple[str, ...], _Child] = {}
         self._families: dict[str, Callable[..., _Child]] = {}
@@ -287,7 +287,7 @@ class ServingMetrics:
         with self._lock:
             known = self._stages.get(stage)
             if known is None:
-                known = self._stages[stage] = _Stage()
+                known = self._stages[stage] = _StageTimes()
             known.latest.append(seconds)
             known.count += 1
         self._child("bigdl_recommender_stage_seconds", stage).observe(seconds)

@@ -20,8 +20,8 @@ from bigdl.nano.serving.statuses import status_of
 __all__ = ["InferenceService"]
 
 
-class BytesAtOnce:
-    """The bytes that all requests hold which a server has begun to read.
+class InFlightBytes:
+    """The bytes that all requests reserve which a server has begun to read.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class BytesAtOnce:
         self._changing = threading.Lock()
 
     @contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
+    def reservation(self) -> Iterator[Callable[[int], None]]:
         """Return a function by which one request says how many bytes it has by now.
 
         It raises an :class:`OverloadError` if all together would have too many. What is said ends
@@ -42,7 +42,7 @@ class BytesAtOnce:
         """
         mine = 0
 
-        def hold(size: int) -> None:
+        def reserve(size: int) -> None:
             nonlocal mine
             more = max(size - _FREE_BYTES, 0) - mine
             if not more:
@@ -57,13 +57,13 @@ class BytesAtOnce:
                 mine += more
 
         try:
-            yield hold
+            yield reserve
         finally:
             with self._changing:
                 self._bytes -= mine
 
 
-_FREE_BYTES = 64 << 10  # of a request: small ones are answered whatever large ones hold
+_FREE_BYTES = 64 << 10  # of a request: small ones are answered whatever large ones reserve
 
 
 class InferenceService:
@@ -102,7 +102,7 @@ class InferenceService:
         metrics.observe_models(repository)
         limit = max(self.limits.max_bytes_at_once, self.limits.max_request_bytes)
         self.loops: set[asyncio.AbstractEventLoop] = set()  # that answer requests
-        self.bytes_at_once = BytesAtOnce(limit)
+        self.bytes_at_once = InFlightBytes(limit)
         self._needs_models = needs_models
         self.draining = False
         self._tokens = tokens or Tokens()
@@ -170,27 +170,29 @@ class InferenceService:
         return self.limits.timeout if asked is None else min(asked, self.limits.timeout)
 
     @contextmanager
-    def answering(self, model: str, version: str | None, protocol: str) -> Iterator[Answering]:
+    def trace_request(
+        self, model: str, version: str | None, protocol: str
+    ) -> Iterator[RequestTrace]:
         """Count and trace a request for inference, whatever becomes of it."""
-        begin, answering = time.perf_counter(), Answering(self)
+        begin, request_trace = time.perf_counter(), RequestTrace(self)
         code = "cancelled"
-        with self.metrics.request(), self._span(f"{protocol} infer {model}", answering):
+        with self.metrics.request(), self._span(f"{protocol} infer {model}", request_trace):
             try:
-                yield answering
+                yield request_trace
                 code = "ok"
             except Exception as error:
                 code = status_of(error).word
                 raise
             finally:
                 seconds = time.perf_counter() - begin
-                deployed = answering.deployed
+                deployed = request_trace.deployed
                 if deployed is None:
                     self.metrics.requested("", "", protocol, code, seconds)
                 else:
                     self.metrics.requested(deployed.name, deployed.version, protocol, code, seconds)
 
 
-class Answering:
+class RequestTrace:
     """One request on its way: which version answers it, and how long its stages take."""
 
     def __init__(self, service: InferenceService):
@@ -218,16 +220,16 @@ def _tracer() -> Callable[[str, Any], Any]:
     try:
         from opentelemetry import trace
     except ImportError:
-        return lambda name, answering: nullcontext()
+        return lambda name, request_trace: nullcontext()
     tracer = trace.get_tracer("bigdl.nano.serving")
 
     @contextmanager
-    def span(name: str, answering: Answering) -> Iterator[None]:
+    def span(name: str, request_trace: RequestTrace) -> Iterator[None]:
         with tracer.start_as_current_span(name) as current:
             try:
                 yield
             finally:
-                deployed = answering.deployed
+                deployed = request_trace.deployed
                 if deployed is not None and current.is_recording():
                     current.set_attribute("bigdl.model.name", deployed.name)
                     current.set_attribute("bigdl.model.version", deployed.version)

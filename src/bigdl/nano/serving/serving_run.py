@@ -25,7 +25,7 @@ _REQUEST = "request"
 _PARTS = {"latency_50_ms": 0.5, "latency_95_ms": 0.95, "latency_99_ms": 0.99}
 
 
-class _Stage:
+class _StageHistogram:
     """One histogram: its count, its sum in seconds, and its counts up to each bound."""
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class _Stage:
         self.sum = 0.0
         self.buckets: dict[float, float] = defaultdict(float)
 
-    def since(self, before: _Stage) -> _Stage:
+    def since(self, before: _StageHistogram) -> _StageHistogram:
         """Return the figures added since an earlier look; all if the server was started again."""
-        added = _Stage()
+        added = _StageHistogram()
         if before.count > self.count:
-            before = _Stage()
+            before = _StageHistogram()
         added.count, added.sum = self.count - before.count, self.sum - before.sum
         for bound, count in self.buckets.items():
             added.buckets[bound] = count - before.buckets.get(bound, 0.0)
         return added
 
     @classmethod
-    def joined(cls, stages: Iterable[_Stage]) -> _Stage:
+    def joined(cls, stages: Iterable[_StageHistogram]) -> _StageHistogram:
         """All observations of several."""
         whole = cls()
         for each in stages:
@@ -113,7 +113,7 @@ class ServingRun:
         self._every = check_number("every", every, above=0)
         self._source = source
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._looks: list[tuple[float, dict[str, _Stage]]] = []
+        self._looks: list[tuple[float, dict[str, _StageHistogram]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bigdl-serving-run", daemon=True)
 
@@ -140,10 +140,13 @@ class ServingRun:
         """
         rows = []
         for (began, before), (ended, after) in zip(self._looks, self._looks[1:], strict=False):
-            added = {name: stage.since(before.get(name, _Stage())) for name, stage in after.items()}
+            added = {
+                name: stage.since(before.get(name, _StageHistogram()))
+                for name, stage in after.items()
+            }
             # of a service alone, each call of one of its methods is a request
             methods = [added.pop(name) for name in list(added) if name != name.lower()]
-            asked = added.pop(_REQUEST) if _REQUEST in added else _Stage.joined(methods)
+            asked = added.pop(_REQUEST) if _REQUEST in added else _StageHistogram.joined(methods)
             if not asked.count:
                 continue
             row: dict[str, Any] = {
@@ -240,10 +243,10 @@ def _or_zero(value: float | None) -> float:
     return 0.0 if value is None or math.isnan(value) else value
 
 
-def _stages_in(text: str) -> dict[str, _Stage] | None:
+def _stages_in(text: str) -> dict[str, _StageHistogram] | None:
     """Return the histograms of stages in a text of Prometheus; None if it has none at all."""
     parser = require("prometheus_client.parser", "serving")
-    stages: dict[str, _Stage] | None = None
+    stages: dict[str, _StageHistogram] | None = None
     for family in parser.text_string_to_metric_families(text):
         of_request = family.name == "bigdl_request_seconds"
         if not of_request and not family.name.endswith("_stage_seconds"):
@@ -254,7 +257,7 @@ def _stages_in(text: str) -> dict[str, _Stage] | None:
             kind = sample.name.removeprefix(family.name)
             if kind == "_created":
                 continue
-            stage = stages.setdefault(name, _Stage())
+            stage = stages.setdefault(name, _StageHistogram())
             if kind == "_bucket":
                 stage.buckets[float(sample.labels["le"])] += sample.value
             elif kind == "_count":

@@ -57,7 +57,7 @@ class WorkerStartError(BigDLError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Worker:
+class ServerWorker:
     """Which of several workers a process is.
 
     Attributes
@@ -78,11 +78,11 @@ class Worker:
         return json.dumps(vars(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Worker:
+    def from_json(cls, text: str) -> ServerWorker:
         return cls(**json.loads(text))
 
 
-class Siblings:
+class PeerWorkers:
     """The messages that a worker and the others exchange.
 
     Metrics of the service are those of all workers from now on, and what a client changes at its
@@ -90,7 +90,7 @@ class Siblings:
 
     Parameters
     ----------
-    worker : Worker
+    worker : ServerWorker
     service : InferenceService
     functions : dict of str to callable, optional
         Further questions by their names; each gets the bytes of one and returns those of an answer.
@@ -98,7 +98,7 @@ class Siblings:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: ServerWorker,
         service: InferenceService,
         functions: Mapping[str, Callable[[bytes], bytes]] | None = None,
     ):
@@ -119,7 +119,7 @@ class Siblings:
         self._is_open = True
         self._ended = threading.Event()
         threading.Thread(target=self._give_signs, name="sign of life", daemon=True).start()
-        threading.Thread(target=self._listen, name="siblings", daemon=True).start()
+        threading.Thread(target=self._listen, name="peers", daemon=True).start()
         own.join = lambda text: joined_metrics({number: text, **self.ask("metrics")})
         service.changed = lambda *change: self.ask("change", json.dumps(change).encode())
         for state in self.ask("state").values():
@@ -318,7 +318,7 @@ class Workers:
         return [each.pid for each in self._processes]
 
     def _started(self, number: int) -> subprocess.Popen:
-        worker = Worker(number, self._count, self._folder.path, self.ports)
+        worker = ServerWorker(number, self._count, self._folder.path, self.ports)
         libc = ctypes.CDLL(None)
         parent = os.getpid()
 
@@ -340,7 +340,7 @@ class Workers:
         The system ends a worker when the thread that started it ends, so it is this one that lasts.
         """
         begun = [time.monotonic()] * self._count
-        signs = [_Signs() for _ in range(self._count)]
+        signs = [_WorkerHeartbeat() for _ in range(self._count)]
         next_look = time.monotonic()
         while not self._ended.wait(0.05):
             is_look = bool(self._looks) and time.monotonic() >= next_look
@@ -366,7 +366,7 @@ class Workers:
                     return
                 if process.stdout is not None:
                     process.stdout.close()
-                signs[number] = _Signs()
+                signs[number] = _WorkerHeartbeat()
                 with contextlib.suppress(OSError):
                     os.unlink(_sign_of(self._folder.path, number))
                 self._processes[number] = self._started(number)
@@ -400,7 +400,7 @@ class Workers:
         self.stop()
 
 
-class _Signs:
+class _WorkerHeartbeat:
     """Signs of life that the parent has seen of a worker.
 
     Looks are counted, not seconds: where the parent itself was stopped it must blame no worker.

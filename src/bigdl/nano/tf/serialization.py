@@ -99,11 +99,11 @@ def unpacked(content: PackedModel) -> keras.Model:
 def dumps(value: object) -> bytes:
     """Pickle functions and what they refer to; of a ``tf.data.Dataset`` its elements."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    _KerasPickler(buffer).dump(value)
     return buffer.getvalue()
 
 
-class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
+class _KerasPickler(value_pickler()):  # type: ignore[misc]  # a class that is made
     def reducer_override(self, value: object) -> object:
         if isinstance(value, tf.data.Dataset):
             return _dataset, (list(value.as_numpy_iterator()), value.element_spec)

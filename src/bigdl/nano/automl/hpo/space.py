@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
-from bigdl.nano.searchable import SPLITTER, AutoObject, Searchable
+from bigdl.nano.searchable import SPLITTER, AutoObject, SearchableValue
 from bigdl.tuning.spaces import (
     Assignment,
     Domain,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _REPORTABLE = (str, int, float, bool, type(None))
 
 
-class Space(Searchable):
+class Space(SearchableValue):
     """Values of which a search chooses one.
 
     Attributes

@@ -25,7 +25,7 @@ from bigdl.common.errors import one_line
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.purity import Trace, why_mode_matters
 from bigdl.nano.pytorch.frozen.state import ModulesState
-from bigdl.nano.pytorch.training.steps import OtherForward, is_model, undisturbed
+from bigdl.nano.pytorch.training.steps import ForwardOverride, is_model, undisturbed
 
 
 @dataclass(eq=False)
@@ -174,7 +174,7 @@ def _shares(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
     return any(place == other.untyped_storage().data_ptr() for other in others)
 
 
-class MethodForward(OtherForward):
+class MethodForward(ForwardOverride):
     """Another way of a module's forward that compilers read as the method that it stands for.
 
     TorchScript and Dynamo take a ``forward`` for a method, and read the code of its function.

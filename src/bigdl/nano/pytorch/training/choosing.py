@@ -27,7 +27,7 @@ from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import one_line
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.choices import Choice
-from bigdl.nano.attribute_patch import AttributePatch, OtherForward
+from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 
 _ROUNDS = 5
 _TRIED = 2  # rounds after which a way that is slow is given up
@@ -428,7 +428,7 @@ class _Recorder:
             replaced.undo()
 
 
-class _Recorded(OtherForward):
+class _Recorded(ForwardOverride):
     """The forward of a part whose calls are noted."""
 
     def __init__(self, part: nn.Module, recorder: _Recorder, name: str):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from bigdl.nano.attribute_patch import AttributePatch, OtherForward
+from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 from bigdl.nano.pytorch.inference.compiling import compiled
 from bigdl.nano.pytorch.training.choosing import (
     Chooser,
@@ -260,7 +260,7 @@ class FastSteps:
         return self.batch((args, kwargs))
 
     def _replace_forwards(
-        self, parts: Iterable[nn.Module], forward: Callable[[nn.Module], OtherForward]
+        self, parts: Iterable[nn.Module], forward: Callable[[nn.Module], ForwardOverride]
     ) -> None:
         replaced = AttributePatch()
         for part in parts:
@@ -303,12 +303,12 @@ def gains_from_bf16(module: nn.Module) -> bool:
     return False
 
 
-class CompiledForward(OtherForward):
+class CompiledForward(ForwardOverride):
     """The forward of a module, compiled by TorchInductor when it is first called.
 
     Parameters
     ----------
-    module : Module or OtherForward
+    module : Module or ForwardOverride
     optional : bool
         Whether what cannot be compiled in the first call runs as written.
     """
@@ -326,7 +326,7 @@ class CompiledForward(OtherForward):
             return self._compiled(*args, **kwargs)
 
 
-class _ChoosingForward(OtherForward):
+class _ChoosingForward(ForwardOverride):
     """The forward of a module whose calls in training mode are the steps of a loop."""
 
     def __init__(self, module: nn.Module, steps: FastSteps):
@@ -354,7 +354,7 @@ class _ChoosingForward(OtherForward):
             self._inside = False
 
 
-class _Bf16Forward(OtherForward):
+class _Bf16Forward(ForwardOverride):
     """The forward of a module in bfloat16 while it is in training mode; it gives float32.
 
     Only the outermost of such modules switches.

@@ -33,7 +33,7 @@ from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.source import (
-    CallInputs,
+    KerasCallInputs,
     KerasSource,
     Port,
     numpy_type,
@@ -67,7 +67,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     nano_network
         What runs: its ``infer`` takes and returns flat lists of ndarrays. The results are the
         caller's.
-    nano_inputs : CallInputs
+    nano_inputs : KerasCallInputs
     nano_outputs : Structure
     nano_ports : tuple of Port
         The tensors of a result.
@@ -78,7 +78,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def __init__(
         self,
         network: Network,
-        inputs: CallInputs,
+        inputs: KerasCallInputs,
         outputs: Structure,
         ports: tuple[Port, ...],
         *,
@@ -220,7 +220,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             )
         return cls(
             cls.load_network(directory, meta, device=device),
-            CallInputs.from_json(meta["inputs"]),
+            KerasCallInputs.from_json(meta["inputs"]),
             Structure.from_json(meta["outputs"]),
             ports_from_json(meta["ports"]),
             method=meta.get("method"),
@@ -576,7 +576,7 @@ class KerasBF16Model(AcceleratedKerasModel):
     @classmethod
     def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> BF16Graph:
         clone = read_keras(directory, meta, compile=False)
-        return BF16Graph(clone, CallInputs.from_json(meta["inputs"]))
+        return BF16Graph(clone, KerasCallInputs.from_json(meta["inputs"]))
 
 
 class BF16Graph:
@@ -586,12 +586,12 @@ class BF16Graph:
     ----------
     model : keras.Model
         See :func:`bf16_clone`.
-    inputs : CallInputs
+    inputs : KerasCallInputs
     threads : int, optional
         Threads that were asked for; they are those of TensorFlow.
     """
 
-    def __init__(self, model: object, inputs: CallInputs, threads: int | None = None):
+    def __init__(self, model: object, inputs: KerasCallInputs, threads: int | None = None):
         self.source = KerasSource(model)
         self.source.inputs = inputs
         self.thread_num = threads

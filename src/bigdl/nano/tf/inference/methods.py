@@ -15,7 +15,7 @@ from bigdl.nano.acceleration.method import (
 )
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.precision import BF16
-from bigdl.nano.openvino.methods import QuantizedMethod, openvino_methods
+from bigdl.nano.openvino.methods import QuantizedOpenVINOMethod, openvino_methods
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.tf.inference.accelerated import (
     BF16Graph,
@@ -51,7 +51,7 @@ class MixedBF16(Method[KerasSource]):
 
 
 @dataclass(frozen=True)
-class StaticInt8(QuantizedMethod):
+class StaticInt8(QuantizedOpenVINOMethod):
     """Weights and activations in 8-bit integers, the rest in what is faster on this processor.
 
     That is float32, or bfloat16 where a measurement finds it faster. BigDL 2.x left the runtime to
@@ -66,7 +66,7 @@ class StaticInt8(QuantizedMethod):
             return super().model_of(network, source, options)
         arrays = source.sample_arrays()
         models = {
-            computes: QuantizedMethod.model_of(
+            computes: QuantizedOpenVINOMethod.model_of(
                 replace(self, computes=computes), network.clone(), source, options
             )
             for computes in ("f32", "bf16")

@@ -1,8 +1,8 @@
-"""A Keras model with its data: its arguments, its results and its data as flat lists.
+"""Keras models and sample data, with arguments, results and data as flat lists.
 
-A network of another runtime takes and gives flat lists of arrays. :class:`CallInputs` knows how
-the arguments of a call are nested, a :class:`~bigdl.nano.acceleration.structure.Structure` how its
-results are.
+Networks of other runtimes take and return flat lists of arrays. :class:`KerasCallInputs` describes
+the nesting of a call's arguments, and a :class:`~bigdl.nano.acceleration.structure.Structure` that
+of its results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CallInputs(nesting.CallInputs):
+class KerasCallInputs(nesting.CallInputs):
     """The arguments of a model's calls.
 
     Attributes
@@ -62,7 +62,7 @@ class CallInputs(nesting.CallInputs):
     ports: tuple[Port, ...] = ()
 
     @classmethod
-    def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> CallInputs:
+    def of_specs(cls, model: keras.Model, arguments: Sequence[Any]) -> KerasCallInputs:
         """Return inputs that are described by specs, one nest of them for each argument.
 
         Parameters
@@ -125,7 +125,7 @@ class CallInputs(nesting.CallInputs):
         return {**super().to_json(), "ports": ports_as_json(self.ports)}
 
     @classmethod
-    def from_json(cls, data: Mapping, **others: object) -> CallInputs:
+    def from_json(cls, data: Mapping, **others: object) -> KerasCallInputs:
         return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: object) -> object:
@@ -216,7 +216,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def batches_of(
-    data: tuple[Any, Any], inputs: CallInputs, size: int
+    data: tuple[Any, Any], inputs: KerasCallInputs, size: int
 ) -> Iterator[tuple[list[np.ndarray], Any]]:
     """Yield the inputs of each batch as a flat list, and its targets, None where there are none.
 
@@ -225,7 +225,7 @@ def batches_of(
     data : tuple
         ``x`` and ``y``. `x` may be an ndarray, a tensor, a nest of them, or a ``tf.data.Dataset``
         of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
-    inputs : CallInputs
+    inputs : KerasCallInputs
     size : int
         Rows of a batch; batches of the user's making stay as they are.
     """
@@ -246,7 +246,7 @@ def batches_of(
 
 
 def rows_as_arrays(
-    data: tuple[Any, Any], inputs: CallInputs, count: int, size: int
+    data: tuple[Any, Any], inputs: KerasCallInputs, count: int, size: int
 ) -> Iterator[list[np.ndarray]]:
     """Return flat lists of arrays of the data's inputs, in batches that hold so many rows.
 
@@ -259,7 +259,7 @@ def rows_as_arrays(
     return first_batches(batches, count, empty="x holds no row; give at least one")
 
 
-def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
+def first_rows(data: tuple[Any, Any], inputs: KerasCallInputs, count: int) -> list[np.ndarray]:
     """Return the first rows as a flat list of arrays; fewer if there are fewer."""
     columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
     return [np.concatenate(column)[:count] for column in columns]
@@ -284,12 +284,12 @@ def _split(element: object) -> tuple[Any, Any]:
     return element, None
 
 
-def _leaves(x: Any, inputs: CallInputs) -> list[np.ndarray]:
+def _leaves(x: Any, inputs: KerasCallInputs) -> list[np.ndarray]:
     several = isinstance(x, (list, tuple)) and len(inputs.parameters) == len(x) > 1
     return inputs.arrays(x if several else [x])
 
 
-def _is_batched(features: object, inputs: CallInputs) -> bool:
+def _is_batched(features: object, inputs: KerasCallInputs) -> bool:
     """Return True if an element holds rows; one row has a dimension less than the model's input."""
     ranks = [np.ndim(leaf) for leaf in flatten(features)[0]]
     return any(rank >= len(port.shape) for rank, port in zip(ranks, inputs.ports, strict=False))
@@ -344,10 +344,10 @@ class KerasSource:
         self._batch = batch
 
     @cached_property
-    def inputs(self) -> CallInputs:
+    def inputs(self) -> KerasCallInputs:
         """The arguments of the model's calls."""
         known = vars(self.model).get("nano_inputs")  # of an accelerated model
-        return known or CallInputs.of_specs(self.model, self._arguments())
+        return known or KerasCallInputs.of_specs(self.model, self._arguments())
 
     def _arguments(self) -> list:
         """Return a nest of specs, or of tensors like them, for each argument of a call."""

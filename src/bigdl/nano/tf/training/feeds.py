@@ -81,7 +81,7 @@ class FeedRows(DatasetRows):
 
 
 @dataclass
-class ArrayFeed:
+class KerasArrayFeed:
     """Rows of arrays.
 
     Attributes
@@ -121,7 +121,7 @@ class ArrayFeed:
 
 
 @dataclass
-class DatasetFeed:
+class KerasDatasetFeed:
     """Batches of a ``tf.data.Dataset``, which travels as a graph or as a file of them.
 
     Attributes
@@ -150,7 +150,7 @@ class DatasetFeed:
         return FeedRows(dataset, sync, self.row)
 
 
-Feed = ArrayFeed | DatasetFeed
+Feed = KerasArrayFeed | KerasDatasetFeed
 """Rows in batches."""
 
 
@@ -213,7 +213,7 @@ def feed_of(
     return _spooled(map(_as_element, _limited(x, limit, steps_argument)), None, steps, folder)
 
 
-def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
+def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> KerasArrayFeed:
     if y is None and sample_weight is not None:
         raise UsageError("sample_weight needs y", code="argument-missing", argument="y")
     arrays = tuple(_as_arrays(each) for each in (x, y, sample_weight) if each is not None)
@@ -224,7 +224,7 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
         )
     if not batch_size:
         batch_size = math.ceil(rows.pop() / steps) if steps else 32
-    return ArrayFeed(arrays, int(batch_size), bool(shuffle), steps)
+    return KerasArrayFeed(arrays, int(batch_size), bool(shuffle), steps)
 
 
 def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
@@ -240,7 +240,7 @@ def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
             argument=steps_argument,
         )
     if not _runs_python(graph):
-        return DatasetFeed(graph, dataset.element_spec, _first_row(dataset), steps)
+        return KerasDatasetFeed(graph, dataset.element_spec, _first_row(dataset), steps)
     if steps is not None:
         limit, dataset = steps * epochs, dataset.repeat()
     else:
@@ -255,12 +255,12 @@ def _runs_python(content: bytes) -> bool:
     return any(node.op in _PYTHON for node in nodes)
 
 
-def _spooled(batches, spec, steps, folder) -> DatasetFeed:
+def _spooled(batches, spec, steps, folder) -> KerasDatasetFeed:
     """Return a feed of batches that are made now, once."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
         raise UsageError("The generator yields nothing; give at least one batch", code="data-empty")
-    return DatasetFeed(path, spec, _first_row(read_batches(path, spec)), steps)
+    return KerasDatasetFeed(path, spec, _first_row(read_batches(path, spec)), steps)
 
 
 def _first_row(dataset: tf.data.Dataset) -> tuple:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from bigdl.common.timeouts import LAST_S
 
 
-def say(sentence: str) -> None:
+def print_line(sentence: str) -> None:
     """Print a line to standard output, which nobody may read any more."""
     try:
         print(sentence, flush=True)
@@ -20,7 +20,7 @@ def say(sentence: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def end_within(seconds: float, name: str) -> None:
+def exit_within(seconds: float, name: str) -> None:
     """Have this process end after some seconds, if it has not ended by itself.
 
     Threads that compute, in Python or in a library, would otherwise keep it for as long as they
