@@ -1,0 +1,262 @@
+"""No word that docs/glossary.md bans is in names, docstrings, comments, messages or docs."""
+
+import ast
+import functools
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
+]
+MODULES = sorted((ROOT / "src").rglob("*.py"))
+
+# Uses of rare words: in docstrings and comments of src, and in the pages.
+RARE_IN_SOURCES, RARE_IN_PAGES = 150, 60
+
+# Parameters and attributes that users know by these names; a module and its name.
+PUBLISHED: set[tuple[str, str]] = set()
+
+# The number of findings that each room still has. It only goes down.
+REMAINING_WORDS: dict[str, int] = {
+    "bigdl": 1,
+    "common": 19,
+    "data": 6,
+    "docs": 169,
+    "friesian": 57,
+    "mlflow": 6,
+    "nano": 99,
+    "orca": 243,
+    "runtime": 42,
+    "testing": 1,
+    "training": 91,
+    "tuning": 15,
+}
+REMAINING_NAMES: dict[str, int] = {
+    "common": 24,
+    "data": 21,
+    "friesian": 298,
+    "mlflow": 2,
+    "nano": 200,
+    "orca": 325,
+    "runtime": 93,
+    "testing": 21,
+    "training": 127,
+    "tuning": 8,
+}
+REMAINING_RARE: dict[str, int] = {
+    "bigdl": 4,
+    "common": 33,
+    "data": 12,
+    "dllib": 5,
+    "docs": 405,
+    "friesian": 86,
+    "mlflow": 4,
+    "nano": 219,
+    "orca": 257,
+    "runtime": 76,
+    "testing": 5,
+    "training": 67,
+    "tuning": 15,
+}
+
+
+def section(title: str) -> str:
+    """Return the text of one section of the glossary."""
+    return GLOSSARY.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_column(title: str) -> list[str]:
+    """Return the words between backticks in the first column of a section's table."""
+    rows = re.findall(r"^\| (`.*?) \|", section(title), re.M)
+    return [word for row in rows for word in re.findall(r"`([^`]+)`", row)]
+
+
+def as_pattern(words: list[str]) -> re.Pattern[str]:
+    """Return a pattern of whole words, which may be separated by line breaks."""
+    spaced = "|".join(re.escape(word).replace(r"\ ", r"\s+") for word in words)
+    return re.compile(rf"(?<![\w-])(?:{spaced})(?![\w-])", re.I)
+
+
+BANNED = as_pattern(first_column("Words in text"))
+RARE = as_pattern(first_column("Rare words"))
+ALLOWED = as_pattern(re.findall(r"`([^`]+)`", section("Rare words").rsplit("\n\n", 1)[1]))
+NAMES = set(first_column("Names"))
+
+
+def prose(text: str) -> str:
+    """Return a text without code: fenced blocks, literals between backticks and links' targets."""
+    text = re.sub(r"^( *)(```+|:::+)(?!{).*?^\1\2", " ", text, flags=re.M | re.S)
+    text = re.sub(r"^ *>>>.*$", " ", text, flags=re.M)
+    return re.sub(r"``[^`]*``|`[^`]*`|\]\([^)]*\)", " x ", text)
+
+
+def uses(pattern: re.Pattern[str], text: str) -> list[str]:
+    """Return each match of `pattern` in a text with the words around it."""
+    text = ALLOWED.sub(" ", prose(text))
+    return [
+        " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
+        for match in pattern.finditer(text)
+    ]
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def docstrings(path: Path) -> list[ast.Constant]:
+    """Return the docstrings of a module and of its classes and functions."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [
+        node.body[0].value
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+    ]
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a module, each block of lines as one text."""
+    lines = {}
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0]] = token.string.lstrip("# ")
+    start = None
+    for line in sorted(lines):
+        if line - 1 not in lines:
+            start = line
+            block = []
+        block.append(lines[line])
+        if line + 1 not in lines:
+            yield start, "\n".join(block)
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings and comments of a module with their lines."""
+    yield from ((node.lineno, node.value) for node in docstrings(path))
+    yield from comments(path)
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the other strings of a module that have several words."""
+    ids = {id(node) for node in docstrings(path)}
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.Constant(value=str(text)) if " " in text.strip() and id(node) not in ids:
+                yield node.lineno, text
+
+
+def names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module defines: its own, classes, functions, parameters, variables."""
+    yield 1, path.stem
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+            case ast.alias(asname=str()):
+                yield node.lineno, node.asname
+
+
+def room_of(path: Path) -> str:
+    """Return the package of a module, such as "orca", or "docs" for a page."""
+    if path.suffix == ".md":
+        return "docs"
+    parts = path.relative_to(ROOT / "src" / "bigdl").parts[:-1]
+    return parts[0] if parts else "bigdl"
+
+
+def by_room(findings: list[tuple[Path, int, str]]) -> Counter[str]:
+    return Counter(room_of(path) for path, _, _ in findings)
+
+
+def too_many(findings: list[tuple[Path, int, str]], allowed: dict[str, int]) -> str:
+    """Return the findings of the rooms that have more than they may have."""
+    counts = by_room(findings)
+    return "\n".join(
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path, line, text in findings
+        if counts[room_of(path)] > allowed.get(room_of(path), 0)
+    )
+
+
+def words(pattern: re.Pattern[str], *, with_messages: bool) -> list[tuple[Path, int, str]]:
+    """Return the uses of a pattern in all modules."""
+    return [
+        (path, line, use)
+        for path in MODULES
+        for part in ([texts, messages] if with_messages else [texts])
+        for line, text in part(path)
+        for use in uses(pattern, text)
+    ]
+
+
+def test_sources_have_no_banned_word():
+    assert not too_many(words(BANNED, with_messages=True), REMAINING_WORDS)
+
+
+def test_pages_have_no_banned_word():
+    findings = [
+        (page, 1, use) for page in PAGES for use in uses(BANNED, page.read_text(encoding="utf-8"))
+    ]
+    assert not too_many(findings, REMAINING_WORDS)
+
+
+def test_no_name_is_banned():
+    findings = [
+        (path, line, name)
+        for path in MODULES
+        for line, name in names(path)
+        if name.lstrip("_") in NAMES and (path.stem, name) not in PUBLISHED
+    ]
+    assert not too_many(findings, REMAINING_NAMES)
+
+
+def test_rare_words_are_rare_in_sources():
+    findings = words(RARE, with_messages=False)
+    if REMAINING_RARE:
+        assert not too_many(findings, REMAINING_RARE)
+    else:
+        assert len(findings) <= RARE_IN_SOURCES, findings
+
+
+def test_rare_words_are_rare_in_pages():
+    findings = [use for page in PAGES for use in uses(RARE, page.read_text(encoding="utf-8"))]
+    assert len(findings) <= REMAINING_RARE.get("docs", RARE_IN_PAGES), "\n".join(findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Compute the metrics anew.", 1),
+        ("The figures\nof an epoch.", 1),
+        ("At most so\n    many rows.", 1),
+        ("Read ``figures`` and `told`.", 0),
+        ("The answer is on its way to the driver.", 1),
+        ("Draw a configuration.", 0),
+    ],
+)
+def test_banned_words_are_found(text, expected):
+    assert len(uses(BANNED, text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("Sort in place.", 0), ("Three decimal places.", 0), ("Its own place.", 2), ("Beside it.", 1)],
+)
+def test_rare_words_are_counted(text, expected):
+    assert len(uses(RARE, text)) == expected
