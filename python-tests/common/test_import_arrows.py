@@ -382,7 +382,7 @@ BETWEEN_PROCESSES = {
     "nano/tf/training/processes.py",
     "orca/cluster/connect.py",
     "orca/data/xshards/connect.py",
-    "orca/data/tables/scans.py",
+    "orca/data/lake_tables/scans.py",
     "orca/engines/connect.py",
     "orca/learn/horovod.py",
     "orca/learn/mxnet/program.py",

@@ -17,7 +17,7 @@ from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops.batches import flat
 from bigdl.orca.cluster import scan
 from bigdl.orca.cluster.versions import spark_release, to_arrow
-from bigdl.orca.data.tables import scans as table_scans
+from bigdl.orca.data.lake_tables import scans as table_scans
 
 SCHEMA = pa.schema(
     [

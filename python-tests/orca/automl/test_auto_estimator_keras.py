@@ -103,11 +103,11 @@ def test_functions_make_datasets(tmp_path):
 
 def test_a_model_goes_on_from_its_state_with_its_own_rate():
     from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
-    from bigdl.orca.automl.model.data import Rows
+    from bigdl.orca.automl.model.data import TrialRows
     from bigdl.orca.automl.trial import SearchGoal, TrialJob, TrialRun
 
     x, y = rows()
-    builder, data = KerasModelBuilder(model), Rows({"x": x}, {"y": y})
+    builder, data = KerasModelBuilder(model), TrialRows({"x": x}, {"y": y})
     job = TrialJob(builder, data, None, SearchGoal.of("mse"), epochs=2)
     first, second = TrialRun(job, {"lr": 0.01}), TrialRun(job, {"lr": 0.02})
     first.step()

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from bigdl.common.errors import UsageError
-from bigdl.data.tables.table import DataFile, RowRange, cut
+from bigdl.data.lake_tables.table import DataFile, RowRange, cut
 from bigdl.friesian.feature import FeatureTable
 from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.lake_tables import open_table
+from bigdl.orca.data.lake_tables.frames import arrow_table
 from bigdl.orca.data.pandas import read_parquet
-from bigdl.orca.data.tables import open_table
-from bigdl.orca.data.tables.frames import arrow_table
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback

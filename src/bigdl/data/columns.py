@@ -23,7 +23,7 @@ _PLACE = np.dtype([("start", "<i8"), ("count", "<i8")])
 
 
 @dataclass(frozen=True)
-class Field:
+class RecordField:
     """A column of the loader.
 
     Attributes
@@ -70,7 +70,7 @@ def top_level(name: str, schema: pa.Schema) -> str:
     return next(each for each in prefixes if each in schema.names)
 
 
-def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> list[Field]:
+def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> list[RecordField]:
     """Return the fields of some columns, by default of all.
 
     Raises
@@ -93,14 +93,14 @@ def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> l
     return [_field(name, leaves[name]) for name in dict.fromkeys(chosen)]
 
 
-def _field(name: str, type_: pa.DataType) -> Field:
+def _field(name: str, type_: pa.DataType) -> RecordField:
     kinds = pa.types
     if kinds.is_dictionary(type_):
         type_ = type_.value_type
     if kinds.is_string(type_) or kinds.is_large_string(type_) or kinds.is_string_view(type_):
-        return Field(name, "text", "uint8")
+        return RecordField(name, "text", "uint8")
     if kinds.is_binary(type_) or kinds.is_large_binary(type_) or kinds.is_binary_view(type_):
-        return Field(name, "bytes", "uint8")
+        return RecordField(name, "bytes", "uint8")
     shape: tuple[int, ...] = ()
     depth = 0
     inner = type_
@@ -119,7 +119,7 @@ def _field(name: str, type_: pa.DataType) -> Field:
     if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
         raise _no_tensor(name, type_)
     dtype = _SIGNED.get(inner) or np.dtype(inner.to_pandas_dtype()).name
-    return Field(name, "list" if depth else "fixed", dtype, shape, max(0, depth - 1))
+    return RecordField(name, "list" if depth else "fixed", dtype, shape, max(0, depth - 1))
 
 
 def _no_tensor(name: str, type_: pa.DataType) -> UsageError:
@@ -131,7 +131,7 @@ def _no_tensor(name: str, type_: pa.DataType) -> UsageError:
     )
 
 
-def record_dtype(fields: Sequence[Field]) -> np.dtype:
+def record_dtype(fields: Sequence[RecordField]) -> np.dtype:
     """Return the dtype of a record: fields of wide values first, so that all are aligned."""
     formats: dict[str, np.dtype] = {}
     for field in sorted(
@@ -198,7 +198,7 @@ def _refuse_nulls(array: pa.Array, name: str) -> None:
         )
 
 
-def fixed_values(field: Field, array: pa.Array) -> np.ndarray:
+def fixed_values(field: RecordField, array: pa.Array) -> np.ndarray:
     """Return the values of a column of fixed size, of shape ``(rows, *shape)``."""
     rows = len(array)
     while pa.types.is_fixed_size_list(array.type) or isinstance(array, pa.ExtensionArray):
@@ -207,7 +207,7 @@ def fixed_values(field: Field, array: pa.Array) -> np.ndarray:
     return _numbers(field, array).reshape(rows, *field.shape)
 
 
-def _numbers(field: Field, array: pa.Array) -> np.ndarray:
+def _numbers(field: RecordField, array: pa.Array) -> np.ndarray:
     values = array.to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64 and len(values) and int(values.max()) >= 1 << 63:
         raise SourceError(
@@ -218,7 +218,9 @@ def _numbers(field: Field, array: pa.Array) -> np.ndarray:
     return values.astype(field.dtype, copy=False)
 
 
-def varying_values(field: Field, array: pa.Array) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def varying_values(
+    field: RecordField, array: pa.Array
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return the values of strings, bytes or lists end to end, and how many elements each row has.
 
     Returns
@@ -257,6 +259,6 @@ def varying_values(field: Field, array: pa.Array) -> tuple[np.ndarray, np.ndarra
         array = array.flatten()
     _refuse_nulls(array, field.name)
     if field.shape:
-        rest = Field(field.name, "fixed", field.dtype, field.shape)
+        rest = RecordField(field.name, "fixed", field.dtype, field.shape)
         return fixed_values(rest, array).reshape(-1), counts, (*inner, *field.shape)
     return np.ascontiguousarray(_numbers(field, array)), counts, inner

@@ -19,12 +19,12 @@ from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import private_folder, private_root, process_folder
-from bigdl.data.columns import Field, column_of, fields_of, record_dtype, varying_values
-from bigdl.data.sources import Source, open_source
+from bigdl.data.columns import RecordField, column_of, fields_of, record_dtype, varying_values
+from bigdl.data.sources import RowSource, open_source
 from bigdl.data.store import (
     Ragged,
+    RecordStore,
     SharedStore,
-    Store,
     shared_path,
     store_in_folder,
     store_in_memory,
@@ -65,7 +65,7 @@ class TableLoader:
     source : object
         Path or paths of Parquet files or folders of them, on this machine or any storage of
         fsspec; path of a Delta Lake or Iceberg table, such as ``"clicks@v5"`` for its version 5
-        (:func:`bigdl.data.tables.open_table`), or of a Lance dataset; an object of deltalake,
+        (:func:`bigdl.data.lake_tables.open_table`), or of a Lance dataset; an object of deltalake,
         pyiceberg or Lance; a table of pyarrow, a frame of pandas or polars, a relation of DuckDB, a
         ``Dataset`` of Hugging Face, or a dict of NumPy arrays.
     columns : sequence of str, optional
@@ -214,9 +214,9 @@ class TableLoader:
         self._open()
 
     def _open(self) -> None:
-        self._source: Source = open_source(self._data, self._columns)
+        self._source: RowSource = open_source(self._data, self._columns)
         fields = fields_of(self._source.schema, self._columns, self._source.name)
-        self.fields: list[Field] = fields
+        self.fields: list[RecordField] = fields
         self.rows = self._source.rows
         if not self.rows:
             raise UsageError(f"There is no row in {self._source.name}", code="data-empty")
@@ -227,7 +227,7 @@ class TableLoader:
                 code="column-duplicate",
                 column=WEIGHT,
             )
-        self._store: Store | None = None
+        self._store: RecordStore | None = None
         self._shared: SharedStore | None = None
         self._order_facts: dict[str, int | str] | None = None
         self._fingerprint: str | None = None
@@ -520,7 +520,7 @@ class TableLoader:
         counts = {each.name: varying_values(each, column_of(batch, each.name))[1] for each in lists}
         return {n: int(each[0]) for n, each in counts.items() if (each == each[0]).all()}
 
-    def _whole_store(self) -> Store:
+    def _whole_store(self) -> RecordStore:
         if self._store is None:
             names = [each.name for each in self.fields]
 
@@ -540,7 +540,7 @@ class TableLoader:
                 self._store = self._shared.store
         return self._store
 
-    def _window_store(self, order: WindowOrder, number: int) -> Store:
+    def _window_store(self, order: WindowOrder, number: int) -> RecordStore:
         window = order.windows[number]
         names = [each.name for each in self.fields]
         rows, pieces = window.stop - window.start, self._source.pieces(names, window.ranges)
@@ -583,7 +583,7 @@ class TableLoader:
         """
         rank, size = self._grid()
         order = make_order(self._order(), self.rows, self.seed, 0)
-        reader = _Reader(self, order, rank, size, 0)
+        reader = _EpochReader(self, order, rank, size, 0)
         try:
             return reader.batches(step, step + 1, reader.prepare(step, step + 1))[0]
         finally:
@@ -614,7 +614,7 @@ def _refuse_worker(what: str) -> None:
         )
 
 
-class _Reader:
+class _EpochReader:
     """The reading threads' view of one epoch: the batches of any steps of one rank.
 
     Parameters
@@ -630,7 +630,7 @@ class _Reader:
         self._loader, self._order = loader, order
         self._rank, self._size, self._start = rank, world_size, start
         self._stride = loader.batch_size * world_size
-        self._stores: dict[int, Future[Store]] = {}
+        self._stores: dict[int, Future[RecordStore]] = {}
         self._loading: ThreadPoolExecutor | None = None
         self._dense: dict[str, int] = {}
         if isinstance(order, WindowOrder):
@@ -646,7 +646,7 @@ class _Reader:
         start = self._start + step * self._stride
         return start, min(start + self._stride, self._loader.rows)
 
-    def prepare(self, first: int, last: int) -> dict[int, Future[Store]]:
+    def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
         """Begin to load the windows that steps need, and the next one; forget the ones before."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
@@ -661,7 +661,7 @@ class _Reader:
             del self._stores[number]
         return {number: self._stores[number] for number in range(low, high + 1)}
 
-    def batches(self, first: int, last: int, stores: dict[int, Future[Store]]) -> list[Any]:
+    def batches(self, first: int, last: int, stores: dict[int, Future[RecordStore]]) -> list[Any]:
         """Return the batches of the steps from `first` to before `last`."""
         positions, sizes, kept = [], [], []
         for step in range(first, last):
@@ -689,7 +689,9 @@ class _Reader:
             batches = [_each_tensor(batch, lambda tensor: tensor.pin_memory()) for batch in batches]
         return batches
 
-    def _gather(self, positions: np.ndarray, stores: dict[int, Future[Store]]) -> dict[str, Any]:
+    def _gather(
+        self, positions: np.ndarray, stores: dict[int, Future[RecordStore]]
+    ) -> dict[str, Any]:
         if not isinstance(self._order, WindowOrder):
             columns = self._store.gather(self._order.rows_at(positions))
         else:
@@ -731,7 +733,7 @@ class _Reader:
         ]
 
     @property
-    def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[Store]]]:
+    def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[RecordStore]]]:
         """Executor of windows and stores, which must be ended."""
         return self._loading, self._stores
 
@@ -806,7 +808,7 @@ class _Iteration:
         self._loader, self._epoch, self._before = loader, loader._epoch, loader._step
         self._count = loader._steps(loader.rows - loader._next, size)
         order = make_order(loader._order(), loader.rows, loader.seed, self._epoch)
-        self._reader = _Reader(loader, order, rank, size, loader._next)
+        self._reader = _EpochReader(loader, order, rank, size, loader._next)
         # a transform is slower than what a larger gather saves
         self._group = 1 if loader._transform else max(1, _GROUP_ROWS // loader.batch_size)
         threads = loader._threads
@@ -884,7 +886,7 @@ class _Received:
 def _end(
     pool: ThreadPoolExecutor | None,
     loading: ThreadPoolExecutor | None,
-    stores: dict[int, Future[Store]],
+    stores: dict[int, Future[RecordStore]],
 ) -> None:
     stores.clear()
     for each in (pool, loading):

@@ -1,7 +1,7 @@
 """Sources of a loader: files, lakes and tables in memory, as rows that are numbered.
 
-A :class:`Source` knows its columns, its rows and what identifies them, and reads any ranges of its
-rows, as dicts of Arrow columns.  Which class a value is for, :func:`open_source` says.
+A :class:`RowSource` knows its columns, its number of rows and its fingerprint, and reads any range
+of rows as dicts of Arrow columns.  :func:`open_source` chooses the class for a value.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require, type_name
 from bigdl.data.columns import top_level
+from bigdl.data.lake_tables import is_table_object, open_table
+from bigdl.data.lake_tables.table import LakeTable, RowRange, read_ranges, rows_between
 from bigdl.data.store import Piece
-from bigdl.data.tables import is_table_object, open_table
-from bigdl.data.tables.table import RowRange, Table, read_ranges, rows_between
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
@@ -33,7 +33,7 @@ _BATCH_BYTES = 1 << 20  # of rows of unknown width, which may be images
 _PIECE_ROWS = 1 << 20
 
 
-class Source(ABC):
+class RowSource(ABC):
     """Numbered rows.
 
     Attributes
@@ -79,17 +79,17 @@ class Source(ABC):
             stored += stop - start
 
 
-class FileSource(Source):
+class FileSource(RowSource):
     """Parquet files, or a Delta Lake or Iceberg table at one version.
 
     Parameters
     ----------
-    table : Table
+    table : LakeTable
     columns : sequence of str or None
         What will be read, all by default; dotted names are of structs.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str] | None):
+    def __init__(self, table: LakeTable, columns: Sequence[str] | None):
         self._table, self.schema, self.name = table, table.schema, table.name
         self.version = table.version
         names = table.schema.names
@@ -126,7 +126,7 @@ class FileSource(Source):
         return parts
 
 
-class ArrowSource(Source):
+class ArrowSource(RowSource):
     """An Arrow table in memory.
 
     Parameters
@@ -155,7 +155,7 @@ class ArrowSource(Source):
             yield dict(zip(columns, batch.columns, strict=True))
 
 
-class LanceSource(Source):
+class LanceSource(RowSource):
     """A Lance dataset at one version.
 
     Parameters
@@ -200,7 +200,7 @@ def _prefixes(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def open_source(data: Any, columns: Sequence[str] | None) -> Source:
+def open_source(data: Any, columns: Sequence[str] | None) -> RowSource:
     """Open what a loader is given.
 
     Parameters

@@ -30,7 +30,7 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import private_folder, private_root
 from bigdl.data.columns import (
-    Field,
+    RecordField,
     column_of,
     fixed_values,
     record_dtype,
@@ -78,7 +78,7 @@ def elements_at(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class _Lists:
+class _ListShapes:
     """The shapes in a column of lists, known when all of it is written.
 
     Attributes
@@ -93,7 +93,7 @@ class _Lists:
     least: int = -1
     most: int = -1
 
-    def add(self, field: Field, inner: tuple[int, ...], counts: np.ndarray) -> None:
+    def add(self, field: RecordField, inner: tuple[int, ...], counts: np.ndarray) -> None:
         if int(counts.sum()):
             if self.inner is not None and tuple(self.inner) != inner:
                 raise SourceError(
@@ -108,22 +108,22 @@ class _Lists:
         self.most = max(self.most, high)
 
 
-class Store:
+class RecordStore:
     """Records and values, in open files.
 
     Parameters
     ----------
-    fields : sequence of Field
+    fields : sequence of RecordField
     rows : int
     open_file : callable
         ``open_file(name)`` returns the descriptor of a file.
     """
 
-    def __init__(self, fields: Sequence[Field], rows: int, open_file: Callable[[str], int]):
+    def __init__(self, fields: Sequence[RecordField], rows: int, open_file: Callable[[str], int]):
         self.fields, self.rows = list(fields), rows
         self._dtype = record_dtype(fields)
         self._varying = [each for each in fields if each.kind != "fixed"]
-        self._lists = {each.name: _Lists() for each in self._varying}
+        self._lists = {each.name: _ListShapes() for each in self._varying}
         names = [_RECORDS, *(f"values-{i}.bin" for i in range(len(self._varying)))]
         self._files = {name: open_file(name) for name in names}
         self._lock = threading.Lock()
@@ -210,7 +210,7 @@ class Store:
     def map(self, facts: dict[str, Any] | None = None) -> None:
         """Map the files of a finished store."""
         if facts is not None:
-            self._lists = {name: _Lists(**doc) for name, doc in facts["lists"].items()}
+            self._lists = {name: _ListShapes(**doc) for name, doc in facts["lists"].items()}
         size = self._dtype.itemsize
         self._records = _mapped(self._records_file, self.rows * size).view(f"V{size}")
         self._values = {}
@@ -238,7 +238,7 @@ class Store:
         records = self._records.take(rows, mode="clip").view(self._dtype)
         return {each.name: self._column(each, records[each.name]) for each in self.fields}
 
-    def _column(self, field: Field, values: np.ndarray) -> Any:
+    def _column(self, field: RecordField, values: np.ndarray) -> Any:
         if field.kind == "fixed":
             return np.ascontiguousarray(values)
         data, lists = self._values[field.name], self._lists[field.name]
@@ -283,16 +283,18 @@ def _mapped(file: int, size: int) -> np.ndarray:
 # -- where stores lie ------------------------------------------------------------------------------
 
 
-def store_in_memory(fields: Sequence[Field], rows: int, pieces: Iterable[Piece]) -> Store:
+def store_in_memory(
+    fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece]
+) -> RecordStore:
     """Return a store in memory of this process."""
-    store = Store(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
+    store = RecordStore(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
     store.write(pieces, 1, "memory")
     return store
 
 
 def store_in_folder(
-    fields: Sequence[Field], rows: int, pieces: Iterable[Piece], folder: str
-) -> Store:
+    fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece], folder: str
+) -> RecordStore:
     """Return a store whose files have no name, and are gone with the process."""
 
     def open_file(name: str) -> int:
@@ -300,12 +302,12 @@ def store_in_folder(
         os.unlink(path)
         return descriptor
 
-    store = Store(fields, rows, open_file)
+    store = RecordStore(fields, rows, open_file)
     store.write(pieces, core_count(), folder)
     return store
 
 
-def shared_path(key: Any, fields: Sequence[Field], rows: int, cache: str | None) -> str:
+def shared_path(key: Any, fields: Sequence[RecordField], rows: int, cache: str | None) -> str:
     """Return the folder of the store of some rows: the same key is the same store.
 
     Parameters
@@ -313,7 +315,7 @@ def shared_path(key: Any, fields: Sequence[Field], rows: int, cache: str | None)
     key : object
         What the rows are, JSON-able.
     fields, rows
-        As of :class:`Store`.
+        As of :class:`RecordStore`.
     cache : str or None
         Where it lies, if not among the temporary files of the user.
     """
@@ -332,7 +334,7 @@ class SharedStore:
     path : str
         Of :func:`shared_path`.
     fields, rows
-        As of :class:`Store`.
+        As of :class:`RecordStore`.
     pieces : callable
         Returns the pieces, for who writes it.
     keep : bool
@@ -340,7 +342,7 @@ class SharedStore:
 
     Attributes
     ----------
-    store : Store
+    store : RecordStore
     was_there : bool
         False if this process has written it.
 
@@ -353,7 +355,7 @@ class SharedStore:
     def __init__(
         self,
         path: str,
-        fields: Sequence[Field],
+        fields: Sequence[RecordField],
         rows: int,
         pieces: Callable[[], Iterable[Piece]],
         *,
@@ -367,7 +369,7 @@ class SharedStore:
             fcntl.flock(lock, fcntl.LOCK_EX)
             facts = self._facts()
             self.was_there = facts is not None
-            self.store = Store(fields, rows, self._open_file)
+            self.store = RecordStore(fields, rows, self._open_file)
             if facts is not None:
                 self.store.map(facts)
             else:

@@ -44,8 +44,8 @@ from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
 from bigdl.orca.data.file import is_local_path, open_file_system
+from bigdl.orca.data.lake_tables.scans import call_in_tasks, opened
 from bigdl.orca.data.pandas.readers import files_of, split_paths
-from bigdl.orca.data.tables.scans import call_in_tasks, opened
 from bigdl.orca.data.xshards.shards import hash_values
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from bigdl.friesian.ops.batches import LazyBatch, batch_of
 from bigdl.friesian.ops.kinds import Field
 from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.data.tables.scans import (
+from bigdl.orca.data.lake_tables.scans import (
     has_columns,
     has_days_of_today,
     map_items,

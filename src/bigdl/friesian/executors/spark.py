@@ -64,7 +64,7 @@ def applied(
     df: DataFrame, operator: Operator, before: Schema, state: Any, is_training: bool = False
 ) -> DataFrame:
     """Return a DataFrame behind a step, through Arrow batches where that is faster."""
-    batched, rest = operator.divided(state)
+    batched, rest = operator.split_for_arrow(state)
     if batched is not None and can_travel(df):
         df = mapped(df, [FittedOperator(batched, before, state)])
     else:
@@ -104,7 +104,9 @@ def transformed(
 
     for are_row_wise, run in groupby(fitted, can_batch):
         steps = list(run)
-        pays = are_row_wise and any(each.step.divided(each.state)[1] is None for each in steps)
+        pays = are_row_wise and any(
+            each.step.split_for_arrow(each.state)[1] is None for each in steps
+        )
         if pays and can_travel(df):
             df = mapped(df, steps)
             continue

@@ -16,8 +16,8 @@ from bigdl.friesian.ops.spark import as_names, check_string, col, kind_of, schem
 from bigdl.orca.cluster.spark import spark_writing
 from bigdl.orca.cluster.spark_calls import check_frame
 from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.data.lake_tables import is_lake, open_table
 from bigdl.orca.data.pandas.readers import paths_for_spark
-from bigdl.orca.data.tables import is_lake, open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,7 +194,7 @@ class TableReader(TableOutput):
             table, such as ``clicks@v5``, as the Estimators take it.
         """
         if is_lake(paths):
-            from bigdl.orca.data.tables.frames import spark_frame
+            from bigdl.orca.data.lake_tables.frames import spark_frame
 
             return cls(spark_frame(open_table(paths), spark.active_spark()))
         return cls(spark.active_spark().read.parquet(*paths_for_spark(paths)))

@@ -291,7 +291,7 @@ class Operator:
         }
         return replace(df, made).drop(*self.dropped)
 
-    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+    def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
         """Return the part that is faster through Arrow batches, and the rest, if there are such."""
         return None, self
 

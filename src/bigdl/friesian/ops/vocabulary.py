@@ -844,7 +844,7 @@ class CategoryEncode(Operator):
             return EncodeTokens(vocabulary, self.sep, self.sort_for_array, self.keep_most_frequent)
         return Encode(vocabulary, self.oov_buckets)
 
-    def divided(self, state: State) -> tuple[Operator | None, Operator | None]:
+    def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
         # vocabularies that fit in workers are faster there, unless they are few
         small = [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
         are_many = len(self.reads) > _JOINED_COLUMNS

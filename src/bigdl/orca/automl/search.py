@@ -126,7 +126,7 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
         if processes == 1:
             stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(max(1, int(cpus))))
-        objective = _Objective(records, job)
+        objective = _TrialObjective(records, job)
         run_trials(
             records.study,
             objective,
@@ -138,7 +138,7 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
 
 
 @dataclass
-class _Objective:
+class _TrialObjective:
     """The objective of Optuna: it trains a configuration, and leaves its weights and result."""
 
     records: TrialRecords

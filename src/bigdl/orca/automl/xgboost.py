@@ -11,7 +11,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import private_root
 from bigdl.orca.automl.auto_estimator import AutoEstimator
-from bigdl.orca.automl.model.data import Rows, is_category
+from bigdl.orca.automl.model.data import TrialRows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, figures_of
 from bigdl.runtime.shards.values import is_frame
@@ -219,7 +219,7 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
 
     Parameters
     ----------
-    data : Rows, DataLoader or callable
+    data : TrialRows, DataLoader or callable
         A function is given the configuration; it returns ``(x, y)`` or a DataLoader.
     config : dict
     """
@@ -229,7 +229,7 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
         x, y = data[0] if _categories(data[0]) else np.asarray(data[0]), np.asarray(data[1])
         x = x if is_frame(x) else x.reshape(len(x), -1)
         return x, y[:, 0] if y.shape[1:] == (1,) else y
-    if not isinstance(data, Rows):
+    if not isinstance(data, TrialRows):
         return _matrix_of_batches(data)
     columns = [each.reshape(len(each), -1) for each in data.features.values()]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
@@ -239,7 +239,7 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
     return x, targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
 
-def _frame_of(data: Rows) -> Any:
+def _frame_of(data: TrialRows) -> Any:
     """Return features as a frame; arrays in cells become columns ``name_0``, ``name_1``, ..."""
     import pandas as pd
 

@@ -112,7 +112,7 @@ def read_df(
     bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
 
-    settings = _Settings(esConfig, esResource, "read")
+    settings = _ElasticsearchSettings(esConfig, esResource, "read")
     cluster = active_spark_or_local()
     spark = cluster.spark
     if schema is None:
@@ -162,7 +162,7 @@ def read_rdd(
     """
     asked = {"es.read.source.filter": filter, "es.query": esQuery}
     config = {**esConfig, **{key: text for key, text in asked.items() if text is not None}}
-    settings = _Settings(config, esResource, "read")
+    settings = _ElasticsearchSettings(config, esResource, "read")
     sc = SparkCluster.active_or_local().sc
     slices = _open(settings, sc.defaultParallelism)
 
@@ -204,7 +204,7 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     """
     from pyspark.sql import functions as F
 
-    settings = _Settings(esConfig, esResource, "write")
+    settings = _ElasticsearchSettings(esConfig, esResource, "write")
     index, operation = settings["index"], settings["es.write.operation"]
     operations = ["index", "create", "update", "upsert", "delete"]
     check_choice("es.write.operation", operation, operations)
@@ -280,7 +280,7 @@ def _leaves(schema: Any, *parents: str) -> list[tuple[str, ...]]:
     return paths
 
 
-class _Settings(dict[str, str]):
+class _ElasticsearchSettings(dict[str, str]):
     """The settings in `esConfig`, with all defaults; pickled to tasks."""
 
     def __init__(self, config: Mapping[str, Any], resource: str | None, use: str):
@@ -404,7 +404,7 @@ class _Settings(dict[str, str]):
 # reading ----------------------------------------------------------------------------------------
 
 
-def _open(settings: _Settings, slots: int) -> list[dict[str, Any]]:
+def _open(settings: _ElasticsearchSettings, slots: int) -> list[dict[str, Any]]:
     """Open a point in time, and return the searches of its slices."""
     query, keep = settings.query(), f"{settings.number('es.scroll.keepalive', 'ms'):.0f}s"
     with settings.client() as client:
@@ -418,13 +418,15 @@ def _open(settings: _Settings, slots: int) -> list[dict[str, Any]]:
     return [{"pit": {"id": point, "keep_alive": keep}, "query": query, **each} for each in slices]
 
 
-def _close(settings: _Settings, point: str) -> None:
+def _close(settings: _ElasticsearchSettings, point: str) -> None:
     settings.update({"es.http.timeout": "2s", "es.http.retries": "0"})
     with contextlib.suppress(UsageError), settings.client() as client:
         client.close_point_in_time(id=point)
 
 
-def _pages(settings: _Settings, search: dict[str, Any]) -> Iterator[list[tuple[str, dict]]]:
+def _pages(
+    settings: _ElasticsearchSettings, search: dict[str, Any]
+) -> Iterator[list[tuple[str, dict]]]:
     """The documents of a slice with their ids, page by page."""
     include, exclude = settings.wanted()
     search = {**search, "source": {"includes": include, "excludes": exclude}}
@@ -437,7 +439,7 @@ def _pages(settings: _Settings, search: dict[str, Any]) -> Iterator[list[tuple[s
             search["pit"] = {**search["pit"], "id": answer["pit_id"]}
 
 
-def _schema_of_mapping(settings: _Settings) -> StructType:
+def _schema_of_mapping(settings: _ElasticsearchSettings) -> StructType:
     from pyspark.sql.types import StructType
 
     index = settings["index"]
@@ -455,7 +457,9 @@ def _schema_of_mapping(settings: _Settings) -> StructType:
     return StructType(list(fields.values()))
 
 
-def _struct(settings: _Settings, properties: Mapping[str, Any], parent: str) -> StructType:
+def _struct(
+    settings: _ElasticsearchSettings, properties: Mapping[str, Any], parent: str
+) -> StructType:
     """Spark's type of an object with these fields, of those that are asked for."""
     from pyspark.sql.types import ArrayType, StringType, StructType
 
@@ -552,7 +556,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 # writing ----------------------------------------------------------------------------------------
 
 
-def _write(settings: _Settings, batches: Iterator[Any]) -> Iterator[Any]:
+def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator[Any]:
     """Write the rows of a partition; yield how many were written, how many were not, and why.
 
     No error of the servers is raised: Spark would run the task again, and write documents again.
@@ -584,7 +588,9 @@ def _write(settings: _Settings, batches: Iterator[Any]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def _actions(settings: _Settings, batches: Iterator[Any]) -> Iterator[tuple[dict, str | None]]:
+def _actions(
+    settings: _ElasticsearchSettings, batches: Iterator[Any]
+) -> Iterator[tuple[dict, str | None]]:
     """Commands of a bulk request, each with the text that follows it."""
     operation, is_update = settings["es.write.operation"], {"update": "false", "upsert": "true"}
     for batch in batches:

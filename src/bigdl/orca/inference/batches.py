@@ -121,7 +121,7 @@ def map_batches(
     >>> [tuple(row) for row in seen.collect()]
     [(1, False), (2, True)]
     """
-    from bigdl.orca.data.tables.scans import map_in_arrow  # which needs pyarrow
+    from bigdl.orca.data.lake_tables.scans import map_in_arrow  # which needs pyarrow
 
     if not callable(function):
         raise UsageError(

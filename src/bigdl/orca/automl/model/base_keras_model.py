@@ -11,7 +11,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.data import Rows, batch_size_of, of_config, part_of
+from bigdl.orca.automl.model.data import TrialRows, batch_size_of, of_config, part_of
 from bigdl.orca.automl.trial import (
     Builder,
     SearchMetric,
@@ -117,7 +117,7 @@ class _KerasTrial(TrialModel):
     ):
         train, self._seen = (of_config(worker.shards[k], config) for k in ("data", "validation"))
         worker.shards = {"data": train}  # Keras computes the figures of the other by itself
-        rows = train if isinstance(train, Rows) else Rows({}, {})
+        rows = train if isinstance(train, TrialRows) else TrialRows({}, {})
         size = batch_size_of(config, train)
         settings = KerasFitSettings(
             goal=Goal(epochs=job.epochs),
@@ -181,7 +181,7 @@ class _KerasTrial(TrialModel):
 
     def _evaluated(self, metrics: Sequence[SearchMetric]) -> dict[str, float]:
         arguments: dict[str, Any] = {"x": self._seen}
-        if isinstance(self._seen, Rows):
+        if isinstance(self._seen, TrialRows):
             arguments = dict(zip("xy", self._arrays(self._seen), strict=True))
             arguments["batch_size"] = self._batch_size
         figures = self.model.evaluate(**arguments, verbose=0, return_dict=True)
@@ -198,7 +198,7 @@ class _KerasTrial(TrialModel):
 
     def _predicted(self) -> tuple[list, list]:
         """Return targets and predictions, in the same order."""
-        if isinstance(self._seen, Rows):
+        if isinstance(self._seen, TrialRows):
             x, _ = self._arrays(self._seen)
             outputs = as_list(self.model.predict(x, self._batch_size, verbose=0))
             return list(self._seen.targets.values()), outputs
@@ -208,7 +208,7 @@ class _KerasTrial(TrialModel):
         targets, outputs = (joined(each) for each in zip(*batches, strict=True))
         return targets, outputs
 
-    def _arrays(self, rows: Rows) -> tuple:
+    def _arrays(self, rows: TrialRows) -> tuple:
         """Return all inputs and targets as the model takes them."""
         targets = tuple(rows.targets.values())
         return self._fit.rows.assembly(

@@ -69,7 +69,7 @@ class PytorchModelBuilder(Builder):
     def build(self, config, job, worker):
         parts = ModelParts(self.module, self.optimizer_creator, self.loss_creator, config=config)
         worker.shards = {k: of_config(data, config) for k, data in worker.shards.items()}
-        settings = _Settings(
+        settings = _TrialFitSettings(
             goal=Goal(epochs=job.epochs),
             batch_size=batch_size_of(config, worker.shards["data"]),
             seed=job.seed,
@@ -108,7 +108,7 @@ class PytorchModelBuilder(Builder):
 
 
 @dataclass
-class _Settings(FitSettings):
+class _TrialFitSettings(FitSettings):
     """Those of a trial, whose workers share out data that all of them have."""
 
     def open_batches(

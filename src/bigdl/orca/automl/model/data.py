@@ -35,7 +35,7 @@ _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", *ON_RAY)
 
 
 @dataclass
-class Rows:
+class TrialRows:
     """Arrays of as many rows; all trials of a machine share their memory.
 
     Attributes
@@ -58,7 +58,7 @@ class Rows:
 class _ArrayShard(Shard):
     """Rows with the interface of a spool's shard."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: TrialRows):
         columns = {**rows.features, **rows.targets}
         self.arrays = list(columns.values())
         leaves = [ArraySpec(k, None, a.dtype.name, a.shape[1:]) for k, a in columns.items()]
@@ -137,9 +137,9 @@ def of_config(data: Any, config: dict[str, Any]) -> Any:
 
     Returns
     -------
-    Rows, torch.utils.data.DataLoader or tf.data.Dataset
+    TrialRows, torch.utils.data.DataLoader or tf.data.Dataset
     """
-    if isinstance(data, Rows):
+    if isinstance(data, TrialRows):
         return data
     made = data(dict(config)) if callable(data) else data
     if is_dataset(made):
@@ -162,9 +162,9 @@ def batch_size_of(config: Mapping[str, Any], data: object = None) -> int:
     return check_positive("batch_size of a configuration", size)
 
 
-def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
+def part_of(data: TrialRows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
     """Return the part of a worker in the data of a trial; an iterable loader is read to its end."""
-    if isinstance(data, Rows):
+    if isinstance(data, TrialRows):
         return RowsPart(worker, _ArrayShard(data), list(data.features), list(data.targets))
     from torch.utils.data import IterableDataset
 
@@ -212,7 +212,7 @@ def trial_data(
 
     Returns
     -------
-    Rows, ray.ObjectRef of Rows, torch.utils.data.DataLoader or callable
+    TrialRows, ray.ObjectRef of TrialRows, torch.utils.data.DataLoader or callable
 
     Raises
     ------
@@ -282,7 +282,7 @@ def is_category(column: object) -> bool:
     return hasattr(column, "isna") and getattr(column, "dtype", None) == "category"
 
 
-def _rows(columns: Mapping[str, Any], features, labels, name) -> Rows:
+def _rows(columns: Mapping[str, Any], features, labels, name) -> TrialRows:
     """Return columns as rows; without names the data name their columns themselves."""
     if any(isinstance(values, dict) for values in columns.values()):
         raise UsageError(
@@ -302,10 +302,10 @@ def _rows(columns: Mapping[str, Any], features, labels, name) -> Rows:
     if not len(columns[features[0]]):
         raise UsageError(f"{name} has no rows", code="data-empty", argument=name)
     x, y = ({n: np.ascontiguousarray(columns[n]) for n in names} for names in (features, labels))
-    return Rows(x, y)
+    return TrialRows(x, y)
 
 
-def _rows_of_shard(shard: Shard, *names: Any) -> Rows:
+def _rows_of_shard(shard: Shard, *names: Any) -> TrialRows:
     return _rows({column: shard.column(column) for column in shard.names}, *names)
 
 
@@ -328,7 +328,7 @@ def _on_ray(feed) -> Any:
         plan.close()
 
 
-def _read(reader, *names: Any) -> tuple[Rows | None, UsageError | None]:
+def _read(reader, *names: Any) -> tuple[TrialRows | None, UsageError | None]:
     """Return the rows of a plan for one worker, or what is wrong with them; a task of Ray."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with scratch_folder("rows") as folder:
@@ -339,7 +339,7 @@ def _read(reader, *names: Any) -> tuple[Rows | None, UsageError | None]:
             return None, error
 
 
-def _on_this_machine(feed, on_close) -> Rows:
+def _on_this_machine(feed, on_close) -> TrialRows:
     """Write rows to files of this machine, by one worker of the Spark that runs on it."""
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.engines.spark import SparkEngine
@@ -375,4 +375,4 @@ def _on_this_machine(feed, on_close) -> Rows:
         {n: np.load(f"{folder}/{next(numbers)}.npy", mmap_mode="r") for n in names}
         for names in columns
     )
-    return Rows(x, y)
+    return TrialRows(x, y)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from bigdl.common.errors import UsageError
 from bigdl.common.plugins import Registry, full_name
-from bigdl.orca.data.tables import is_table_object
+from bigdl.orca.data.lake_tables import is_table_object
 from bigdl.runtime.shards.feed import Feed, InputPlan
 
 __all__ = [
@@ -42,7 +42,7 @@ def as_feed(
     data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader, \
 RayXShards, ray.data.Dataset or Feed
         A string, or a list of them, is the path of Parquet files, or of a Delta Lake or Iceberg
-        table (:func:`~bigdl.orca.data.tables.open_table`); arrays are an ndarray or a tuple,
+        table (:func:`~bigdl.orca.data.lake_tables.open_table`); arrays are an ndarray or a tuple,
         list or dict of them (:mod:`bigdl.runtime.shards.values`). A torch ``Dataset`` or a
         function ``creator(config, batch_size)`` stands for a ``DataLoader``.
     feature_cols, label_cols : str or sequence of str, optional

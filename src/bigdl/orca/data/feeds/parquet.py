@@ -1,8 +1,8 @@
 """Tables of Parquet files -> shards of columns, read by the workers themselves.
 
 The driver reads the files' footers only, and the log of a Delta Lake or Iceberg table
-(:mod:`bigdl.orca.data.tables`). Every worker decodes its range of rows with pyarrow and spools it.
-There is no scan by Spark, so the JVM never sees a row.
+(:mod:`bigdl.orca.data.lake_tables`). Every worker decodes its range of rows with pyarrow and
+spools it. There is no scan by Spark, so the JVM never sees a row.
 
 Needs pyarrow, so it is imported where it is used.
 """
@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.data.tables.table import Table, cut, read_ranges
+from bigdl.data.lake_tables.table import LakeTable, cut, read_ranges
 from bigdl.orca.data.arrow_types import in_type_of, spark_type
 from bigdl.orca.data.feeds import feed_of
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
-from bigdl.orca.data.tables import is_lake, open_table
+from bigdl.orca.data.lake_tables import is_lake, open_table
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, fitted_specs
 from bigdl.runtime.shards.feed import Feed, InputPlan, RowPredictor, RowSampler
@@ -41,8 +41,8 @@ class ParquetFeed(ColumnFeed):
     ----------
     data : str, path, sequence of them, deltalake.DeltaTable, pyiceberg.table.Table or DataScan
         Files, or directories of files, also partitioned by ``column=value`` directories; or a
-        Delta Lake or Iceberg table, as :func:`~bigdl.orca.data.tables.open_table` takes it. Local,
-        or URLs of fsspec such as ``s3://...``. Every worker must see the files.
+        Delta Lake or Iceberg table, as :func:`~bigdl.orca.data.lake_tables.open_table` takes it.
+        Local paths, or URLs of fsspec such as ``s3://...``. Every worker must see the files.
     feature_cols, label_cols : sequence of str
     config : dict, optional
         ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating columns.
@@ -63,7 +63,7 @@ class ParquetFeed(ColumnFeed):
         self._rows: Feed | None = None  # that predictions have read
 
     @functools.cached_property
-    def _table(self) -> Table:
+    def _table(self) -> LakeTable:
         return open_table(self.data)
 
     @functools.cached_property
@@ -201,7 +201,7 @@ class ParquetFeed(ColumnFeed):
             from bigdl.orca.data.xshards.ray_exchange import parquet_dataset
 
             return parquet_dataset(paths)
-        from bigdl.orca.data.tables import frames
+        from bigdl.orca.data.lake_tables import frames
 
         if cluster.moves_rows_by == "ray":
             return frames.ray_dataset(self._table, cluster.slots())

@@ -21,7 +21,7 @@ from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.versions import data_type
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
-from bigdl.orca.data.tables import is_lake, open_table
+from bigdl.orca.data.lake_tables import is_lake, open_table
 from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.connect import parallelize
@@ -247,7 +247,7 @@ def _refuse_empty_files(path: str) -> None:
 
 def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
     """XShards of a frame per part of a table, whose files the tasks read."""
-    from bigdl.orca.data.tables import frames
+    from bigdl.orca.data.lake_tables import frames
 
     table = open_table(path)
     if columns is not None:

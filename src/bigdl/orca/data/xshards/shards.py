@@ -59,7 +59,7 @@ def rows(shard: Any) -> int | None:
 
 
 @dataclass
-class Summary:
+class PartitionSummary:
     """Facts about the shards of one partition.
 
     Attributes
@@ -170,9 +170,9 @@ def collected(rdd: RDD, number: int | None = None) -> list:
     return values
 
 
-def summarize(shards: Iterable) -> Iterator[Summary | FailedShard]:
-    """Yield the :class:`Summary` of a partition, as the one element of it, or what has failed."""
-    summary = Summary()
+def summarize(shards: Iterable) -> Iterator[PartitionSummary | FailedShard]:
+    """Yield one :class:`PartitionSummary` for a partition, or the failed shard."""
+    summary = PartitionSummary()
     for shard in shards:
         if isinstance(shard, FailedShard):
             yield shard
@@ -187,7 +187,7 @@ def summarize(shards: Iterable) -> Iterator[Summary | FailedShard]:
     yield summary
 
 
-def repartition(rdd: RDD, summaries: list[Summary], number: int) -> tuple[RDD, str | None]:
+def repartition(rdd: RDD, summaries: list[PartitionSummary], number: int) -> tuple[RDD, str | None]:
     """Return an RDD of `number` equal partitions, and the class of its shards if all are of one."""
     classes = {name for summary in summaries for name in summary.classes}
     by_rows = len(classes) == 1 and all(None not in summary.rows for summary in summaries)

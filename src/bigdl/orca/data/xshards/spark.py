@@ -36,7 +36,7 @@ from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
     SERIES,
     FailedShard,
-    Summary,
+    PartitionSummary,
     collected,
     computing,
     keeping_failures,
@@ -353,7 +353,7 @@ class SparkXShards(XShards):
         self.type: dict[str, Any] = {}
         if class_name:
             self.type["class_name"] = known_class_name(class_name)
-        self._summaries: list[Summary] | None = None
+        self._summaries: list[PartitionSummary] | None = None
         if self.eager:
             self.compute()
 
@@ -438,7 +438,7 @@ class SparkXShards(XShards):
         """
         return sum(sum(summary.lengths) for summary in self._summary())
 
-    def _summary(self) -> list[Summary]:
+    def _summary(self) -> list[PartitionSummary]:
         """Return a summary of the shards of each partition; computed once."""
         if self._summaries is None:
             summaries = collected(self.rdd.mapPartitions(summarize))
@@ -446,7 +446,7 @@ class SparkXShards(XShards):
                 if isinstance(failed, FailedShard):
                     self.uncache()
                     raise failed.as_error()
-            self._summaries = cast("list[Summary]", summaries)
+            self._summaries = cast("list[PartitionSummary]", summaries)
             for summary in self._summaries:
                 if summary.classes:
                     self.type.setdefault("class_name", summary.classes[0])

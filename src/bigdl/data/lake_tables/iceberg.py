@@ -10,7 +10,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
 from bigdl.common.storage import exists, joined, listdir, open_file_system, plain_path
-from bigdl.data.tables.table import FIELD_ID, KEY, DataFile, Table, files_identity
+from bigdl.data.lake_tables.table import FIELD_ID, KEY, DataFile, LakeTable, files_identity
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
@@ -25,7 +25,7 @@ def is_table(path: str) -> bool:
     return bool(_metadata_files(path))
 
 
-def open_path(path: str, version: str | None) -> Table:
+def open_path(path: str, version: str | None) -> LakeTable:
     """Open the table in a folder, or of a file of metadata, at its newest snapshot or another.
 
     Parameters
@@ -54,7 +54,7 @@ def open_path(path: str, version: str | None) -> Table:
     return _opened(scan, schema, path, is_pinned=version is not None)
 
 
-def open_object(data: Any) -> Table:
+def open_object(data: Any) -> LakeTable:
     """Open a table of a catalog of pyiceberg, or a scan of one that filters no rows."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.table import DataScan
@@ -130,7 +130,7 @@ def _schema_of(table: Any, path: str, schema_id: int) -> Any:
     return schemas[schema_id]
 
 
-def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> Table:
+def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     snapshot = scan.snapshot()
@@ -154,7 +154,7 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> Table:
         _refuse_nested_defaults(field, version)
     reader = _DataFiles(scan, schema, version)
     files = sorted((reader.data_file(task) for task in tasks), key=lambda each: each.path)
-    return Table(
+    return LakeTable(
         tasks[0].file.file_path if tasks else path,
         pa.schema([_keyed(each) for each in schema_to_pyarrow(schema)]),
         files,

@@ -11,7 +11,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
 from bigdl.common.storage import joined, open_file_system, plain_path
-from bigdl.data.tables.table import KEY, DataFile, Table, files_identity
+from bigdl.data.lake_tables.table import KEY, DataFile, LakeTable, files_identity
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
@@ -33,7 +33,7 @@ def is_table(path: str) -> bool:
     return True
 
 
-def open_path(path: str, version: str | None) -> Table:
+def open_path(path: str, version: str | None) -> LakeTable:
     """Open the table in a folder, at its newest version or at ``v<number>``."""
     deltalake = require("deltalake", "delta")
     number = re.fullmatch(r"v?(\d+)", version or "v0")
@@ -64,13 +64,13 @@ def open_path(path: str, version: str | None) -> Table:
     return _opened(table, path, is_pinned=asked is not None)
 
 
-def open_object(table: Any) -> Table:
+def open_object(table: Any) -> LakeTable:
     """Open a ``deltalake.DeltaTable`` at the version that it has loaded."""
     path = plain_path(unquote(table.table_uri)).rstrip("/")
     return _opened(table, path, is_pinned=True)
 
 
-def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
+def _opened(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
     version = f"delta:{path}@v{table.version()}"
     protocol = table.protocol()
     unknown = set(protocol.reader_features or ()) - _KNOWN_FEATURES
@@ -86,7 +86,7 @@ def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
     arrow = pa.schema(table.schema().to_arrow())
     if mode != "none":
         arrow = pa.schema([_mapped(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)])
-    return Table(
+    return LakeTable(
         path,
         arrow,
         _files(table, path),

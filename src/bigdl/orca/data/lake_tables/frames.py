@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import require
-from bigdl.data.tables.table import Columns, RowRange, Table, cut, read_ranges
+from bigdl.data.lake_tables.table import LakeTable, RowRange, TableColumns, cut, read_ranges
 from bigdl.orca.data.arrow_types import spark_readable, spark_type
 
 require("pyarrow", "orca")
@@ -20,25 +20,25 @@ _BATCH_ROWS = 16 << 10
 _PART_ROWS = 1 << 20  # of a task, about
 
 
-def arrow_table(table: Table, names: Sequence[str] | None = None) -> pa.Table:
+def arrow_table(table: LakeTable, names: Sequence[str] | None = None) -> pa.Table:
     """Return all rows, in the order in which workers read them."""
     columns, ranges = _of_table(table, names)
     return _joined(columns, ranges)
 
 
-def pandas_frame(table: Table) -> pandas.DataFrame:
+def pandas_frame(table: LakeTable) -> pandas.DataFrame:
     """Return all rows, in the order in which workers read them."""
     return arrow_table(table).to_pandas()
 
 
 def parts(
-    table: Table, slots: int, names: Sequence[str] | None = None
+    table: LakeTable, slots: int, names: Sequence[str] | None = None
 ) -> tuple[Callable[[Sequence[RowRange]], pa.Table], list[list[RowRange]]]:
     """Cut a table in parts for tasks.
 
     Parameters
     ----------
-    table : Table
+    table : LakeTable
     slots : int
         How many tasks run at once.
     names : sequence of str, optional
@@ -56,13 +56,13 @@ def parts(
 
 
 def spark_frame(
-    table: Table, session: SparkSession, names: Sequence[str] | None = None
+    table: LakeTable, session: SparkSession, names: Sequence[str] | None = None
 ) -> DataFrame:
     """Return a DataFrame whose rows are in the order of the table.
 
     Parameters
     ----------
-    table : Table
+    table : LakeTable
     session : pyspark.sql.SparkSession
         Classic or of Spark Connect.
     names : sequence of str, optional
@@ -85,7 +85,7 @@ def spark_frame(
     return session.range(0, len(shards), 1, len(shards)).mapInArrow(read, schema)
 
 
-def ray_dataset(table: Table, slots: int) -> Any:
+def ray_dataset(table: LakeTable, slots: int) -> Any:
     """Return a ``ray.data.Dataset`` that as many tasks read as `slots`, at least."""
     data = require("ray.data", "ray")
     read, shards = parts(table, slots)
@@ -97,7 +97,7 @@ def ray_dataset(table: Table, slots: int) -> Any:
     return numbers.map_batches(read_block, batch_size=1)
 
 
-def _of_table(table: Table, names: Sequence[str] | None) -> tuple[Columns, list[RowRange]]:
+def _of_table(table: LakeTable, names: Sequence[str] | None) -> tuple[TableColumns, list[RowRange]]:
     names = table.schema.names if names is None else names
     return table.columns(names), table.row_groups(names)
 
@@ -114,13 +114,13 @@ def _parallelism(session: SparkSession) -> int:
 
 
 def _batches(
-    columns: Columns, ranges: Sequence[RowRange], schema: pa.Schema
+    columns: TableColumns, ranges: Sequence[RowRange], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     for arrays in read_ranges(columns, ranges, _BATCH_ROWS):
         cast = [a if a.type == t else a.cast(t) for a, t in zip(arrays, schema.types, strict=True)]
         yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
 
-def _joined(columns: Columns, ranges: Sequence[RowRange]) -> pa.Table:
+def _joined(columns: TableColumns, ranges: Sequence[RowRange]) -> pa.Table:
     schema = pa.schema([field.remove_metadata() for field in columns.fields])
     return pa.Table.from_batches(_batches(columns, ranges, schema), schema)

@@ -1,10 +1,10 @@
 """Tables of files: Parquet files, Delta Lake and Iceberg tables, at one version.
 
-:func:`open_table` looks what is at a path.  A :class:`~bigdl.data.tables.table.Table` says
+:func:`open_table` looks what is at a path.  A :class:`~bigdl.data.lake_tables.table.LakeTable` says
 which Parquet files have the rows of the version, under which names each of them has the columns,
 and which rows are deleted.  Workers read ranges of rows by themselves
-(:mod:`bigdl.data.tables.table`); whole tables become frames in
-:mod:`bigdl.data.tables.frames`.
+(:mod:`bigdl.data.lake_tables.table`); whole tables become frames in
+:mod:`bigdl.data.lake_tables.frames`.
 
 Needs pyarrow, so it is imported where it is used.
 """
@@ -21,7 +21,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import exists, is_local_path, joined, open_file_system
 
 if TYPE_CHECKING:
-    from bigdl.data.tables.table import Table
+    from bigdl.data.lake_tables.table import LakeTable
 
 __all__ = ["is_lake", "is_table_object", "open_table"]
 
@@ -37,7 +37,7 @@ _CLASSES = {  # of the libraries, that stand for a table
 }
 
 
-def open_table(data: Any) -> Table:
+def open_table(data: Any) -> LakeTable:
     """Open the table at a path.
 
     Parameters
@@ -57,7 +57,7 @@ def open_table(data: Any) -> Table:
     --------
     >>> import deltalake
     >>> import pyarrow as pa
-    >>> from bigdl.data.tables import open_table
+    >>> from bigdl.data.lake_tables import open_table
     >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
     >>> deltalake.write_deltalake("clicks", pa.table({"id": [3]}), mode="append")
     >>> table = open_table("clicks")
@@ -73,7 +73,7 @@ def open_table(data: Any) -> Table:
     paths = [os.fspath(path) for path in (data if several else [data])]
     lakes = [_lake_at(path) for path in paths]
     if not any(lakes):
-        from bigdl.data.tables.parquet import open_files
+        from bigdl.data.lake_tables.parquet import open_files
 
         return open_files(paths)
     if len(paths) > 1:
@@ -98,7 +98,7 @@ def is_lake(data: Any) -> bool:
     --------
     >>> import deltalake
     >>> import pyarrow as pa
-    >>> from bigdl.data.tables import is_lake
+    >>> from bigdl.data.lake_tables import is_lake
     >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
     >>> is_lake("clicks"), is_lake("clicks@v0"), is_lake("clicks.parquet")
     (True, True, False)
@@ -116,7 +116,7 @@ def is_table_object(data: Any) -> bool:
     --------
     >>> import deltalake
     >>> import pyarrow as pa
-    >>> from bigdl.data.tables import is_table_object
+    >>> from bigdl.data.lake_tables import is_table_object
     >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
     >>> is_table_object(deltalake.DeltaTable("clicks")), is_table_object("clicks")
     (True, False)

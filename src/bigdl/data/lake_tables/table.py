@@ -78,7 +78,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class TableColumns:
     """Columns of a table, as a reader of its files needs them; it can be pickled.
 
     Attributes
@@ -101,7 +101,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LakeTable:
     """The files of a table at one version.
 
     Attributes
@@ -111,9 +111,9 @@ class Table:
     files : list of DataFile
         In the order of their rows.
     is_by_id, evolves : bool
-        Of its :class:`Columns`.
+        Of its :class:`TableColumns`.
     version : str or None
-        The path that names this version, for :func:`~bigdl.data.tables.open_table`; None of
+        The path that names this version, for :func:`~bigdl.data.lake_tables.open_table`; None of
         plain files.
     is_pinned : bool
         True if the user asked for this version and no other.
@@ -139,10 +139,10 @@ class Table:
         """The name in messages."""
         return self.version or self.url
 
-    def columns(self, names: Sequence[str]) -> Columns:
+    def columns(self, names: Sequence[str]) -> TableColumns:
         """Return what a reader needs to know of some columns."""
         fields = tuple(self.schema.field(name) for name in names)
-        return Columns(self.url, fields, self.is_by_id, self.evolves)
+        return TableColumns(self.url, fields, self.is_by_id, self.evolves)
 
     def row_groups(self, names: Sequence[str]) -> list[RowRange]:
         """Return every row group that has rows, from the footers of the files.
@@ -278,13 +278,13 @@ def _between(whole: RowRange, start: int, stop: int) -> RowRange:
 
 
 def read_ranges(
-    columns: Columns, ranges: Sequence[RowRange], batch_rows: int
+    columns: TableColumns, ranges: Sequence[RowRange], batch_rows: int
 ) -> Iterator[list[pa.Array]]:
     """Yield the columns of record batches with the rows of some ranges.
 
     Parameters
     ----------
-    columns : Columns
+    columns : TableColumns
     ranges : sequence of RowRange
     batch_rows : int
         Rows of a batch, at most.
@@ -322,7 +322,7 @@ def read_ranges(
                     break
 
 
-def _sources(columns: Columns, file: DataFile, schema: pa.Schema) -> list[pa.Field | None]:
+def _sources(columns: TableColumns, file: DataFile, schema: pa.Schema) -> list[pa.Field | None]:
     """The file's fields for the columns; None where it has none."""
     by_key = {_key_in_file(each, columns.is_by_id): each for each in schema}
     constants = dict(file.constants)
@@ -355,7 +355,7 @@ def _without(batch: pa.RecordBatch, deleted: np.ndarray | None, first: int) -> p
     return batch.filter(pa.array(mask))
 
 
-def _columns_of(batch, columns: Columns, sources, constants) -> list[pa.Array]:
+def _columns_of(batch, columns: TableColumns, sources, constants) -> list[pa.Array]:
     rows, arrays = batch.num_rows, []
     for wanted, source in zip(columns.fields, sources, strict=True):
         if source is not None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.storage import open_file_system
-from bigdl.data.tables.table import DataFile, Table, files_identity
+from bigdl.data.lake_tables.table import DataFile, LakeTable, files_identity
 
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.dataset as ds  # noqa: E402
 
 
-def open_files(urls: Sequence[str]) -> Table:
+def open_files(urls: Sequence[str]) -> LakeTable:
     """Open Parquet files: the files under some paths.
 
     The order of the rows is that of the paths as they were given, and within a directory that of
@@ -51,7 +51,7 @@ def open_files(urls: Sequence[str]) -> Table:
         raise UsageError(
             f"There is no Parquet file in {', '.join(urls)}", code="data-empty", path=urls
         )
-    return Table(urls[0], schema, files, identity=files_identity(None, facts))
+    return LakeTable(urls[0], schema, files, identity=files_identity(None, facts))
 
 
 def _content_facts(system: Any, path: str) -> tuple:

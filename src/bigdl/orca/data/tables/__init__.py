@@ -1,5 +1,0 @@
-"""Tables of files (:mod:`bigdl.data.tables`), and as frames of pandas, Spark and Ray."""
-
-from bigdl.data.tables import is_lake, is_table_object, open_table
-
-__all__ = ["is_lake", "is_table_object", "open_table"]
