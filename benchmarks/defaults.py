@@ -120,9 +120,9 @@ def data_of(name):
 def _measures(side):
     """Let a fit of a few steps be worth a measurement."""
     if side.endswith("measured"):
-        from bigdl.nano.pytorch.training import choosing
+        from bigdl.nano.pytorch.training import step_autotune
 
-        choosing.REPAID_STEPS = choosing.REPAID_STEPS_AMX = 2
+        step_autotune.REPAID_STEPS = step_autotune.REPAID_STEPS_AMX = 2
 
 
 def trainer_side(name, side):

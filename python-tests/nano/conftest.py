@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bigdl.nano.acceleration import choices
-from bigdl.nano.acceleration.choices import Choice
-from bigdl.nano.acceleration.spread import Spread
+from bigdl.nano.acceleration import autotune
+from bigdl.nano.acceleration.autotune import AutotuneResult
+from bigdl.nano.acceleration.median_interval import MedianInterval
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def kept(monkeypatch):
     """Return a function that lets a way be the one that an earlier measurement has chosen."""
 
     def keep(name):
-        found = Choice(name, {name: Spread.of([2.0])})
-        monkeypatch.setattr(choices, "find", lambda key: found)
+        found = AutotuneResult(name, {name: MedianInterval.of([2.0])})
+        monkeypatch.setattr(autotune, "find", lambda key: found)
 
     return keep

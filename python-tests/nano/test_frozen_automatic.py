@@ -26,7 +26,7 @@ from training_models import QUIET, Trainer
 
 from bigdl.nano.pytorch import TorchNano, nano
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback
-from bigdl.nano.pytorch.frozen.automatic import Accuracy
+from bigdl.nano.pytorch.frozen.automatic import ErrorTolerance
 from bigdl.nano.pytorch.frozen.state import ModulesState
 from bigdl.nano.pytorch.vision.models.backbones import mobilenet_v2, resnet18
 
@@ -205,7 +205,7 @@ def test_a_loop_of_ones_own_is_accelerated(kind, caplog):
 def test_a_result_may_be_as_far_away_as_the_allowed_precision():
     torch.manual_seed(0)
     layers, x = trunk(), torch.rand(4, 3, 12, 12)
-    fp32, bf16 = (Accuracy(layers, x, allowed) for allowed in (False, True))
+    fp32, bf16 = (ErrorTolerance(layers, x, allowed) for allowed in (False, True))
     expected = layers(x)
     assert fp32.fp32 < 1e-5
     assert 1e-4 < bf16.bf16 < 2e-2

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import methods
 from bigdl.nano.acceleration.search.results import Results, choose, fingerprint, render
 from bigdl.nano.acceleration.search.trial import (
-    Measurement,
+    LatencyMeasurement,
     SearchOptions,
     Trial,
     time_against,
     time_alone,
 )
-from bigdl.nano.acceleration.spread import Spread
 from bigdl.nano.pytorch import InferenceOptimizer
 
 
@@ -131,8 +131,8 @@ def test_accuracy_is_compared_with_the_original_s(
 
 def test_results_can_be_written_and_read(tmp_path):
     results = results_of(tmp_path / "new", {"original": 0.5, "bf16": None}, reason="é", threads=2)
-    spreads = Spread.of([2.4, 2.5, 2.7]), Spread.of([1.5])
-    results["bf16"].points.append(Measurement(1, 8, *spreads))
+    spreads = MedianInterval.of([2.4, 2.5, 2.7]), MedianInterval.of([1.5])
+    results["bf16"].points.append(LatencyMeasurement(1, 8, *spreads))
     results.keep(tmp_path / "kept")
     again = Results.read(tmp_path / "kept")
     assert dict(again) == dict(results)
@@ -200,7 +200,7 @@ def test_a_latency_is_what_was_measured():
 
     clock = Clock(1.0)
     timing = time_against(original, clock.block(0.0002), runs=20)
-    trial = Trial("bf16", points=[Measurement(None, 1, *timing)])
+    trial = Trial("bf16", points=[LatencyMeasurement(None, 1, *timing)])
     trial.summarize()
     assert trial.latency == pytest.approx(0.2)
     assert trial.throughput == pytest.approx(5000)

@@ -16,15 +16,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.cpu import processor_name
-from bigdl.nano.acceleration import choices
-from bigdl.nano.acceleration.choices import Choice, choose
-from bigdl.nano.acceleration.spread import Spread
+from bigdl.nano.acceleration import autotune
+from bigdl.nano.acceleration.autotune import AutotuneResult, choose
+from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.pytorch import TorchNano, Trainer
-from bigdl.nano.pytorch.training import choosing
-from bigdl.nano.pytorch.training.choosing import Chooser, Measurement, Way
+from bigdl.nano.pytorch.training import step_autotune
 from bigdl.nano.pytorch.training.optimizers import align_layouts
+from bigdl.nano.pytorch.training.step_autotune import StepAutotuner, StepBenchmark, StepConfig
 
-WAYS = [Way(bf16, last) for bf16 in (False, True) for last in (False, True)]
+WAYS = [StepConfig(bf16, last) for bf16 in (False, True) for last in (False, True)]
 PLAIN = WAYS[0].name
 FAST = "bfloat16 with channels_last"
 
@@ -40,11 +40,11 @@ def times(monkeypatch):
         asked.append(way.name)
         return seconds[way.name]
 
-    real = Measurement.seconds
-    monkeypatch.setattr(Measurement, "seconds", measured)
-    monkeypatch.setattr(choosing, "REPAID_STEPS", 3)
-    monkeypatch.setattr(choosing, "REPAID_STEPS_AMX", 3)
-    monkeypatch.setattr(choosing, "bf16_instructions", lambda device="cpu": "avx512_bf16")
+    real = StepBenchmark.seconds
+    monkeypatch.setattr(StepBenchmark, "seconds", measured)
+    monkeypatch.setattr(step_autotune, "REPAID_STEPS", 3)
+    monkeypatch.setattr(step_autotune, "REPAID_STEPS_AMX", 3)
+    monkeypatch.setattr(step_autotune, "bf16_instructions", lambda device="cpu": "avx512_bf16")
     monkeypatch.setattr("bigdl.nano.pytorch.training.steps.bf16_instructions", lambda device: "x")
     seconds["asked"] = asked
     return seconds
@@ -128,19 +128,21 @@ def test_what_a_user_does_not_allow_is_measured_and_not_chosen():
 
 
 def test_choices_are_kept_for_their_user_alone_and_bounded(own_choices, monkeypatch):
-    monkeypatch.setattr(choices, "MOST_FILES", 3)
-    choice = Choice("b", {"a": Spread.of([1.0]), "b": Spread.of([1.4, 1.5, 1.6])})
-    keys = [choices.key_of("model", number) for number in range(6)]
+    monkeypatch.setattr(autotune, "MOST_FILES", 3)
+    choice = AutotuneResult(
+        "b", {"a": MedianInterval.of([1.0]), "b": MedianInterval.of([1.4, 1.5, 1.6])}
+    )
+    keys = [autotune.key_of("model", number) for number in range(6)]
     for key in keys:
-        choices.keep(key, choice)
-    assert choices.find(keys[-1]) == choice
+        autotune.keep(key, choice)
+    assert autotune.find(keys[-1]) == choice
     assert len(list(own_choices.iterdir())) == 3
     assert stat.S_IMODE(own_choices.stat().st_mode) == 0o700
-    assert choices.find("0" * 40) is None
+    assert autotune.find("0" * 40) is None
 
 
 def test_broken_and_foreign_files_are_no_choices(own_choices):
-    choices.keep("key", Choice("b", {"b": Spread.of([1.5])}))
+    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
     file = own_choices / "key.json"
     for text in (
         "",
@@ -149,17 +151,17 @@ def test_broken_and_foreign_files_are_no_choices(own_choices):
         json.dumps({"name": "c", "speedups": {"b": [1, 1, 1]}}),
     ):
         file.write_text(text)
-        assert choices.find("key") is None
-    choices.keep("key", Choice("b", {"b": Spread.of([1.5])}))
+        assert autotune.find("key") is None
+    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
     own_choices.chmod(0o777)
-    assert choices.find("key") is None
+    assert autotune.find("key") is None
 
 
 def test_a_directory_that_cannot_be_made_costs_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    choices.keep("key", Choice("b", {"b": Spread.of([1.5])}))
-    assert choices.find("key") is None
+    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
+    assert autotune.find("key") is None
 
 
 def test_the_processor_has_a_name(tmp_path):
@@ -214,7 +216,7 @@ def test_a_choice_that_noise_may_have_made_is_not_kept(times, own_choices):
 
 
 def test_a_short_fit_is_the_plain_program_s(times, monkeypatch):
-    monkeypatch.setattr(choosing, "REPAID_STEPS", 100)
+    monkeypatch.setattr(step_autotune, "REPAID_STEPS", 100)
     ours, run = fitted(fused_optimizers=False)
     plain, _ = fitted(pl.Trainer, accelerator="cpu")
     assert not times["asked"]
@@ -281,7 +283,7 @@ def test_all_processes_do_what_rank_0_has_measured(times):
     def chosen(broadcast, own):
         times.update(own)
         net = Net()
-        chooser = Chooser({"": net}, WAYS, steps_left=lambda: 50, broadcast=broadcast)
+        chooser = StepAutotuner({"": net}, WAYS, steps_left=lambda: 50, broadcast=broadcast)
         batch = torch.rand(4, 3, 8, 8)
         assert chooser.begin(batch) is None
         with chooser.observed():
@@ -313,14 +315,14 @@ class Measuring(pl.LightningModule):
         return self.net(x)
 
     def setup(self, stage):
-        choosing.REPAID_STEPS = choosing.REPAID_STEPS_AMX = 3
-        real, fast = Measurement.seconds, "float32" if self.global_rank else WAYS[1].name
+        step_autotune.REPAID_STEPS = step_autotune.REPAID_STEPS_AMX = 3
+        real, fast = StepBenchmark.seconds, "float32" if self.global_rank else WAYS[1].name
 
         def seconds(measurement, way, *, warm_up):
             real(measurement, way, warm_up=warm_up)
             return 0.5 if way.name == fast else 1.0
 
-        Measurement.seconds = seconds
+        StepBenchmark.seconds = seconds
 
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])

@@ -73,7 +73,7 @@ def built_and_checked(
     Parameters
     ----------
     method : Method
-    source : Source
+    source : ModelSource
     options : BuildOptions
     scored : bool
         True if a metric decides about the accuracy: then numbers may differ by any amount.
@@ -133,7 +133,7 @@ def check_agreement(
 
     Parameters
     ----------
-    source : Source
+    source : ModelSource
     model
         Accelerated.
     method : Method

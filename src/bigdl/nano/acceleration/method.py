@@ -1,11 +1,10 @@
-"""A Method: one way to make a model faster.
+"""Acceleration methods and the registry of each framework.
 
-A framework registers its methods with :func:`register_methods` when it is imported, another
-package by :func:`register_method` or an entry point.
-:meth:`Method.missing` is called before every use and says in one sentence why the method is not
-possible on this machine. :meth:`Method.build` is called with a :class:`Source`, the user's model
-together with a sample of its input, and returns a new model that is called as the user's is.
-Neither changes the user's model.
+A framework registers its methods with :func:`register_methods` when it is imported. Other packages
+use :func:`register_method` or an entry point. :meth:`Method.missing` runs before every use; it
+returns one sentence if the method cannot run on this machine. :meth:`Method.build` gets a
+:class:`ModelSource` (the user's model and a sample of its input) and returns a new model with the
+same signature. Neither changes the user's model.
 """
 
 import abc
@@ -137,7 +136,7 @@ def among(options: type[Options], keywords: Mapping[str, Any]) -> Options:
     return options(**{name: keywords[name] for name in names})
 
 
-class Network(Protocol):
+class RuntimeNetwork(Protocol):
     """A model of a runtime, which takes and returns flat lists of arrays."""
 
     thread_num: int | None
@@ -146,7 +145,7 @@ class Network(Protocol):
         """Run it once; the results are the caller's."""
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A user's model and a sample of its input.
 
     Each framework has one class of this kind. A network of another runtime takes and returns flat
@@ -200,7 +199,7 @@ class Source(Protocol):
         """True if an accelerated model runs the Python code of the original."""
 
 
-SourceT = TypeVar("SourceT", bound=Source, contravariant=True)
+SourceT = TypeVar("SourceT", bound=ModelSource, contravariant=True)
 MethodT = TypeVar("MethodT", bound="Method")
 
 
@@ -305,7 +304,7 @@ class Method(abc.ABC, Generic[SourceT]):
 
         Parameters
         ----------
-        source : Source
+        source : ModelSource
             The user's model and a sample of its input.
         options : BuildOptions
             What the user asked for.

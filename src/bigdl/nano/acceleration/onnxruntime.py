@@ -19,7 +19,7 @@ from bigdl.common.cpu import core_count, topology
 from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import check_agreement
-from bigdl.nano.acceleration.method import BuildOptions, Method, Source, refuse_inapplicable
+from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource, refuse_inapplicable
 from bigdl.nano.acceleration.onnx_quantization import (
     FloatGraph,
     Quantize,
@@ -381,23 +381,23 @@ Wrap = Callable[[Any, OnnxNetwork, str, BuildOptions], Any]
 
 
 @dataclass(frozen=True)
-class OnnxRuntimeMethod(Method[Source]):
+class OnnxRuntimeMethod(Method[ModelSource]):
     """ONNX Runtime in the precision of the model's operators."""
 
     accelerator: str | None = "onnxruntime"
     export: Export = field(kw_only=True)
     wrap: Wrap = field(kw_only=True)
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> Any:
         return self.model_of(*self.exported(source, options), source, options)
 
-    def exported(self, source: Source, options: BuildOptions) -> tuple[OnnxFile, list[str]]:
+    def exported(self, source: ModelSource, options: BuildOptions) -> tuple[OnnxFile, list[str]]:
         """Return a source's model as an ONNX file, and the names of its inputs."""
         file = OnnxFile()
         return file, self.export(source, str(file.path), options)
 
     def model_of(
-        self, file: OnnxFile, names: list[str], source: Source, options: BuildOptions
+        self, file: OnnxFile, names: list[str], source: ModelSource, options: BuildOptions
     ) -> Any:
         """Return the accelerated model of an ONNX file."""
         network = OnnxNetwork(
@@ -417,7 +417,7 @@ class OnnxRuntimeMethod(Method[Source]):
 
 
 @dataclass(frozen=True)
-class QuantizedMethod(OnnxRuntimeMethod):
+class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
     """ONNX Runtime with 8-bit integers.
 
     With an accuracy goal, nodes are left in floating point, those first whose quantization brings
@@ -435,7 +435,7 @@ class QuantizedMethod(OnnxRuntimeMethod):
     quantize: Quantize = field(kw_only=True)
     calibrates: bool = True
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> Any:
         original = OnnxNetwork(*self.exported(source, options))
         plain = replace(self, precision=FP32)
         model = self.wrap(source, original, self.name, options)
@@ -484,7 +484,7 @@ def onnxruntime_methods(
     ends = {**common, "packages": packages}
     return [
         OnnxRuntimeMethod("onnxruntime_fp32", option="onnxruntime", default=True, **ends),
-        QuantizedMethod(
+        QuantizedOnnxRuntimeMethod(
             "onnxruntime_int8_qlinear",
             option="inc + onnxruntime + qlinear",
             default=True,
@@ -492,7 +492,7 @@ def onnxruntime_methods(
             quantize=quantize_statically,
             **ends,
         ),
-        QuantizedMethod(
+        QuantizedOnnxRuntimeMethod(
             "onnxruntime_int8_integer",
             option="inc + onnxruntime + integer",
             variants=("integer",),
@@ -501,7 +501,7 @@ def onnxruntime_methods(
             calibrates=False,
             **ends,
         ),
-        QuantizedMethod(
+        QuantizedOnnxRuntimeMethod(
             "onnxruntime_int8_nncf",
             option="onnxruntime + int8 + nncf",
             variants=("nncf",),

@@ -2,7 +2,7 @@
 
 A network of another runtime takes and gives flat lists. What a model's arguments and results look
 like around their tensors is kept as a :class:`Structure`, which can be written as JSON, and what
-its calls look like as :class:`CallInputs`. Tensors may be of any framework; none is imported.
+its calls look like as :class:`CallSignature`. Tensors may be of any framework; none is imported.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
 
 
 @dataclasses.dataclass(frozen=True)
-class CallInputs:
+class CallSignature:
     """The inputs of a network and the arguments of calls that they come from.
 
     Values that are no tensors were fixed when the network was made: a call that gives another
@@ -390,7 +390,7 @@ def is_tensor(value: Any) -> bool:
     )
 
 
-class Batch(NamedTuple):
+class ModelBatch(NamedTuple):
     """One batch.
 
     Attributes

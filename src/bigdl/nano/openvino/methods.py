@@ -14,7 +14,7 @@ from typing import Any
 from bigdl.common.errors import LazyModule, UsageError, refusing
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
-from bigdl.nano.acceleration.method import BuildOptions, Method, Source
+from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, INT4, INT8, Precision, WeightOptions
 from bigdl.nano.openvino.network import (
     CompiledNetwork,
@@ -208,7 +208,7 @@ Wrap = Callable[[Any, CompiledNetwork, str, BuildOptions], Any]
 
 
 @dataclass(frozen=True)
-class OpenVINOMethod(Method[Source]):
+class OpenVINOMethod(Method[ModelSource]):
     """OpenVINO in the precision of the model's operators.
 
     The first dimension of each input stays dynamic by default; small networks are compiled for
@@ -229,14 +229,14 @@ class OpenVINOMethod(Method[Source]):
             return reason
         return None if supports_bf16() else "Platform doesn't support BF16 format"
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> Any:
         self.check(options)
         network = self.converted(source, options)
         if self.precision == FP16:
             network = half_weights(network)
         return self.model_of(network, source, options)
 
-    def converted(self, source: Source, options: BuildOptions) -> Any:
+    def converted(self, source: ModelSource, options: BuildOptions) -> Any:
         """Return the network of a source's model, compared with the model before it is rounded.
 
         Raises
@@ -283,7 +283,7 @@ class OpenVINOMethod(Method[Source]):
                 argument="input_shape",
             )
 
-    def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
+    def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> Any:
         """Return the accelerated model of a network: compiled, and handed to the framework."""
         config = dict(options.openvino_config or {})
         if self.computes == "bf16" and self.precision.quantized:
@@ -321,7 +321,7 @@ class QuantizedOpenVINOMethod(OpenVINOMethod):
     packages: tuple[str, ...] = ("openvino", "nncf")
     weights_only: bool = False
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
+    def build(self, source: ModelSource, options: BuildOptions) -> Any:
         self.check(options)
         weights = options.weight_options or WeightOptions() if self.weights_only else None
         calibrates = weights is None or weights.needs_calibration

@@ -17,7 +17,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy
 from bigdl.nano.acceleration.precision import FP32, INT4, INT8, PRECISIONS, WeightOptions
-from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array, rows_of
+from bigdl.nano.acceleration.structure import TENSOR, CallSignature, as_array, rows_of
 from bigdl.nano.openvino.network import (
     SAVED_NAME,
     CompiledNetwork,
@@ -461,6 +461,6 @@ class OpenVINOModel(OpenVINOFacade):
         if not named:
             return [as_array(each) for each in inputs]
         names = tuple(self.forward_args)
-        call = CallInputs(names, dict.fromkeys(names, TENSOR))
+        call = CallSignature(names, dict.fromkeys(names, TENSOR))
         arrays = {name: np.asarray(as_array(value)) for name, value in named.items()}
         return call.flatten(tuple(np.asarray(as_array(value)) for value in inputs), arrays)

@@ -22,7 +22,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line, refusing
 from bigdl.nano.acceleration.search.trial import Block, Candidate, block, time_against, time_alone
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
-from bigdl.nano.pytorch.inference.source import Batch, batches_of, evaluating, sample_arguments
+from bigdl.nano.pytorch.inference.source import ModelBatch, batches_of, evaluating, sample_arguments
 from bigdl.nano.searchable import AutoObject, suggested, with_config
 from bigdl.nano.searching import Searcher, directions_of, split_arguments
 from bigdl.tuning.spaces import Lazy
@@ -105,7 +105,7 @@ class HPOSearcher(Searcher):
         directions = directions_of(options, metrics)
         data = {name: value for name, value in data.items() if value is not None}
         self._subject = {"model": model, "data": data}
-        objective = _Objective(
+        objective = _TrainerObjective(
             self._subject,
             self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
             self._trainer_class,
@@ -176,7 +176,7 @@ def _metrics(target_metric: str | Sequence[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Objective:
+class _TrainerObjective:
     """Makes a model with what a trial proposes, trains it, and returns its figures.
 
     It is shipped to the processes of a parallel search.
@@ -415,9 +415,9 @@ def _fastest(
 
 def _sample(
     model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any], input_sample: object
-) -> Batch:
+) -> ModelBatch:
     if input_sample is not None:
-        return Batch(*sample_arguments(model, input_sample))
+        return ModelBatch(*sample_arguments(model, input_sample))
     for loaders in _loaders(model, trainer, data):
         loader = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
         batch = None if loader is None else next(batches_of(model, loader), None)
@@ -446,7 +446,7 @@ def _loaders(model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any
             yield getattr(source, name)()
 
 
-def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module | None:
+def _built(model: torch.nn.Module, method: str, batch: ModelBatch) -> torch.nn.Module | None:
     sample = batch.kwargs or (batch.args[0] if len(batch.args) == 1 else batch.args)
     # TorchScript looks at all properties, and a copy of a LightningModule has no trainer.
     marked: Any = model
@@ -460,7 +460,7 @@ def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module
         del model._jit_is_scripting
 
 
-def _timed(model: torch.nn.Module, batch: Batch) -> Block:
+def _timed(model: torch.nn.Module, batch: ModelBatch) -> Block:
     @contextmanager
     def context() -> Iterator[None]:
         with InferenceOptimizer.get_context(model), torch.inference_mode():

@@ -313,7 +313,7 @@ class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):
         scale_rates(self.optimizers, 1)  # an earlier fit may have had more processes
 
 
-class _LocalDdp(DDPStrategy):
+class _FitDdpStrategy(DDPStrategy):
     """DDP in a group that there is in the processes of a fit only."""
 
     def setup(self, trainer: Trainer) -> None:
@@ -338,7 +338,7 @@ class _LocalDdp(DDPStrategy):
         return super()._setup_model(model) if self.world_size > 1 else model
 
 
-class ProcessesStrategy(_FastStrategy, _LocalDdp):
+class ProcessesStrategy(_FastStrategy, _FitDdpStrategy):
     """Training in several processes; evaluation and prediction in the calling one, on all rows.
 
     Parameters

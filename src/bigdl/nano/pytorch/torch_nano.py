@@ -581,7 +581,7 @@ def _fabric_arguments(
     if options.count > 1:
         group = LocalGroup()
         group.join(rank, options.count)
-        strategy = _LocalDdp(**ddp_arguments(group, options))
+        strategy = _FabricDdpStrategy(**ddp_arguments(group, options))
         return arguments | {"accelerator": "cpu", "strategy": strategy}
     arguments = {"accelerator": "cpu", "devices": 1} | arguments
     if arguments["accelerator"] == "cpu" and arguments["devices"] == 1:
@@ -601,7 +601,7 @@ class _Bf16(Precision):
         return tree_map_only(torch.Tensor, full_precision, data)
 
 
-class _LocalDdp(DDPStrategy):
+class _FabricDdpStrategy(DDPStrategy):
     """Fabric in one of the processes that have met already."""
 
     def _configure_launcher(self) -> None:

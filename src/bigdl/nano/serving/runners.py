@@ -23,7 +23,7 @@ from bigdl.common.private_folders import scratch_folder
 from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
 from bigdl.nano.acceleration.saved import META_FILE, opened
-from bigdl.nano.acceleration.structure import CallInputs, Structure, as_array, flatten
+from bigdl.nano.acceleration.structure import CallSignature, Structure, as_array, flatten
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
@@ -303,7 +303,7 @@ def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | No
         if "ports" in meta["inputs"]:  # of Keras
             names = [port[0] for port in meta["inputs"]["ports"]]
         else:
-            names = CallInputs.from_json(meta["inputs"]).names
+            names = CallSignature.from_json(meta["inputs"]).names
         ends = names, Structure.from_json(meta["outputs"])
     method = str(meta.get("method") or "")
     if meta.get("xml_path"):
@@ -460,7 +460,7 @@ def _of_module(
 
     torch = require("torch", "nano")
     source = TorchSource(module, sample)
-    calls: CallInputs = getattr(module, "nano_inputs", None) or source.inputs
+    calls: CallSignature = getattr(module, "nano_inputs", None) or source.inputs
     arrays = _flat_sample(module, sample)
     if inputs is not None:
         specs = TensorSpec.parsed(inputs)
@@ -520,7 +520,7 @@ def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
     """The inputs of a compiled graph, which alone of PyTorch's graphs knows them."""
     if "shapes" not in meta or "dtypes" not in meta:
         return None
-    names = CallInputs.from_json(meta["inputs"]).names
+    names = CallSignature.from_json(meta["inputs"]).names
     return [
         TensorSpec(name, np.dtype(dtype), tuple(-1 if size is None else size for size in shape))
         for name, dtype, shape in zip(names, meta["dtypes"], meta["shapes"], strict=True)

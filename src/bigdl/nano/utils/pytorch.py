@@ -19,7 +19,7 @@ from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
 from bigdl.nano.pytorch.inference.network_models import to_onnx
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
-    Batch,
+    ModelBatch,
     TorchSource,
     batches_of,
     evaluating,
@@ -171,7 +171,7 @@ def get_input_example(
                 "The data hold no batch, so there is no sample of the input", code="data-empty"
             )
     else:
-        batch = Batch(*sample_arguments(model, data))
+        batch = ModelBatch(*sample_arguments(model, data))
     if batch.kwargs:
         return (
             dict(zip(get_forward_args(model)[: len(batch.args)], batch.args, strict=True))

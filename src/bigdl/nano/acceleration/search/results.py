@@ -33,10 +33,10 @@ from bigdl.common.checks import check_number
 from bigdl.common.drawing import Chart, Scale
 from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.precision import Precision
-from bigdl.nano.acceleration.search.trial import Measurement, SearchOptions, Trial
-from bigdl.nano.acceleration.spread import Spread
+from bigdl.nano.acceleration.search.trial import LatencyMeasurement, SearchOptions, Trial
 
 
 def choose(
@@ -198,17 +198,17 @@ class Results(UserDict[str, Trial]):
         others = [name for name in spreads if name != best]
         return best, [name for name in others if not spreads[best].exceeds(spreads[name])]
 
-    def _figure(self, trial: Trial) -> Spread | None:
+    def _figure(self, trial: Trial) -> MedianInterval | None:
         """Return what trials are compared by; larger is better."""
         if self.objective == "memory":
-            return None if trial.memory is None else Spread.of([-trial.memory])
+            return None if trial.memory is None else MedianInterval.of([-trial.memory])
         if self.objective == "throughput" and trial.points and self.original.points:
             return trial.relative_throughput(self.original)
         if trial.speedup is None:
             return None
         bounds = (trial.speedup_low, trial.speedup_high)
         low, high = (trial.speedup if bound is None else bound for bound in bounds)
-        return Spread(trial.speedup, low, high)
+        return MedianInterval(trial.speedup, low, high)
 
     def to_pandas(self) -> Any:
         """Return one row for each method.
@@ -241,7 +241,12 @@ class Results(UserDict[str, Trial]):
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             trials = [
-                Trial(**{**each, "points": [Measurement.read(point) for point in each["points"]]})
+                Trial(
+                    **{
+                        **each,
+                        "points": [LatencyMeasurement.read(point) for point in each["points"]],
+                    }
+                )
                 for each in content["trials"]
             ]
             results = cls(trials, directory, content["direction"], content["objective"])
@@ -407,7 +412,7 @@ def fingerprint(*objects: Any) -> str | None:
     """
     target = _Hash()
     try:
-        _Pickler(target).dump(objects)
+        _DigestPickler(target).dump(objects)
     except Exception:
         return None
     return target.digest.hexdigest()
@@ -424,7 +429,7 @@ class _Hash:
         return len(data)
 
 
-class _Pickler(pickle.Pickler):
+class _DigestPickler(pickle.Pickler):
     def __init__(self, file):
         super().__init__(file, protocol=5)
         self._seen: set[int] = set()

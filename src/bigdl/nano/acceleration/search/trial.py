@@ -24,10 +24,10 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.agreement import DisagreementError
+from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import ORIGINAL, Method, check_threads
 from bigdl.nano.acceleration.precision import FP32, PRECISIONS
-from bigdl.nano.acceleration.spread import Spread
-from bigdl.nano.acceleration.structure import Batch, as_array, flatten, rows_of
+from bigdl.nano.acceleration.structure import ModelBatch, as_array, flatten, rows_of
 
 _ROUNDS = 10
 _WARM_UPS = 2
@@ -48,16 +48,16 @@ class Timing(NamedTuple):
 
     Attributes
     ----------
-    latency : Spread
+    latency : MedianInterval
         Milliseconds of a call.
-    speedup : Spread
+    speedup : MedianInterval
         How many times as fast as the original, of pairs of rounds.
     stopped : bool
         True if timing was given up because the model is far slower than the original.
     """
 
-    latency: Spread
-    speedup: Spread
+    latency: MedianInterval
+    speedup: MedianInterval
     stopped: bool = False
 
 
@@ -76,7 +76,9 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
     original(1, _BUDGET)
     reference, probe = median(original(_PROBES, _BUDGET)), median(model(_PROBES, _BUDGET))
     if probe > _HOPELESS * reference:
-        return Timing(Spread.of([1e3 * probe]), Spread.of([reference / probe]), stopped=True)
+        return Timing(
+            MedianInterval.of([1e3 * probe]), MedianInterval.of([reference / probe]), stopped=True
+        )
     calls, room = _calls_per_round(runs, reference + probe), _BUDGET / _ROUNDS / 2
     ratios, latencies = [], []
     for number in range(_ROUNDS):
@@ -87,7 +89,7 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
             own, theirs = model(calls, room), original(calls, room)
         ratios.append(median(theirs) / median(own))
         latencies.append(1e3 * median(own))
-    return Timing(Spread.of(latencies), Spread.of(ratios))
+    return Timing(MedianInterval.of(latencies), MedianInterval.of(ratios))
 
 
 def time_alone(model: Block, runs: int) -> Timing:
@@ -95,10 +97,12 @@ def time_alone(model: Block, runs: int) -> Timing:
     model(_WARM_UPS, _BUDGET)
     calls = _calls_per_round(runs, median(model(_PROBES, _BUDGET)))
     rounds = [median(model(calls, _BUDGET / _ROUNDS)) for _ in range(_ROUNDS)]
-    return Timing(Spread.of([1e3 * seconds for seconds in rounds]), Spread.of([1.0]))
+    return Timing(
+        MedianInterval.of([1e3 * seconds for seconds in rounds]), MedianInterval.of([1.0])
+    )
 
 
-def block(candidate: Candidate, batches: Sequence[Batch]) -> Block:
+def block(candidate: Candidate, batches: Sequence[ModelBatch]) -> Block:
     """A block of calls of a model with one batch after the other."""
 
     def call(number: int) -> None:
@@ -141,7 +145,7 @@ class Candidate:
     model: Any
     context: Callable[[], AbstractContextManager]
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: ModelBatch) -> Any:
         with self.context():
             return self.model(*batch.args, **batch.kwargs)
 
@@ -172,7 +176,7 @@ class Bench(abc.ABC):
     """
 
     library_threads: int
-    _batches: list[Batch]
+    _batches: list[ModelBatch]
     """Inputs as the user gave them."""
     _source: Any
     """The model as methods see it."""
@@ -196,13 +200,13 @@ class Bench(abc.ABC):
     def build(self, method: Method, threads: int | None) -> Candidate:
         """Apply a method."""
 
-    def batches(self, size: int | None = None) -> list[Batch]:
+    def batches(self, size: int | None = None) -> list[ModelBatch]:
         """Return inputs for timing: as the user gave them, or the first rows over and over."""
         if size is None:
             return self._batches
         return [self._resized(batch, size) for batch in self._batches]
 
-    def _resized(self, batch: Batch, size: int) -> Batch:
+    def _resized(self, batch: ModelBatch, size: int) -> ModelBatch:
         rows = rows_of(batch)
         leaves, structure = flatten(batch)
         index = np.arange(size) % rows
@@ -214,7 +218,7 @@ class Bench(abc.ABC):
         """Return the original's results on several samples, which tell the usual size of values."""
         return [probe.expected for probe in self._source.probes(self._options)]
 
-    def alternative(self, batch: Batch) -> Any:
+    def alternative(self, batch: ModelBatch) -> Any:
         """Return what the original gives by another way that is as right; None without one."""
         return None
 
@@ -336,7 +340,7 @@ def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> Non
 
 
 @dataclass(frozen=True)
-class Measurement:
+class LatencyMeasurement:
     """One measurement.
 
     Attributes
@@ -345,9 +349,9 @@ class Measurement:
         None: as the runtime decides.
     batch_size : int
         Samples in a call.
-    latency : Spread
+    latency : MedianInterval
         Milliseconds of a call.
-    speedup : Spread
+    speedup : MedianInterval
         Times as fast as the original on the same batch, in alternation with it.
     stopped : bool
         True if timing was given up because the model is far slower than the original.
@@ -355,14 +359,14 @@ class Measurement:
 
     threads: int | None
     batch_size: int
-    latency: Spread
-    speedup: Spread
+    latency: MedianInterval
+    speedup: MedianInterval
     stopped: bool = False
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Return the measurement that :func:`dataclasses.asdict` and JSON have written."""
-        spreads = {name: Spread(*content[name]) for name in ("latency", "speedup")}
+        spreads = {name: MedianInterval(*content[name]) for name in ("latency", "speedup")}
         return cls(**{**content, **spreads})
 
 
@@ -398,7 +402,7 @@ class Trial:
     memory : float or None
         Megabytes (2**20 bytes) that a fresh process takes to load and run the model.
     threads : int or None
-    points : list of Measurement
+    points : list of LatencyMeasurement
         All that was measured.
     saved : bool
         Whether the model lies in the directory.
@@ -421,7 +425,7 @@ class Trial:
     difference: float | None = None
     memory: float | None = None
     threads: int | None = None
-    points: list[Measurement] = field(default_factory=list)
+    points: list[LatencyMeasurement] = field(default_factory=list)
     saved: bool = False
     seconds: float = 0.0
 
@@ -446,14 +450,14 @@ class Trial:
             return None if self.speedup is None else f"{self.speedup:.2f}x"
         return f"{self.speedup:.2f}x ({spread})"
 
-    def relative_throughput(self, original: Trial) -> Spread:
+    def relative_throughput(self, original: Trial) -> MedianInterval:
         """Return samples per second at the best batch size, at the original's measured speed.
 
         Trials are compared by it, since the speed of a machine changes during a search.
         """
         speeds = {p.batch_size: 1e3 * p.batch_size / p.latency.middle for p in original.points}
         spreads = [
-            Spread(*(speeds[point.batch_size] * value for value in point.speedup))
+            MedianInterval(*(speeds[point.batch_size] * value for value in point.speedup))
             for point in self.points
             if point.threads == self.threads and point.batch_size in speeds
         ]
@@ -582,7 +586,7 @@ class _Attempt:
         if self.method.name != ORIGINAL:
             self._save(candidate.model)
 
-    def _build_and_time(self, threads) -> tuple[Candidate, list[Measurement]]:
+    def _build_and_time(self, threads) -> tuple[Candidate, list[LatencyMeasurement]]:
         with self._stage("convert", "fail to convert"):
             candidate = self.bench.build(self.method, threads)
         with self._stage("forward", "fail to forward"):
@@ -613,16 +617,16 @@ class _Attempt:
         if difference > _REMARKABLE:
             self.trial.reason = _deviates(difference)
 
-    def _timed(self, candidate, threads, size) -> Measurement:
+    def _timed(self, candidate, threads, size) -> LatencyMeasurement:
         batches, runs = self.bench.batches(size), self.options.latency_sample_num
         model = block(candidate, batches)
         if self.method.name == ORIGINAL and threads == self.bench.thread_num:
             timing = time_alone(model, runs)
         else:
             timing = time_against(block(self._original(), batches), model, runs)
-        return Measurement(threads, rows_of(batches[0]), *timing)
+        return LatencyMeasurement(threads, rows_of(batches[0]), *timing)
 
-    def _rank(self, points: list[Measurement]) -> float:
+    def _rank(self, points: list[LatencyMeasurement]) -> float:
         if self.options.objective == "throughput":
             return max(point.batch_size / point.latency.middle for point in points)
         return points[0].speedup.middle

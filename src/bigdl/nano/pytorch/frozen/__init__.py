@@ -6,7 +6,7 @@ runtime that is fastest (Dai et al., BigDL 2.0, CVPR 2022, report their largest 
 layers). Where equal images give equal features, these can be computed once for all epochs.
 
 =========================  ======================================================================
-:class:`Segment`           consecutive frozen modules that run as one
+:class:`FrozenSegment`           consecutive frozen modules that run as one
 :class:`FrozenPrefix`      all segments of a model: what was replaced, what was not and why
 :class:`CachedFeatures`    a dataset of a segment's outputs instead of images
 =========================  ======================================================================
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from bigdl.nano.pytorch.frozen.prefix import (
         accelerate_frozen_prefix as accelerate_frozen_prefix,
     )
-    from bigdl.nano.pytorch.frozen.segment import Segment as Segment
+    from bigdl.nano.pytorch.frozen.segment import FrozenSegment as FrozenSegment
 
 _HOMES = {
     "CachedFeatures": "bigdl.nano.pytorch.frozen.features",
     "FrozenPrefix": "bigdl.nano.pytorch.frozen.prefix",
     "FrozenPrefixCallback": "bigdl.nano.pytorch.frozen.callback",
-    "Segment": "bigdl.nano.pytorch.frozen.segment",
+    "FrozenSegment": "bigdl.nano.pytorch.frozen.segment",
     "accelerate_frozen_prefix": "bigdl.nano.pytorch.frozen.prefix",
 }
 __all__ = list(_HOMES)

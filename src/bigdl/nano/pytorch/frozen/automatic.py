@@ -20,11 +20,11 @@ from torch import nn
 
 import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.nano.acceleration import choices
+from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
-from bigdl.nano.pytorch.frozen.segment import Segment, distance, is_replaced
+from bigdl.nano.pytorch.frozen.segment import FrozenSegment, distance, is_replaced
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
@@ -43,7 +43,7 @@ _ROUNDS = 4  # of finding and building
 _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)}
 
 
-class Accuracy:
+class ErrorTolerance:
     """Distances from exact results: that of the modules, and that which another way may have.
 
     Parameters
@@ -131,7 +131,7 @@ class AutomaticPrefix:
 
     Attributes
     ----------
-    segments : list of Segment
+    segments : list of FrozenSegment
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class AutomaticPrefix:
         steps_left: Callable[[], float | None],
         tell: Callable[[str, str], None],
     ):
-        self.segments: list[Segment] = []
+        self.segments: list[FrozenSegment] = []
         self._model, self._wanted, self._tell = model, wanted, tell
         self._steps_left = steps_left
         self._bf16 = precision in (None, "bf16-mixed", "16-mixed") and bool(bf16_instructions())
@@ -243,7 +243,7 @@ class AutomaticPrefix:
             self._left_alone.append((_name_of(chain), "its input is changed in place afterwards"))
             return
         try:
-            segment = Segment(chain, bound=0.0)
+            segment = FrozenSegment(chain, bound=0.0)
             segment.sample = segment.sample[:_ROWS].clone()
             segment.output = segment.output[:_ROWS].clone()
             self._builds.append(_Build(segment, copy.deepcopy(segment.module), seconds))
@@ -444,7 +444,7 @@ def with_prefix(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
 class _Build:
     """The stages of a segment: a copy of its modules, then a network, then a compiled one."""
 
-    def __init__(self, segment: Segment, module: nn.Module, seconds: float):
+    def __init__(self, segment: FrozenSegment, module: nn.Module, seconds: float):
         self.segment, self.seconds = segment, seconds
         self.notes: list[str] = []
         self.reason: str | None = None
@@ -478,7 +478,7 @@ class _Build:
         require("openvino", "nano")  # its import takes long
 
         lowered = bf16 or self.segment.autocast is not None
-        self._accuracy = Accuracy(self._module, self.segment.sample, lowered)
+        self._accuracy = ErrorTolerance(self._module, self.segment.sample, lowered)
 
     def convert(self) -> None:
         """Make a network. It sets warnings of the process, so no step may run meanwhile."""
@@ -492,11 +492,11 @@ class _Build:
 
     def finish(self) -> None:
         """Compile and check; in any thread."""
-        runs: dict[str, tuple[_Run, float]] = {}
+        runs: dict[str, tuple[_ContiguousCall, float]] = {}
         try:
             for method in self._methods if self.reason is None else ():
                 network = self._network.clone()
-                run = _Run(method.model_of(network, self._source, self._options))
+                run = _ContiguousCall(method.model_of(network, self._source, self._options))
                 with torch.no_grad():
                     result = run(self.segment.sample)
                 error, reason = self._accuracy.judged(result)
@@ -516,7 +516,7 @@ class _Build:
         finally:
             self._network = self._source = self._module = self._accuracy = None
 
-    def _fastest(self, runs: dict[str, tuple[_Run, float]]) -> str:
+    def _fastest(self, runs: dict[str, tuple[_ContiguousCall, float]]) -> str:
         """Return the name of the way that is fastest on this processor."""
         sample = self.segment.sample
         calls = {name: functools.partial(run, sample) for name, (run, _) in runs.items()}
@@ -524,10 +524,10 @@ class _Build:
         if len(runs) == 1:
             return plain
         with torch.no_grad():
-            return choices.choose(choices.race(calls), plain).name
+            return autotune.choose(autotune.race(calls), plain).name
 
 
-class _Run:
+class _ContiguousCall:
     """A call of a built model."""
 
     def __init__(self, built: Callable[[torch.Tensor], torch.Tensor]):
@@ -537,7 +537,7 @@ class _Run:
         return self._built(x.contiguous())  # torch copies channels faster than NumPy does
 
 
-def _check_data_independent(module: nn.Module, segment: Segment) -> None:
+def _check_data_independent(module: nn.Module, segment: FrozenSegment) -> None:
     """Run with tensors that have a shape but no values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -29,7 +29,7 @@ from bigdl.nano.pytorch.training.steps import ForwardOverride, is_model, undistu
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module in a run of the model.
 
     Attributes
@@ -59,7 +59,7 @@ class Call:
     seconds: float = 0.0
     before: int = 0  # version of the input when the call began
     version: int = 0  # of the output when it ended
-    inner: list[Call] = field(default_factory=list)
+    inner: list[ModuleCall] = field(default_factory=list)
 
 
 def autocast_now() -> torch.dtype | None:
@@ -83,7 +83,7 @@ class Observation:
 
     Attributes
     ----------
-    root : Call
+    root : ModuleCall
         Stands for the run; its ``inner`` are the calls that nothing else has made.
     counts : Counter
         How often each module was called.
@@ -91,7 +91,7 @@ class Observation:
 
     def __init__(self, model: nn.Module):
         self._model = model
-        self.root = Call("", cast("nn.Module", None))
+        self.root = ModuleCall("", cast("nn.Module", None))
         self.counts: Counter[nn.Module] = Counter()
         self._stack = [self.root]
         self._thread = threading.get_ident()
@@ -117,7 +117,7 @@ class Observation:
         if parent.frozen or threading.get_ident() != self._thread or is_transformed():
             return observed.forward(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        call = Call(observed.name, module, autocast=autocast_now())
+        call = ModuleCall(observed.name, module, autocast=autocast_now())
         grad = torch.is_grad_enabled()
         call.tracked = grad and any(tensor.requires_grad for tensor in tensors)
         call.frozen = not (grad and any(p.requires_grad for p in module.parameters()))
@@ -132,7 +132,7 @@ class Observation:
         finally:
             self._stack.pop()
 
-    def _noted(self, call: Call, observed: _Observed, args: tuple, kwargs: dict) -> object:
+    def _noted(self, call: ModuleCall, observed: _Observed, args: tuple, kwargs: dict) -> object:
         if call.input is None:
             return observed.forward(*args, **kwargs)
         call.before = call.input._version
@@ -159,7 +159,7 @@ def _why_written(state: ModulesState) -> str | None:
     return changed and f"a run changes it ({changed.partition(';')[0]})"
 
 
-def _why_entangled(call: Call, state: ModulesState) -> str | None:
+def _why_entangled(call: ModuleCall, state: ModulesState) -> str | None:
     """Return what a result has to do with tensors that there were before."""
     given, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
     if output is given:
@@ -213,8 +213,8 @@ def _is_compiled(module: nn.Module) -> bool:
 class Chain:
     """Calls of neighbours that can run as one, within one call of what contains them."""
 
-    parent: Call
-    calls: list[Call]
+    parent: ModuleCall
+    calls: list[ModuleCall]
 
 
 def chains_of(
@@ -267,9 +267,9 @@ def find_frozen(
 
 
 def _chains(
-    parent: Call, counts: Counter, left_alone: list[tuple[str, str]], repeated: bool
+    parent: ModuleCall, counts: Counter, left_alone: list[tuple[str, str]], repeated: bool
 ) -> Iterator[Chain]:
-    chain: list[Call] = []
+    chain: list[ModuleCall] = []
     for call in parent.inner:
         reason = _why_not_replaceable(call) if call.frozen else None
         if call.frozen and counts[call.module] > 1 and not repeated:
@@ -293,18 +293,18 @@ def _chains(
     yield Chain(parent, chain)
 
 
-def _follows(last: Call, call: Call) -> bool:
+def _follows(last: ModuleCall, call: ModuleCall) -> bool:
     """Return True if a call takes what another gave, as it gave it."""
     same = last.output is call.input and last.version == call.before
     return same and last.autocast == call.autocast
 
 
-def _layers_with_weights(calls: list[Call]) -> int:
+def _layers_with_weights(calls: list[ModuleCall]) -> int:
     parts = (part for call in calls for part in call.module.modules())
     return sum(bool(part._parameters) for part in parts)
 
 
-def _why_not_replaceable(call: Call) -> str | None:
+def _why_not_replaceable(call: ModuleCall) -> str | None:
     """Return why a frozen module cannot be replaced; None if it can."""
     if call.tracked:
         return "gradients flow through its input to modules before it"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate, defau
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.search.results import fingerprint
-from bigdl.nano.pytorch.frozen.segment import Segment
+from bigdl.nano.pytorch.frozen.segment import FrozenSegment
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -33,7 +33,7 @@ class CachedFeatures(Dataset):
 
     Parameters
     ----------
-    segment : Segment
+    segment : FrozenSegment
     dataset : Dataset
         Of pairs of an input of the segment and a target.
     directory : path
@@ -65,7 +65,7 @@ class CachedFeatures(Dataset):
 
     def __init__(
         self,
-        segment: Segment,
+        segment: FrozenSegment,
         dataset: Dataset,
         directory: str | os.PathLike,
         batch_size: int = 32,
@@ -89,7 +89,7 @@ class CachedFeatures(Dataset):
         except (OSError, ValueError):
             return False
 
-    def _compute(self, segment: Segment, dataset: Dataset, batch_size: int) -> None:
+    def _compute(self, segment: FrozenSegment, dataset: Dataset, batch_size: int) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / _MANIFEST).unlink(missing_ok=True)
         shape = (_length(dataset), *segment.output.shape[1:])
@@ -158,7 +158,7 @@ def _some_inputs(dataset: Dataset) -> torch.Tensor:
     return default_collate([dataset[index][0] for index in range(0, _length(dataset), step)])
 
 
-def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
+def _fingerprint_of(segment: FrozenSegment, dataset: Dataset) -> dict:
     """Return what the features depend on."""
     weights = hashlib.sha256()
     for module in segment.modules:

@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 import bigdl.nano.pytorch.inference.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
-from bigdl.nano.acceleration import choices
+from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.acceleration.precision import BF16, FP32, INT8, PRECISIONS, Precision
 from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
-from bigdl.nano.pytorch.frozen.segment import Segment
+from bigdl.nano.pytorch.frozen.segment import FrozenSegment
 from bigdl.nano.pytorch.inference.source import (
     CALIBRATION_DATA,
     TorchSource,
@@ -134,7 +134,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     Attributes
     ----------
     model : Module
-    segments : list of Segment
+    segments : list of FrozenSegment
         What was replaced.
     left_alone : list of (str, str)
         Names of frozen modules that were not, and why.
@@ -192,19 +192,19 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         )
         self.segments = self._that_change_nothing(chains)
 
-    def _that_change_nothing(self, chains: list[Chain]) -> list[Segment]:
+    def _that_change_nothing(self, chains: list[Chain]) -> list[FrozenSegment]:
         """Return segments that leave the result as it is; chains are taken apart if need be."""
         expected = self._result()
-        segments: list[Segment] = []
+        segments: list[FrozenSegment] = []
         for chain in chains:
             apart = [Chain(chain.parent, [call]) for call in chain.calls]
-            for candidate in ([Segment(chain)], [Segment(each) for each in apart]):
+            for candidate in ([FrozenSegment(chain)], [FrozenSegment(each) for each in apart]):
                 if self._same(expected, [*segments, *candidate]):
                     segments += candidate
                     break
             else:
                 reason = "the model gives another result without it"
-                self.left_alone.append((Segment(chain).name, reason))
+                self.left_alone.append((FrozenSegment(chain).name, reason))
         return segments
 
     def _result(self) -> object:
@@ -212,7 +212,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
             torch.manual_seed(0)
             return self.model(*self._sample.args, **self._sample.kwargs)
 
-    def _same(self, expected: object, segments: Sequence[Segment]) -> bool:
+    def _same(self, expected: object, segments: Sequence[FrozenSegment]) -> bool:
         for segment in segments:
             segment.attach()
         try:
@@ -232,7 +232,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
             self._build(segment, inputs.get(segment))
         self.attach()
 
-    def _build(self, segment: Segment, rows: list | None) -> None:
+    def _build(self, segment: FrozenSegment, rows: list | None) -> None:
         names = (self._method,) if self._method else _METHODS[self.precision]
         runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         for name in names:
@@ -258,12 +258,12 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         runs["eager"] = segment.eager
         calls = {name: partial(run, segment.sample) for name, run in runs.items()}
         with torch.no_grad():
-            name = choices.choose(choices.race(calls), "eager").name if len(runs) > 1 else "eager"
+            name = autotune.choose(autotune.race(calls), "eager").name if len(runs) > 1 else "eager"
         segment.use(name, runs[name])
 
-    def _calibration(self) -> dict[Segment, list[torch.Tensor]]:
+    def _calibration(self) -> dict[FrozenSegment, list[torch.Tensor]]:
         """Return what goes into each segment for the first rows of the data."""
-        seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
+        seen: dict[FrozenSegment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
         with ExitStack() as hooks, undisturbed(self.model), torch.no_grad():
             for segment, inputs in seen.items():
                 hook = segment.modules[0].register_forward_pre_hook(

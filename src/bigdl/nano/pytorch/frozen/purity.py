@@ -96,10 +96,10 @@ def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any
         return None
     for name, value in vars(part).items():
         if name != "forward" and isinstance(value, _FUNCTIONS):
-            reason = _Reader(part, uses).why_function(value)
+            reason = _PurityAnalyzer(part, uses).why_function(value)
             if reason:
                 return f"{reason} (its attribute {name})"
-    reader = _Reader(part, uses)
+    reader = _PurityAnalyzer(part, uses)
     for base in kind.__mro__:
         for name in _AROUND if is_of_user(base) else ():
             if name in vars(base):
@@ -131,7 +131,7 @@ def _code_of_torch(code: types.CodeType) -> bool:
 _TORCH_FOLDER = torch.__file__.removesuffix("__init__.py")
 
 
-class _Reader:
+class _PurityAnalyzer:
     """Reads the code of one module's forward, and of what it reaches."""
 
     def __init__(self, part: nn.Module, uses: dict):

@@ -26,7 +26,7 @@ _TIMED = 6  # calls after which it has to be faster
 _GAIN = 0.95  # largest share of the time of the modules themselves
 
 
-class Segment:
+class FrozenSegment:
     """Consecutive frozen modules that run as one.
 
     It is found, then built, then attached, which gives its modules a new ``forward``; the first of
@@ -301,20 +301,20 @@ class _Passing(torch.Tensor):
     modules then compute as written.
     """
 
-    segment: Segment
+    segment: FrozenSegment
     place: int
     passed: _Passed
     value: torch.Tensor | None
 
     @classmethod
-    def of(cls, segment: Segment, place: int, passed: _Passed) -> _Passing:
+    def of(cls, segment: FrozenSegment, place: int, passed: _Passed) -> _Passing:
         form = segment._between[place]
         size = (len(passed.x), *form.shape[1:])
         made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=form.dtype)  # type: ignore[attr-defined]  # not in its stubs
         vars(made).update(segment=segment, place=place, passed=passed, value=None)
         return made
 
-    def continues(self, segment: Segment, place: int) -> bool:
+    def continues(self, segment: FrozenSegment, place: int) -> bool:
         """Return True if a module of a segment is the next, and nobody has looked."""
         mine = vars(self)
         return mine["segment"] is segment and mine["place"] == place - 1 and mine["value"] is None
@@ -343,7 +343,7 @@ def _value_of(passing: _Passing) -> torch.Tensor:
 class _SegmentForward(MethodForward):
     """The forward of a replaced module, which asks the segment first."""
 
-    def __init__(self, segment: Segment, module: nn.Module, place: int):
+    def __init__(self, segment: FrozenSegment, module: nn.Module, place: int):
         super().__init__(module)
         self.segment, self.place = segment, place
 
@@ -358,7 +358,7 @@ class _SegmentForward(MethodForward):
 class _ParentForward(MethodForward):
     """The forward of the module that calls those of a segment, which run as one only within it."""
 
-    def __init__(self, segment: Segment, module: nn.Module):
+    def __init__(self, segment: FrozenSegment, module: nn.Module):
         super().__init__(module)
         self.segment = segment
 

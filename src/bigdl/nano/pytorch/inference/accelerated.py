@@ -27,7 +27,7 @@ import torch
 
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError, first_line, refusing
-from bigdl.nano.acceleration.method import BuildOptions, Network
+from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork
 from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
@@ -412,7 +412,7 @@ class NetworkModel(AcceleratedModel):
 
     def __init__(
         self,
-        network: Network,
+        network: RuntimeNetwork,
         inputs: ForwardInputs,
         outputs: Structure,
         *,
@@ -424,7 +424,9 @@ class NetworkModel(AcceleratedModel):
         self.output_tensors = output_tensors
 
     @classmethod
-    def of(cls, source: TorchSource, network: Network, method: str, options: BuildOptions) -> Self:
+    def of(
+        cls, source: TorchSource, network: RuntimeNetwork, method: str, options: BuildOptions
+    ) -> Self:
         """Return the accelerated model of a source."""
         model = cls(
             network,

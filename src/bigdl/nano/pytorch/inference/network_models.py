@@ -24,7 +24,7 @@ import torch
 from bigdl.common.errors import LazyModule, UsageError, first_line, refusing, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.program_state import kept
-from bigdl.nano.acceleration.method import BuildOptions, Network, find_method
+from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.precision import FP16
@@ -433,7 +433,9 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     rebuilt_with: dict[str, Any]
 
     @classmethod
-    def of(cls, source: TorchSource, network: Network, method: str, options: BuildOptions) -> Self:
+    def of(
+        cls, source: TorchSource, network: RuntimeNetwork, method: str, options: BuildOptions
+    ) -> Self:
         model = super().of(source, network, method, options)
         model.rebuilt_with = {name: getattr(options, name) for name in _REBUILT_WITH}
         return model

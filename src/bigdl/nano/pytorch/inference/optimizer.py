@@ -16,7 +16,7 @@ import torch
 from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
-from bigdl.nano.acceleration.choices import warn_if_slower
+from bigdl.nano.acceleration.autotune import warn_if_slower
 from bigdl.nano.acceleration.method import (
     ORIGINAL,
     BuildOptions,
@@ -29,7 +29,7 @@ from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, read, rows_of
+from bigdl.nano.acceleration.structure import ModelBatch, first_batches, flatten, read, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
@@ -161,9 +161,9 @@ class TorchBench(Bench):
         self._elements = _first_elements(training_data, count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
         if input_sample is not None:
-            self._batches = [Batch(*TorchSource(model, input_sample).arguments)]
+            self._batches = [ModelBatch(*TorchSource(model, input_sample).arguments)]
         if not self._batches:  # its example_input_array
-            self._batches = [Batch(*TorchSource(model).arguments)]
+            self._batches = [ModelBatch(*TorchSource(model).arguments)]
         self._options = options
 
     @cached_property
@@ -185,7 +185,7 @@ class TorchBench(Bench):
         built = accelerated(method, self._source, options, scored=self.has_metric)
         return _candidate(built)
 
-    def alternative(self, batch: Batch) -> object:
+    def alternative(self, batch: ModelBatch) -> object:
         if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
             return None
         with ordinary_attention(), torch.no_grad():

@@ -26,8 +26,8 @@ from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.precision import BF16, FP32
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import (
-    Batch,
-    CallInputs,
+    CallSignature,
+    ModelBatch,
     Structure,
     as_array,
     first_batches,
@@ -112,7 +112,7 @@ def sample_arguments(model: torch.nn.Module, sample: object, extra: Mapping | No
 
 
 @dataclass(frozen=True)
-class ForwardInputs(CallInputs):
+class ForwardInputs(CallSignature):
     """The inputs of a network and the parameters of ``forward`` that they come from."""
 
     tensor_types = (torch.Tensor, np.ndarray)
@@ -174,7 +174,7 @@ def batches_of(
     data: object,
     inputs: ForwardInputs | None = None,
     name: str = "The data",
-) -> Iterator[Batch]:
+) -> Iterator[ModelBatch]:
     """Return batches of whatever a user gives as data.
 
     Parameters
@@ -206,7 +206,7 @@ def batches_of(
 
 def split_batch(
     model: torch.nn.Module, element: object, inputs: ForwardInputs | None = None
-) -> Batch:
+) -> ModelBatch:
     """Return the arguments of a model in one element of a data loader.
 
     Parameters
@@ -226,10 +226,10 @@ def split_batch(
     if isinstance(element, Mapping):
         return _split_mapping(element, parameters, inputs)
     if not isinstance(element, (tuple, list)):
-        return Batch((element,), {})
+        return ModelBatch((element,), {})
     first = element[0] if element else None
     if len(element) == 2 and isinstance(first, (tuple, list)) and _positional_count(parameters) > 1:
-        return Batch(tuple(first), {}, (element[1],))
+        return ModelBatch(tuple(first), {}, (element[1],))
     if len(element) <= 2 and isinstance(first, Mapping):
         batch = _split_mapping(first, parameters, inputs)
         return batch._replace(targets=(*batch.targets, *element[1:]))
@@ -239,7 +239,7 @@ def split_batch(
     elif inputs is None:  # the last element is the target
         count = min(count + _fillable(parameters), max(count, len(element) - 1))
     count = max(1, count)
-    return Batch(tuple(element[:count]), {}, tuple(element[count:]))
+    return ModelBatch(tuple(element[:count]), {}, tuple(element[count:]))
 
 
 def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> bool:
@@ -255,12 +255,12 @@ def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> boo
     return any(word in name for word in _LABELS)
 
 
-def _split_mapping(element, parameters, inputs: ForwardInputs | None = None) -> Batch:
+def _split_mapping(element, parameters, inputs: ForwardInputs | None = None) -> ModelBatch:
     names = {p.name for p in parameters if p.kind not in _VARIADIC and not _is_label(p, inputs)}
     known = {key: value for key, value in element.items() if key in names}
     if not known:  # the dict itself is what the model takes
-        return Batch((dict(element),), {})
-    return Batch((), known, tuple(v for key, v in element.items() if key not in names))
+        return ModelBatch((dict(element),), {})
+    return ModelBatch((), known, tuple(v for key, v in element.items() if key not in names))
 
 
 def _positional_count(parameters) -> int:

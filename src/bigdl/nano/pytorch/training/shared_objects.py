@@ -50,7 +50,7 @@ class ObjectRegistry:
     def dumps(self, value: object) -> bytes:
         """Pickle a value; what is known here is named and not copied."""
         file = io.BytesIO()
-        pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
+        pickler = _RegistryPickler(file, pickle.HIGHEST_PROTOCOL)
         pickler.registry = self
         pickler.dump(value)
         return file.getvalue()
@@ -71,7 +71,7 @@ class ObjectRegistry:
         return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 
 
-class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
+class _RegistryPickler(value_pickler()):  # type: ignore[misc]  # a class that is made
     registry: ObjectRegistry
 
     def persistent_id(self, value: object) -> tuple[str, str] | None:

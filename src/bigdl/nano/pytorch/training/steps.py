@@ -2,7 +2,7 @@
 
 :class:`FastSteps` applies :class:`~bigdl.nano.pytorch.training.options.TrainingOptions` to a module
 in one process, and undoes what must not stay. Precision and layout are chosen by measurement
-(:mod:`~bigdl.nano.pytorch.training.choosing`), where the user names none.
+(:mod:`~bigdl.nano.pytorch.training.step_autotune`), where the user names none.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.utils._pytree import tree_map_only
 
 from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 from bigdl.nano.pytorch.inference.compiling import compiled
-from bigdl.nano.pytorch.training.choosing import (
-    Chooser,
+from bigdl.nano.pytorch.training.optimizers import align_layouts, fuse
+from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.pytorch.training.step_autotune import (
+    StepAutotuner,
+    StepConfig,
     T,
-    Way,
     bf16_instructions,
     last,
     speed_in_words,
 )
-from bigdl.nano.pytorch.training.optimizers import align_layouts, fuse
-from bigdl.nano.pytorch.training.options import TrainingOptions
 
 _log = logging.getLogger(__name__)
 _CONSTANTS = (bool, int, float, str, tuple, type(None))
@@ -86,7 +86,7 @@ class FastSteps:
         self._guard: ModuleState | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._tell, self._on_layout = tell, on_layout
-        self.chooser: Chooser | None = None
+        self.chooser: StepAutotuner | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
@@ -105,7 +105,7 @@ class FastSteps:
             self.report.append("TorchInductor")
         if not options.inductor:
             parts = {"": module, **_computing_parts(module)}
-            chooser = Chooser(
+            chooser = StepAutotuner(
                 parts,
                 self._ways(relayouts),
                 self._faster_than_named(),
@@ -166,7 +166,7 @@ class FastSteps:
                 stacklevel=2,
             )
 
-    def _apply(self, way: Way, plain: Way) -> None:
+    def _apply(self, way: StepConfig, plain: StepConfig) -> None:
         if way.bf16 and self._named_precision is None:
             parts = [self._module, *computing_children(self._module)]
             self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
@@ -181,7 +181,7 @@ class FastSteps:
         precision = self._options.precision
         return None if precision is None else f"precision {precision}"
 
-    def _ways(self, relayouts: bool) -> list[Way]:
+    def _ways(self, relayouts: bool) -> list[StepConfig]:
         """Return the ways that the options allow; the first is that of the plain program."""
         wanted = self._options.channels_last
         layouts = [self.channels_last]
@@ -197,13 +197,13 @@ class FastSteps:
             precisions = [False, True]
         else:
             precisions = [precision in ("bf16-mixed", "16-mixed")]
-        return [Way(bf16, layout) for bf16 in precisions for layout in layouts]
+        return [StepConfig(bf16, layout) for bf16 in precisions for layout in layouts]
 
-    def _faster_than_named(self) -> list[Way]:
+    def _faster_than_named(self) -> list[StepConfig]:
         """Return ways in float32 that may be faster than the bfloat16 that the user names."""
         if self._options.precision not in ("bf16-mixed", "16-mixed") or self._device != "cpu":
             return []
-        return [Way(False, self.channels_last)]
+        return [StepConfig(False, self.channels_last)]
 
     @property
     def _has_bf16(self) -> bool:

@@ -25,7 +25,7 @@ import tensorflow as tf
 from bigdl.common.errors import LazyModule, UsageError, one_line, refusing, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.method import BuildOptions, Network, check_threads
+from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, check_threads
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
@@ -77,7 +77,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
 
     def __init__(
         self,
-        network: Network,
+        network: RuntimeNetwork,
         inputs: KerasCallInputs,
         outputs: Structure,
         ports: tuple[Port, ...],
@@ -99,7 +99,9 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self.built = True
 
     @classmethod
-    def of(cls, source: KerasSource, network: Network, method: str, options: BuildOptions) -> Self:
+    def of(
+        cls, source: KerasSource, network: RuntimeNetwork, method: str, options: BuildOptions
+    ) -> Self:
         """Return the accelerated model of a source."""
         ends = (source.inputs, source.outputs, source.output_ports)
         model = cls(network, *ends, method=method, threads=network.thread_num)

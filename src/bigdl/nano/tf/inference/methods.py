@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bigdl.nano.acceleration import choices
+from bigdl.nano.acceleration import autotune
 from bigdl.nano.acceleration.method import (
     BuildOptions,
     Method,
     MethodTable,
-    Source,
+    ModelSource,
     register_methods,
 )
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
@@ -30,10 +30,10 @@ from bigdl.nano.tf.inference.source import KerasSource
 
 
 @dataclass(frozen=True)
-class Original(Method[Source]):
+class Original(Method[ModelSource]):
     """The model as it is."""
 
-    def build(self, source: Source, options: BuildOptions) -> object:
+    def build(self, source: ModelSource, options: BuildOptions) -> object:
         return source.model
 
 
@@ -60,7 +60,7 @@ class StaticInt8(QuantizedOpenVINOMethod):
 
     accelerator: str | None = None
 
-    def model_of(self, network: Any, source: Source, options: BuildOptions) -> object:
+    def model_of(self, network: Any, source: ModelSource, options: BuildOptions) -> object:
         wanted = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
         if wanted or options.device != "CPU" or not supports_bf16():
             return super().model_of(network, source, options)
@@ -73,9 +73,9 @@ class StaticInt8(QuantizedOpenVINOMethod):
         }
         sizes = [(list(each.shape), str(each.dtype)) for each in arrays]
         layers = [op.get_type_name() for op in network.get_ops()]
-        key = choices.key_of("rest of int8", layers, sizes, options.thread_num)
+        key = autotune.key_of("rest of int8", layers, sizes, options.thread_num)
         calls = {name: partial(each.nano_network.infer, arrays) for name, each in models.items()}
-        return models[choices.measured(key, "f32", calls).name]
+        return models[autotune.measured(key, "f32", calls).name]
 
 
 _IN_ORDER: tuple[Method, ...] = (

@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.agreement import built_and_checked
-from bigdl.nano.acceleration.choices import warn_if_slower
+from bigdl.nano.acceleration.autotune import warn_if_slower
 from bigdl.nano.acceleration.method import (
     ORIGINAL,
     BuildOptions,
@@ -29,7 +29,7 @@ from bigdl.nano.acceleration.method import (
 from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.structure import Batch
+from bigdl.nano.acceleration.structure import ModelBatch
 from bigdl.nano.openvino.methods import OpenVINOMethod
 from bigdl.nano.tf.inference.accelerated import (
     AcceleratedKerasModel,
@@ -136,7 +136,7 @@ class KerasBench(Bench):
         source = KerasSource(self.model, self._input_spec, *data)
         self._calibration = first_rows(data, source.inputs, _CALIBRATION_ROWS)
         sample = source.inputs.pack(first_rows(data, source.inputs, rows))
-        self._batches = [Batch(sample, {"training": False})]
+        self._batches = [ModelBatch(sample, {"training": False})]
         self._inputs = source.inputs
         self._options = BuildOptions(sample_size=_CALIBRATION_ROWS)
         self._validation_data = validation_data

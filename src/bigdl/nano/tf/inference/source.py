@@ -50,7 +50,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KerasCallInputs(nesting.CallInputs):
+class KerasCallInputs(nesting.CallSignature):
     """The arguments of a model's calls.
 
     Attributes

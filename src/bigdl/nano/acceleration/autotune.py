@@ -25,9 +25,9 @@ from bigdl.common.cpu import isa_flags, processor_name, usable_cores
 from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.common.program_state import random_numbers_kept
 from bigdl.common.timeouts import OLD_CHOICE_S
+from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.precision import FP32
-from bigdl.nano.acceleration.spread import Spread
 
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16  # of one file
@@ -35,22 +35,22 @@ LEAST_GAIN = 1.03
 """Speed-up from which on another way than the plain one is chosen."""
 
 
-class Choice(NamedTuple):
+class AutotuneResult(NamedTuple):
     """One of several ways, and how many times as fast as the plain one it is.
 
     Attributes
     ----------
     name : str
         Of the chosen way.
-    speedups : dict of str to Spread
+    speedups : dict of str to MedianInterval
         Of each way that was measured, beside the plain one.
     """
 
     name: str
-    speedups: dict[str, Spread]
+    speedups: dict[str, MedianInterval]
 
     @property
-    def speedup(self) -> Spread:
+    def speedup(self) -> MedianInterval:
         """The speed of the chosen way beside the plain one."""
         return self.speedups[self.name]
 
@@ -64,10 +64,12 @@ class Choice(NamedTuple):
         return {"name": self.name, "speedups": {key: [*s] for key, s in self.speedups.items()}}
 
     @classmethod
-    def from_json(cls, content: Any) -> Choice | None:
+    def from_json(cls, content: Any) -> AutotuneResult | None:
         """Return what :meth:`to_json` gave; None if it is something else."""
         try:
-            speedups = {str(key): Spread(*map(float, s)) for key, s in content["speedups"].items()}
+            speedups = {
+                str(key): MedianInterval(*map(float, s)) for key, s in content["speedups"].items()
+            }
             return cls(content["name"], speedups) if content["name"] in speedups else None
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
@@ -75,7 +77,7 @@ class Choice(NamedTuple):
 
 def choose(
     seconds: Mapping[str, Sequence[float]], plain: str, allowed: Iterable[str] | None = None
-) -> Choice:
+) -> AutotuneResult:
     """Choose the fastest of several ways, or the plain one unless noise separates another from it.
 
     Parameters
@@ -90,11 +92,11 @@ def choose(
 
     Returns
     -------
-    Choice
+    AutotuneResult
 
     Examples
     --------
-    >>> from bigdl.nano.acceleration.choices import choose
+    >>> from bigdl.nano.acceleration.autotune import choose
     >>> rounds = {"fp32": [1.0, 1.1, 1.0], "bf16": [0.5, 0.5, 0.6], "int8": [0.9, 1.2, 1.0]}
     >>> choose(rounds, "fp32").name
     'bf16'
@@ -103,7 +105,7 @@ def choose(
     """
     reference = seconds[plain]
     speedups = {
-        name: Spread.of([a / b for a, b in zip(reference, rounds, strict=False)])
+        name: MedianInterval.of([a / b for a, b in zip(reference, rounds, strict=False)])
         for name, rounds in seconds.items()
         if rounds
     }
@@ -114,7 +116,7 @@ def choose(
         if name in names and name != plain and speedup.exceeds(LEAST_GAIN)
     ]
     best = max(faster, key=lambda name: speedups[name].middle, default=plain)
-    return Choice(best, speedups)
+    return AutotuneResult(best, speedups)
 
 
 _ROUNDS = 20
@@ -160,7 +162,7 @@ def _seconds(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def measured(key: str, plain: str, calls: Mapping[str, Callable[[], object]]) -> Choice:
+def measured(key: str, plain: str, calls: Mapping[str, Callable[[], object]]) -> AutotuneResult:
     """Return the choice that is kept under a key, or measure and keep it.
 
     Parameters
@@ -188,19 +190,19 @@ def key_of(*facts: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
-def find(key: str) -> Choice | None:
+def find(key: str) -> AutotuneResult | None:
     """Return the choice that was kept under a key, or None."""
     directory = cache_directory("choices")
     file = directory / f"{key}.json"
     try:
         if not _is_private(directory) or file.stat().st_size > _MOST_BYTES:
             return None
-        return Choice.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return AutotuneResult.from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
 
 
-def keep(key: str, choice: Choice) -> None:
+def keep(key: str, choice: AutotuneResult) -> None:
     """Keep a choice; where the directory cannot be written, or is not private, nothing happens."""
     directory = cache_directory("choices")
     with contextlib.suppress(OSError):
@@ -259,7 +261,7 @@ def warn_if_slower(
         choice = choose(seconds, "original")
         keep(key, choice)
     speedup = choice.speedups[method.name]
-    times = Spread(1 / speedup.middle, 1 / speedup.high, 1 / speedup.low)
+    times = MedianInterval(1 / speedup.middle, 1 / speedup.high, 1 / speedup.low)
     if times.exceeds(_SLOWER):
         warnings.warn(
             f"{method.name} takes {times:.2f} times as long as the original on this processor; "

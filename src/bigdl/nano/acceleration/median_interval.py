@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple, Self
 
 
-class Spread(NamedTuple):
+class MedianInterval(NamedTuple):
     """The median of measurements, and the range that is left without the outer fifths.
 
     Of ten independent measurements, this range holds the true median with a probability of 0.89.
@@ -18,10 +18,11 @@ class Spread(NamedTuple):
 
     Examples
     --------
-    >>> from bigdl.nano.acceleration.spread import Spread
-    >>> fast, slow = Spread.of([1.8, 1.9, 2.0, 2.0, 9.0]), Spread.of([1.0, 1.1, 1.1, 1.2, 1.9])
+    >>> from bigdl.nano.acceleration.median_interval import MedianInterval
+    >>> fast = MedianInterval.of([1.8, 1.9, 2.0, 2.0, 9.0])
+    >>> slow = MedianInterval.of([1.0, 1.1, 1.1, 1.2, 1.9])
     >>> fast
-    Spread(middle=2.0, low=1.9, high=2.0)
+    MedianInterval(middle=2.0, low=1.9, high=2.0)
     >>> fast.exceeds(slow), slow.exceeds(fast)
     (True, False)
     """
@@ -37,9 +38,9 @@ class Spread(NamedTuple):
         outer = len(ordered) // 5
         return cls(median(ordered), ordered[outer], ordered[-1 - outer])
 
-    def exceeds(self, other: Spread | float) -> bool:
+    def exceeds(self, other: MedianInterval | float) -> bool:
         """Return True if these measurements are larger than others by more than noise."""
-        return self.low > (other.high if isinstance(other, Spread) else other)
+        return self.low > (other.high if isinstance(other, MedianInterval) else other)
 
     def __format__(self, form: str) -> str:
         """Return the median and, in brackets, the range; one measurement has no range."""

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import one_line
-from bigdl.nano.acceleration import choices
-from bigdl.nano.acceleration.choices import Choice
+from bigdl.nano.acceleration import autotune
+from bigdl.nano.acceleration.autotune import AutotuneResult
 from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 
 _ROUNDS = 5
@@ -49,7 +49,7 @@ _HOOKS = (
 T = TypeVar("T")
 
 
-class Way(NamedTuple):
+class StepConfig(NamedTuple):
     """One way to compute a training step.
 
     Attributes
@@ -69,7 +69,7 @@ class Way(NamedTuple):
         return f"{precision} with channels_last" if self.channels_last else precision
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of a part of a model in a step: the part's name, and copies of the arguments."""
 
     part: str
@@ -88,16 +88,16 @@ def bf16_instructions(device: str = "cpu") -> str | None:
     return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in flags), None)
 
 
-class Chooser:
+class StepAutotuner:
     """Chooses the way of a training's steps.
 
     Parameters
     ----------
     parts : mapping of str to Module
         The module that is trained, under the name "", and its parts that compute.
-    ways : sequence of Way
+    ways : sequence of StepConfig
         To choose from; the first is the plain one.
-    others : sequence of Way
+    others : sequence of StepConfig
         Measured beside them, for a warning where one of them is faster.
     device : {"cpu", "cuda"}
     steps_left : callable
@@ -109,8 +109,8 @@ class Chooser:
     def __init__(
         self,
         parts: Mapping[str, nn.Module],
-        ways: Sequence[Way],
-        others: Sequence[Way] = (),
+        ways: Sequence[StepConfig],
+        others: Sequence[StepConfig] = (),
         *,
         device: str = "cpu",
         steps_left: Callable[[], float | None] = lambda: None,
@@ -120,16 +120,18 @@ class Chooser:
         self._device, self._steps_left, self._broadcast = device, steps_left, broadcast
         self._steps = 0
         self._key = ""
-        self._calls: list[Call] | None = None
+        self._calls: list[RecordedCall] | None = None
         self.is_over = len(self._ways) + len(self._others) < 2
         self.reason = ""
 
     @property
-    def plain(self) -> Way:
+    def plain(self) -> StepConfig:
         """The way of the first steps."""
         return self._ways[0]
 
-    def begin(self, batch: object, *, possible: bool = True) -> tuple[Way, Choice] | None:
+    def begin(
+        self, batch: object, *, possible: bool = True
+    ) -> tuple[StepConfig, AutotuneResult] | None:
         """Choose before a step, if it is time to.
 
         Parameters
@@ -141,7 +143,7 @@ class Chooser:
 
         Returns
         -------
-        tuple of Way and Choice, or None
+        tuple of StepConfig and AutotuneResult, or None
             What was chosen, once.
         """
         if self.is_over:
@@ -152,7 +154,7 @@ class Chooser:
                 self._end("a measurement depends on time, and the training is to be deterministic")
                 return None
             self._key = self._key_of(batch)
-            kept = self._agreed(lambda: choices.find(self._key))
+            kept = self._agreed(lambda: autotune.find(self._key))
             if kept is not None and self._way(kept.name) is not None:
                 return self._chosen(kept)
             return None
@@ -170,7 +172,7 @@ class Chooser:
         if not self._is_due or not self._agreed(self._is_time):
             yield
             return
-        calls: list[Call] = []
+        calls: list[RecordedCall] = []
         with _Recorder(self._parts, calls).recording():
             yield
         self._calls = calls
@@ -178,7 +180,7 @@ class Chooser:
     def observe(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Note a call of the whole module, as :meth:`observed` does for a step."""
         if self._is_due and self._agreed(self._is_time):
-            self._calls = [Call("", *_copied((args, kwargs)))]
+            self._calls = [RecordedCall("", *_copied((args, kwargs)))]
 
     @property
     def _is_due(self) -> bool:
@@ -207,12 +209,12 @@ class Chooser:
         answer, self.is_over, self.reason = decided
         return answer
 
-    def _measure(self, calls: list[Call]) -> tuple[Way, Choice] | None:
+    def _measure(self, calls: list[RecordedCall]) -> tuple[StepConfig, AutotuneResult] | None:
         every = [*self._ways, *self._others]
         seconds: dict[str, list[float]] = {}
         failure = ""
         try:
-            measurement = Measurement(self._parts, calls, self._device)
+            measurement = StepBenchmark(self._parts, calls, self._device)
         except Exception as error:  # copies of modules raise what they like
             measurement, failure = None, one_line(error)
         for number in range(_ROUNDS):
@@ -233,20 +235,20 @@ class Chooser:
             self._end(f"it cannot be measured ({failure})")
             return None
         if not _rank() and choice.is_clear(self.plain.name):
-            choices.keep(self._key, choice)
+            autotune.keep(self._key, choice)
         return self._chosen(choice)
 
-    def _decided(self, seconds: Mapping[str, Sequence[float]]) -> Choice | None:
+    def _decided(self, seconds: Mapping[str, Sequence[float]]) -> AutotuneResult | None:
         if self.plain.name not in seconds:
             return None
-        return choices.choose(seconds, self.plain.name, [way.name for way in self._ways])
+        return autotune.choose(seconds, self.plain.name, [way.name for way in self._ways])
 
-    def _chosen(self, choice: Choice) -> tuple[Way, Choice]:
+    def _chosen(self, choice: AutotuneResult) -> tuple[StepConfig, AutotuneResult]:
         self._end("")
         faster = [way for way in self._others if way.name in choice.speedups]
         for other in faster[:1]:
             ratio = choice.speedups[other.name]
-            if ratio.exceeds(max(choices.LEAST_GAIN, choice.speedup.high)) and not _rank():
+            if ratio.exceeds(max(autotune.LEAST_GAIN, choice.speedup.high)) and not _rank():
                 chosen = self._way(choice.name)
                 warnings.warn(
                     f"On this processor {other.name} trains this model {ratio:.2f} times as fast "
@@ -258,7 +260,7 @@ class Chooser:
         assert way is not None
         return way, choice
 
-    def _way(self, name: str) -> Way | None:
+    def _way(self, name: str) -> StepConfig | None:
         return next((way for way in self._ways if way.name == name), None)
 
     def _end(self, reason: str) -> None:
@@ -283,7 +285,7 @@ class Chooser:
         facts = [parameters, layers, sizes, ways, self._device, torch.get_num_threads(), world]
         if self._device == "cuda":
             facts.append(torch.cuda.get_device_name())
-        return choices.key_of("training step", facts, torch.__version__)
+        return autotune.key_of("training step", facts, torch.__version__)
 
 
 def _promising(seconds: Mapping[str, Sequence[float]], plain: str) -> list[str]:
@@ -302,13 +304,13 @@ def _rank() -> int:
     return torch.distributed.get_rank() if _is_distributed() else 0
 
 
-class Measurement:
+class StepBenchmark:
     """Calls of a model's parts, computed by copies of these parts that nobody else sees.
 
     Parameters
     ----------
     parts : mapping of str to Module
-    calls : list of Call
+    calls : list of RecordedCall
     device : {"cpu", "cuda"}
 
     Raises
@@ -317,7 +319,7 @@ class Measurement:
         If a part cannot be copied.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], calls: Sequence[Call], device: str):
+    def __init__(self, parts: Mapping[str, nn.Module], calls: Sequence[RecordedCall], device: str):
         called = {call.part: parts[call.part] for call in calls}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -327,12 +329,12 @@ class Measurement:
             part.zero_grad(set_to_none=True)
         self._calls, self._device = calls, device
 
-    def seconds(self, way: Way, *, warm_up: bool) -> float:
+    def seconds(self, way: StepConfig, *, warm_up: bool) -> float:
         """Return the seconds of all calls, forwards and backwards.
 
         Parameters
         ----------
-        way : Way
+        way : StepConfig
         warm_up : bool
             Compute them once before, without measuring: kernels are chosen in a first call.
         """
@@ -357,7 +359,7 @@ class Measurement:
             for part in self._parts.values():
                 part.zero_grad(set_to_none=True)
 
-    def _compute(self, way: Way) -> None:
+    def _compute(self, way: StepConfig) -> None:
         for part in self._parts.values():
             part.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
@@ -378,7 +380,7 @@ class Measurement:
             torch.cuda.synchronize()
 
 
-def _for(way: Way, tensor: torch.Tensor) -> torch.Tensor:
+def _for(way: StepConfig, tensor: torch.Tensor) -> torch.Tensor:
     """Return an input as the part gets it: what another part gave is not in bfloat16 in float32."""
     if tensor.dtype == torch.bfloat16 and not way.bf16:
         tensor = tensor.float()
@@ -414,7 +416,7 @@ class _Recorder:
     its ``training_step``, which is no call of ``forward``.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], calls: list[Call]):
+    def __init__(self, parts: Mapping[str, nn.Module], calls: list[RecordedCall]):
         self.parts, self.calls, self.depth = parts, calls, 0
 
     @contextlib.contextmanager
@@ -439,7 +441,7 @@ class _Recorded(ForwardOverride):
         recorder = self.recorder
         is_step = recorder.depth == 0 and torch.is_grad_enabled() and self.module.training
         if is_step and len(recorder.calls) < _MOST_CALLS:
-            recorder.calls.append(Call(self.name, *_copied((args, kwargs))))
+            recorder.calls.append(RecordedCall(self.name, *_copied((args, kwargs))))
         recorder.depth += 1
         try:
             return self.forward(*args, **kwargs)
@@ -447,7 +449,7 @@ class _Recorded(ForwardOverride):
             recorder.depth -= 1
 
 
-def speed_in_words(way: Way, plain: Way, choice: Choice) -> str:
+def speed_in_words(way: StepConfig, plain: StepConfig, choice: AutotuneResult) -> str:
     """Return what was chosen, and by which ratio."""
     others = [
         (name, s) for name, s in choice.speedups.items() if name not in (way.name, plain.name)
