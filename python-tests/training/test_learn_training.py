@@ -23,7 +23,7 @@ from bigdl.orca.learn.pytorch.callbacks import (
     ModelCheckpoint,
     TensorBoardCallback,
 )
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
@@ -439,8 +439,8 @@ def test_equal_weights_change_nothing(crew, loss):
 def test_an_evaluation_is_weighted(crew):
     shards = shards_of()
     parts = ModelParts(net, None, nn.MSELoss())
-    settings = EvaluationSettings(4, ["x"], ["y", "w"], weighted=True)
-    program = EvaluateProgram(parts, settings, [], TorchDistributedSync)
+    settings = TorchEvaluationSettings(4, ["x"], ["y", "w"], weighted=True)
+    program = TorchEvaluateProgram(parts, settings, [], TorchDistributedSync)
     outcomes, _ = crew.run(program, [{"data": s} for s in shards], state=dumps(net().state_dict()))
     (rows,) = union_batches(shards, 11, SEED, 0, shuffle=False)
     with torch.no_grad():

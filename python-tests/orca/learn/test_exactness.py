@@ -13,7 +13,7 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.torch import RowwiseAdagrad
@@ -604,8 +604,8 @@ def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
         for low, high in itertools.pairwise(cuts)
     ]
     names = ["accuracy", "precision", "recall", "auc", "mse", "mae"]
-    settings = EvaluationSettings(batch_size, ["x"], ["c"], metrics=names, per_worker=True)
-    program = EvaluateProgram(ModelParts(scorer, loss=nn.MSELoss()), settings, [], crew.sync)
+    settings = TorchEvaluationSettings(batch_size, ["x"], ["c"], metrics=names, per_worker=True)
+    program = TorchEvaluateProgram(ModelParts(scorer, loss=nn.MSELoss()), settings, [], crew.sync)
     results, _ = crew.run(program, shards, dumps(scorer().state_dict()))
     with torch.no_grad():
         score = scorer()(torch.from_numpy(rows["x"]))[:, 0].numpy()

@@ -15,7 +15,7 @@ from torch.nn import functional
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
@@ -188,9 +188,9 @@ def test_the_loss_of_a_validation_is_that_of_all_rows_at_once(crew, name):
         expected /= 9  # for each row
     found = []
     for cut, batch_size in ((shards, 3), ([joined(shards)], 2), ([joined(shards)], 100)):
-        settings = EvaluationSettings(batch_size, ["x"], ["c"])
+        settings = TorchEvaluationSettings(batch_size, ["x"], ["c"])
         parts = ModelParts(classifier, None, loss)
-        program = EvaluateProgram(parts, settings, [], TorchDistributedSync)
+        program = TorchEvaluateProgram(parts, settings, [], TorchDistributedSync)
         state = dumps(model.state_dict())
         outcomes, _ = crew.run(program, [{"data": s} for s in cut], state=state)
         found.append(outcomes[0]["figures"]["val_loss"])

@@ -14,7 +14,7 @@ from torch import nn
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
 from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
@@ -207,9 +207,9 @@ def test_an_evaluation_equals_that_of_one_process(crew, run):
     whole_batch = {k: torch.from_numpy(np.concatenate([s[k] for s in shards])) for k in shards[0]}
     with torch.no_grad():
         expected = float(squared(model, whole_batch))
-    program = EvaluateProgram(
+    program = TorchEvaluateProgram(
         ModelParts(lookup, loss=nn.MSELoss()),
-        EvaluationSettings(4, ["i"], ["y"]),
+        TorchEvaluationSettings(4, ["i"], ["y"]),
         (),
         TorchDistributedSync,
     )

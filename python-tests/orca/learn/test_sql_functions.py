@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from refusals import refused
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.prediction.outputs import Output, OutputColumns
+from bigdl.orca.learn.prediction.outputs import OutputColumns, OutputSpec
 from bigdl.orca.learn.pytorch import Estimator
 
 ROWS = 50
@@ -226,11 +226,11 @@ def test_a_function_ends_with_its_context(orca_spark, table, monkeypatch):
 
 def test_the_type_of_joined_outputs():
     arrays = [np.arange(2, dtype=np.float32), np.ones((2, 1, 2), np.float32)]
-    outputs = [Output(None, "float32"), Output(None, "float32", (1, 2))]
+    outputs = [OutputSpec(None, "float32"), OutputSpec(None, "float32", (1, 2))]
     columns = OutputColumns.of(outputs, None)
     assert columns.ddl == "array<array<float>>"
     both = [[[0.0], [1.0, 1.0]], [[1.0], [1.0, 1.0]]]
     assert columns.sql_value(arrays, 2).to_pylist() == both
     assert columns.sql_value([], 0).to_pylist() == []
-    columns = OutputColumns.of([Output(None, "float32"), Output(None, "int64", (2,))], None)
+    columns = OutputColumns.of([OutputSpec(None, "float32"), OutputSpec(None, "int64", (2,))], None)
     assert columns.ddl == "struct<`_1`:float,`_2`:array<bigint>>"

@@ -173,7 +173,7 @@ def map_batches(
     # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
     used = list(dict.fromkeys([*kept, *given]))
     plain = data.select(*(data[_quoted(name)].alias(f"c{i}") for i, name in enumerate(used)))
-    rows = _Rows(
+    rows = _BatchSlicer(
         {name: used.index(name) for name in given}, sizes, [used.index(n) for n in kept], batch_size
     )
     task = _task(shipped.in_task(threads), rows, added.names, arrow_schema(added), threads)
@@ -264,16 +264,16 @@ class _Program:
     skips: bool
     threads: int
 
-    def ready(self, device: Any) -> _Worker:
+    def load_on(self, device: Any) -> _LoadedProgram:
         models = {
             name: InferenceModel.of_origin(origin, self.threads)
             for name, origin in self.origins.items()
         }
-        return _Worker(self, models)
+        return _LoadedProgram(self, models)
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _LoadedProgram:
     """The program in a Python worker of Spark, with its models."""
 
     program: _Program
@@ -285,7 +285,7 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _BatchSlicer:
     """The way from rows of Arrow to batches.
 
     Attributes
@@ -310,7 +310,7 @@ class _Rows:
             for low in range(0, batch.num_rows, self.batch_size):
                 yield batch.slice(low, self.batch_size)
 
-    def taken(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _Taken:
+    def taken(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _PendingBatch:
         """The columns of a record batch as the function gets them; images are being decoded."""
         waiting = {
             name: decode_images(
@@ -323,11 +323,11 @@ class _Rows:
             for name, place in self.given.items()
             if name not in self.sizes
         }
-        return _Taken(batch, columns, waiting)
+        return _PendingBatch(batch, columns, waiting)
 
 
 @dataclass
-class _Taken:
+class _PendingBatch:
     """A batch whose images are being decoded.
 
     Attributes
@@ -355,7 +355,9 @@ class _Taken:
         return {n: v[rows] for n, v in {**self.columns, **columns}.items()}, rows
 
 
-def _task(worker_of_task: Callable, rows: _Rows, names: list[str], schema: Any, threads: int):
+def _task(
+    worker_of_task: Callable, rows: _BatchSlicer, names: list[str], schema: Any, threads: int
+):
     def task(batches):
         with worker_of_task() as worker, ThreadPoolExecutor(threads) as decoders:
             pieces = rows.pieces(batches)
@@ -378,7 +380,7 @@ def _one_ahead(values: Iterator) -> Iterator:
         yield value
 
 
-def _called(worker: _Worker, taken: _Taken, names: list[str], schema: Any) -> list:
+def _called(worker: _LoadedProgram, taken: _PendingBatch, names: list[str], schema: Any) -> list:
     """The columns that the function makes of a batch, in their types of Arrow."""
     columns, rows = taken.columns_and_rows()
     count = taken.batch.num_rows if rows is None else len(rows)

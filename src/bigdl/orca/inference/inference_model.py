@@ -274,7 +274,7 @@ class InferenceModel:
         pyspark.RDD
             The outputs, lazily and in the same order.
         """
-        shipped = ShippedModel(_Shipped(self.origin, 1), sc or inputs.context, ())
+        shipped = ShippedModel(_ShippedInferenceModel(self.origin, 1), sc or inputs.context, ())
         model_of_task = shipped.in_task(1)
 
         def predict(batches: Iterable) -> Iterator:
@@ -304,18 +304,18 @@ class InferenceModel:
 
 
 @dataclass(frozen=True)
-class _Shipped:
+class _ShippedInferenceModel:
     """The parts that tasks make an InferenceModel of."""
 
     origin: tuple
     threads: int
 
-    def ready(self, device: Any) -> _Ready:
-        return _Ready(InferenceModel.of_origin(self.origin, self.threads))
+    def load_on(self, device: Any) -> _LoadedInferenceModel:
+        return _LoadedInferenceModel(InferenceModel.of_origin(self.origin, self.threads))
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _LoadedInferenceModel:
     """An InferenceModel as tasks call it."""
 
     model: InferenceModel

@@ -22,7 +22,7 @@ _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
 
 
-class Ready(Protocol):
+class LoadedModel(Protocol):
     """A model loaded on its device, ready for calls.
 
     Attributes
@@ -38,7 +38,7 @@ class Ready(Protocol):
         """Return the model's outputs for a batch of numpy columns."""
 
 
-def accepted_by(model: Ready, batch: list) -> list:
+def accepted_by(model: LoadedModel, batch: list) -> list:
     """Return a batch in the dtypes that a model takes, which its method ``accepted`` tells."""
     accepted = getattr(model, "accepted", None)
     return batch if accepted is None else accepted(batch)
@@ -57,10 +57,10 @@ class ModelBytes:
         self._data = data
 
     def snapshot(self) -> Any:
-        """Return the object that was pickled: its ``ready(device)`` gives the model."""
+        """Return the object that was pickled: its ``load_on(device)`` gives the model."""
         return cloudpickle.loads(self._data)
 
-    def load(self) -> Ready:
+    def load(self) -> LoadedModel:
         """The model, on the CPU."""
         import torch
 
@@ -74,8 +74,8 @@ class ShippedModel:
     Parameters
     ----------
     model : object
-        It can be pickled; its ``ready(device)`` loads it in a process on a device and returns a
-        :class:`Ready`.
+        It can be pickled; its ``load_on(device)`` loads it in a process on a device and returns a
+        :class:`LoadedModel`.
     sc : pyspark.SparkContext
     origin : tuple
         What the model was made of, for :meth:`is_of`.
@@ -106,7 +106,7 @@ class ShippedModel:
             for old, new in zip(self._origin, origin, strict=True)
         )
 
-    def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[Ready]]:
+    def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[LoadedModel]]:
         """Return a picklable context manager that gives the model to a task.
 
         Parameters
@@ -117,7 +117,7 @@ class ShippedModel:
         paths = tuple(sys.path)  # user modules that the model's pickle refers to
         return functools.partial(_in_task, self.digest, self.broadcast, paths, threads)
 
-    def load(self) -> Ready:
+    def load(self) -> LoadedModel:
         """The model, on the driver and its CPU."""
         return ModelBytes(self.broadcast.value).load()
 
@@ -143,7 +143,7 @@ def shipped_of(
 
 
 @contextlib.contextmanager
-def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> Iterator[Ready]:
+def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> Iterator[LoadedModel]:
     for path in reversed(paths):
         if path not in sys.path and os.path.exists(path):
             sys.path.insert(0, path)
@@ -155,7 +155,7 @@ def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> It
         yield _cached(digest, broadcast)
 
 
-def _cached(digest: str, broadcast) -> Ready:
+def _cached(digest: str, broadcast) -> LoadedModel:
     """The model of a broadcast, from this Python worker's cache of those used last."""
     device = device_of_task()
     key = digest, str(device)
@@ -170,5 +170,5 @@ def _cached(digest: str, broadcast) -> Ready:
     return model
 
 
-def _load(data: bytes, device) -> Ready:
-    return cloudpickle.loads(data).ready(device)
+def _load(data: bytes, device) -> LoadedModel:
+    return cloudpickle.loads(data).load_on(device)

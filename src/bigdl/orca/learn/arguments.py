@@ -149,7 +149,7 @@ _OTHER_NAMES = {
 }
 
 
-def take_old(
+def resolve_legacy_kwargs(
     verb: Callable, keywords: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the values of old keywords of a call, under the names of today.
@@ -201,4 +201,6 @@ def path_of(verb: str, path: Any) -> str:
 
 def path_under(verb: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
     """Return the path that a call names by today's name or by that of BigDL 2.0."""
-    return path_of(verb.__name__, take_old(verb, old, {old_name: "path"}).get("path", path))
+    return path_of(
+        verb.__name__, resolve_legacy_kwargs(verb, old, {old_name: "path"}).get("path", path)
+    )

@@ -16,7 +16,7 @@ from bigdl.orca.data.feeds import as_feed, feed_of, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.backends import BACKENDS
-from bigdl.orca.learn.prediction.predictor import NOT_FITTED, PredictOptions, Predictor
+from bigdl.orca.learn.prediction.predictor import NOT_FITTED, DistributedPredictor, PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, Sampler
 from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.cluster import Cluster
@@ -153,12 +153,12 @@ class PredictingEstimator(ABC):
 
     def _predictor(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
-    ) -> Predictor:
+    ) -> DistributedPredictor:
         """Return the model as the tasks of a cluster predict with it."""
         options = self._predict_options(request)
         if request.accelerate is not None and rows is not None:
             options = replace(options, inputs=rows.leaves)
-        return Predictor(self._ship(request, rows, cluster), options)
+        return DistributedPredictor(self._ship(request, rows, cluster), options)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
         """Return the rows that the user gives as ``sample=``; None without."""

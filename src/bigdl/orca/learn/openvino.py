@@ -26,7 +26,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Network:
+class OpenvinoNetwork:
     """A network as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
 
     Attributes
@@ -54,7 +54,7 @@ class Network:
     threads: int = 1
 
     @classmethod
-    def read(cls, path: str) -> Network:
+    def read(cls, path: str) -> OpenvinoNetwork:
         """From the ``.xml`` file at a local path or fsspec URL, with the ``.bin`` beside it.
 
         Raises
@@ -118,7 +118,7 @@ class Network:
             features[place] = np.zeros((2, *sizes), port.element_type.to_dtype())
         return [features[place] for place in sorted(features)]
 
-    def ready(self, device) -> _Ready:
+    def load_on(self, device) -> _LoadedNetwork:
         """The compiled network; it computes on the CPU wherever it is."""
         network = read_network(self.files)
         compiled = CompiledNetwork(
@@ -127,15 +127,15 @@ class Network:
             config=self.config,
             shapes=loose_shapes(network) if self.rows is None else None,
         )
-        return _Ready(compiled, self)
+        return _LoadedNetwork(compiled, self)
 
 
-class _Ready:
+class _LoadedNetwork:
     """A compiled network that is called with a batch of numpy columns."""
 
     squeezes = False
 
-    def __init__(self, compiled, network: Network):
+    def __init__(self, compiled, network: OpenvinoNetwork):
         self._compiled = compiled
         self._network = network
 
@@ -295,7 +295,7 @@ class OpenvinoEstimator(PredictingEstimator):
         model_path : str
             Path or fsspec URL of the ``.xml`` file.
         """
-        self._network = Network.read(model_path)
+        self._network = OpenvinoNetwork.read(model_path)
         self._shipped = None
 
     @by_input
@@ -415,7 +415,7 @@ class OpenvinoEstimator(PredictingEstimator):
             return super()._sample(request, cluster)
         return Sample.of(self._network_of(request, cluster).two_rows())
 
-    def _network_of(self, request: PredictionRequest, cluster: Cluster) -> Network:
+    def _network_of(self, request: PredictionRequest, cluster: Cluster) -> OpenvinoNetwork:
         """Return the network for the arguments of ``predict``."""
         call = cast("NetworkRequest", request)
         names = None if call.input_cols is None else names_of(call.input_cols)

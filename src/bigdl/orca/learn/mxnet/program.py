@@ -80,7 +80,9 @@ def train(creators, config, functions, epochs, resize, shards, seed):
             if trainer is None:
                 if batch is None:
                     raise Refused("The data of a worker has no batch; give each worker some rows")
-                trainer = (Symbol if is_symbol else Gluon)(model, loss, config, kv, batch)
+                trainer = (SymbolTrainer if is_symbol else GluonTrainer)(
+                    model, loss, config, kv, batch
+                )
             rows, running = trainer.store.total(own, batch is not None)
             if running < kv.num_workers:
                 break
@@ -159,7 +161,7 @@ class ShardIter:
             yield mx.io.DataBatch(*([mx.nd.array(a[part]) for a in each] for each in self.arrays))
 
 
-class Store:
+class GradientStore:
     """Sums over the workers.
 
     They are pushed and pulled in two steps: ``pushpull`` of a dist_sync store, which the Trainer of
@@ -194,7 +196,7 @@ class Store:
         self.kv.pull(key, out=values, priority=-key)
 
 
-class Gluon:
+class GluonTrainer:
     """A model of gluon: gradients meet in the store, each worker updates its own weights."""
 
     def __init__(self, model, loss, config, kv, batch):
@@ -211,7 +213,7 @@ class Gluon:
             kvstore=None,
         )
         self.parameters = [p for p in model.collect_params().values() if p.grad_req != "null"]
-        self.store = Store(kv, [each.data() for each in self.parameters])
+        self.store = GradientStore(kv, [each.data() for each in self.parameters])
         if os.path.exists("optimizer.states"):
             self.trainer.load_states("optimizer.states")
 
@@ -236,7 +238,7 @@ class Gluon:
         self.trainer.save_states("optimizer.states")
 
 
-class Symbol:
+class SymbolTrainer:
     """A module over a symbol, which holds its loss."""
 
     def __init__(self, model, loss, config, kv, batch):
@@ -253,7 +255,7 @@ class Symbol:
             model.load_params("model.params")
         self.optimizer = mx.optimizer.create(config["optimizer"], **config["optimizer_params"])
         weights, others = model.get_params()
-        self.store = Store(kv, list(weights.values()))
+        self.store = GradientStore(kv, list(weights.values()))
         model.set_params(weights, others)
         model.init_optimizer(None, self.optimizer)
         if os.path.exists("optimizer.states"):

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.orca.inference.shipping import Ready
+from bigdl.orca.inference.shipping import LoadedModel
 
 pa = LazyModule("pyarrow", "orca")
 
@@ -51,7 +51,7 @@ _TYPES = {  # by dtype: Spark's class, its name in SQL, Arrow's name
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputSpec:
     """One output of a model.
 
     Attributes
@@ -91,17 +91,17 @@ def nested_sql(dtype: str, ndim: int) -> str:
 
 
 def run_model(
-    model: Ready, batch: list, rows: int, known: Sequence[Output] | None = None
+    model: LoadedModel, batch: list, rows: int, known: Sequence[OutputSpec] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
     """Return the outputs for a batch of numpy columns.
 
     Parameters
     ----------
-    model : Ready
+    model : LoadedModel
     batch : list
     rows : int
         Of the batch.
-    known : sequence of Output, optional
+    known : sequence of OutputSpec, optional
         What the model returned for other rows.
 
     Returns
@@ -127,13 +127,14 @@ def run_model(
     ]
 
 
-def outputs_of_rows(model: Ready, batch: list) -> list[Output]:
+def outputs_of_rows(model: LoadedModel, batch: list) -> list[OutputSpec]:
     """Return what a model returns for a row, seen on two rows.
 
     A model that squeezes its output hides the dimension of a single row.
     """
     return [
-        Output(key, array.dtype.name, array.shape[1:]) for key, array in run_model(model, batch, 2)
+        OutputSpec(key, array.dtype.name, array.shape[1:])
+        for key, array in run_model(model, batch, 2)
     ]
 
 
@@ -195,7 +196,7 @@ def _texts(values):
     return texts
 
 
-def _rows_of(item, rows, known: Output | None, squeezes) -> np.ndarray:
+def _rows_of(item, rows, known: OutputSpec | None, squeezes) -> np.ndarray:
     array = as_array(item)
     while squeezes and array.ndim > 1 and array.shape[-1] == 1:
         array = array[..., 0]
@@ -272,7 +273,7 @@ class OutputColumns:
 
     Attributes
     ----------
-    outputs : sequence of Output
+    outputs : sequence of OutputSpec
         In the order of the model.
     names : list of str
         One for each chosen output, or a single one for all of them together.
@@ -280,12 +281,12 @@ class OutputColumns:
         Which outputs are chosen.
     """
 
-    outputs: Sequence[Output]
+    outputs: Sequence[OutputSpec]
     names: list[str]
     order: Sequence[int]
 
     @classmethod
-    def of(cls, outputs: Sequence[Output], output_cols: Sequence[str] | None) -> OutputColumns:
+    def of(cls, outputs: Sequence[OutputSpec], output_cols: Sequence[str] | None) -> OutputColumns:
         """Return the columns for names that the user chose, or for none."""
         return cls(outputs, *chosen_outputs([each.key for each in outputs], output_cols))
 
@@ -303,7 +304,7 @@ class OutputColumns:
             taken.add(name.lower())
 
     @property
-    def chosen(self) -> list[Output]:
+    def chosen(self) -> list[OutputSpec]:
         return [self.outputs[number] for number in self.order]
 
     @property

@@ -1,6 +1,6 @@
 """A model that predicts the rows of a Feed: columns of a DataFrame, or shards of arrays.
 
-The Feeds (:mod:`bigdl.orca.data.feeds`) bring the :class:`Predictor` to their rows.
+The Feeds (:mod:`bigdl.orca.data.feeds`) bring the :class:`DistributedPredictor` to their rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bigdl.orca.cluster.versions import arrow_udf, to_arrow
 from bigdl.orca.data.arrow_types import is_carried
 from bigdl.orca.data.feeds.in_memory import input_arrays
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.inference.shipping import Ready, ShippedModel
+from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
 from bigdl.orca.learn.prediction.outputs import (
-    Output,
     OutputColumns,
+    OutputSpec,
     answered_rows,
     chosen_outputs,
     outputs_of_rows,
@@ -82,7 +82,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class DistributedPredictor:
     """A shipped model, and how it predicts.
 
     Attributes
@@ -194,7 +194,7 @@ def converted_columns(
 # -- what the model returns ---------------------------------------------------------------------
 
 
-def _outputs(model, specs, ready, known) -> list[Output]:
+def _outputs(model, specs, ready, known) -> list[OutputSpec]:
     """Return what the model returns for a row of a frame's converted columns.
 
     It is seen on made-up rows where their shape is known, else on the first row without a null.
@@ -222,7 +222,7 @@ def _outputs(model, specs, ready, known) -> list[Output]:
         "There are no rows, and what the model takes is not known since it has not been fitted, so "
         "neither is the type of what it returns; 'prediction' becomes a column of floats"
     )
-    return [Output()]
+    return [OutputSpec()]
 
 
 def _first_row(specs, ready):
@@ -287,22 +287,22 @@ def decode_columns(specs, columns) -> list:
 
 
 def predict_rows(
-    model: Ready,
+    model: LoadedModel,
     rows: int,
     batch_size: int,
     take: Callable[[int, int], list],
-    known: Sequence[Output] | None = None,
+    known: Sequence[OutputSpec] | None = None,
 ) -> list[tuple[str | None, np.ndarray]]:
     """Predict rows batch by batch.
 
     Parameters
     ----------
-    model : Ready
+    model : LoadedModel
     rows, batch_size : int
     take : callable
         ``take(start, count)`` gives the columns of so many rows. Without `known` it may be asked
         for one more than there are.
-    known : sequence of Output, optional
+    known : sequence of OutputSpec, optional
         What the model returns, where that is known.
 
     Returns
@@ -344,11 +344,11 @@ def whole_rows(
 
 
 def predict_columns(
-    model: Ready,
+    model: LoadedModel,
     specs: Sequence[ColumnSpec],
     columns: Sequence[Any],
     batch_size: int,
-    known: Sequence[Output],
+    known: Sequence[OutputSpec],
 ) -> list[np.ndarray]:
     """Return every output for the rows of Arrow columns; none without rows."""
 
@@ -408,7 +408,7 @@ def value_task(
 # -- one shard ----------------------------------------------------------------------------------
 
 
-def _outputs_of_shard(model: Ready, shard, options: PredictOptions) -> list:
+def _outputs_of_shard(model: LoadedModel, shard, options: PredictOptions) -> list:
     columns = fitted_columns(shard, options.feature_cols, options.config, options.inputs)
     rows = len(columns[0][2])
 
@@ -480,7 +480,7 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
     return cast
 
 
-def _outputs_without_rows(model: Ready, columns: list[Column], known: list | None) -> list:
+def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list | None) -> list:
     """The outputs for no rows, as two made-up rows show them; none if the model takes no zeros."""
     arrays = [(n, k, np.zeros((2, *v.shape[1:]), v.dtype)) for n, k, v in columns]
     made_up = [rows_of_columns(arrays, slice(None))]
@@ -494,7 +494,7 @@ def _outputs_without_rows(model: Ready, columns: list[Column], known: list | Non
     return []
 
 
-def predict_shard(model: Ready, shard: Any, options: PredictOptions) -> Any:
+def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> Any:
     """Return the predictions alone, of arrays or a pandas frame.
 
     Returns

@@ -21,8 +21,8 @@ from bigdl.orca.inference.shipping import accepted_by
 from bigdl.orca.learn.prediction.outputs import OutputColumns, outputs_of_rows
 from bigdl.orca.learn.prediction.predictor import (
     NOT_FITTED,
+    DistributedPredictor,
     PredictOptions,
-    Predictor,
     types_of,
     value_task,
 )
@@ -31,12 +31,12 @@ from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column
 
 
-def sql_function(predictor: Predictor, threads: int, rows: list | None = None) -> Any:
+def sql_function(predictor: DistributedPredictor, threads: int, rows: list | None = None) -> Any:
     """Return the user-defined function of a model.
 
     Parameters
     ----------
-    predictor : Predictor
+    predictor : DistributedPredictor
         The ``inputs`` of its options are the types of the model's inputs, unless there are `rows`.
     threads : int
         Of torch in each task.

@@ -23,7 +23,7 @@ from bigdl.nano.acceleration.structure import flatten
 from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_files
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
-from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
+from bigdl.orca.learn.pytorch.prediction import LoadedTorchModel, TorchSnapshot
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -61,7 +61,7 @@ def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class AcceleratedReady(TorchReady):
+class AcceleratedReady(LoadedTorchModel):
     """A model of another runtime that stands for an Estimator's own.
 
     Attributes
@@ -105,12 +105,12 @@ class AcceleratedSnapshot:
     returns: tuple = ()
     trust: bool = True
 
-    def ready(self, device: torch.device | None) -> TorchReady:
+    def load_on(self, device: torch.device | None) -> LoadedTorchModel:
         """The model; it computes on the CPU wherever it is."""
         from bigdl.nano.pytorch import InferenceOptimizer
 
         cpu = torch.device("cpu")
-        original = None if self.original is None else self.original.ready(cpu).model
+        original = None if self.original is None else self.original.load_on(cpu).model
         files = {name: io.BytesIO(content) for name, content in self.files.items()}
         model = InferenceOptimizer.load(
             files,
@@ -168,7 +168,7 @@ class Acceleration:
         # graphs are compiled for the number of threads that there is now
         with thread_scope(threads):
             with isolated_rng(0):
-                model = snapshot.ready(torch.device("cpu")).model
+                model = snapshot.load_on(torch.device("cpu")).model
             with torch.no_grad():
                 returns = _dtypes_of(call_model(model, batches[0]))
             batches = [tuple(accepted_inputs(model, batch)) for batch in batches]
@@ -183,13 +183,13 @@ class Acceleration:
             is_ours = self._files is None
             saved = AcceleratedSnapshot(files, threads, takes=takes, returns=returns, trust=is_ours)
             try:
-                loaded = saved.ready(None)
+                loaded = saved.load_on(None)
             except UntrustedFileError:
                 advice = "load it by InferenceOptimizer.load(…, trust=True) and save it again"
                 raise untrusted(self._name, "a saved graph of PyTorch", advice) from None
             except UsageError:  # the files alone make no model
                 saved = replace(saved, original=snapshot, sample=batches[0])
-                loaded = saved.ready(None)
+                loaded = saved.load_on(None)
             _check(self._name, _outputs(loaded.model, compared), expected)
         return replace(saved, trust=True)  # it is read as it was here, by users with other keys
 

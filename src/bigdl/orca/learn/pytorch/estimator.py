@@ -22,7 +22,7 @@ from bigdl.orca.learn.arguments import (
     check_counts,
     config_of,
     path_under,
-    take_old,
+    resolve_legacy_kwargs,
     with_weight,
 )
 from bigdl.orca.learn.backends import LayerArguments, backend_of
@@ -33,7 +33,7 @@ from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
 from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
@@ -209,7 +209,7 @@ class Estimator:
         UsageError
             For an argument that cannot work.
         """
-        take_old(Estimator.from_torch, old)
+        resolve_legacy_kwargs(Estimator.from_torch, old)
         backend = backend_of(backend, {"torch_distributed": "ray"})
         _check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
@@ -507,7 +507,7 @@ Ray also RayXShards or a ray.data.Dataset
         >>> len(figures) < 50, figures[-1]["train_loss"] < 0.01, figures[-1]["num_samples"]
         (True, True, 64)
         """
-        take_old(self.fit, old)
+        resolve_legacy_kwargs(self.fit, old)
         keywords = LayerArguments(
             transport, group_size, compression, sampling, drop_stragglers, min_workers
         )
@@ -633,7 +633,7 @@ Ray also RayXShards or a ray.data.Dataset
         >>> figures["num_samples"], float(figures["val_loss"]), float(figures["MAE"])
         (2, 5.0, 2.0)
         """
-        old_options = take_old(self.evaluate, old, {"validation_metrics": "metrics"})
+        old_options = resolve_legacy_kwargs(self.evaluate, old, {"validation_metrics": "metrics"})
         metrics, names = self._metrics, self._metric_names
         if old_options.get("metrics") is not None:
             metrics, names = _named_metrics(old_options["metrics"])
@@ -645,7 +645,7 @@ Ray also RayXShards or a ray.data.Dataset
             label_cols = with_weight(label_cols, weight_col)
             check_weighted(self._parts, metrics)
         feed = self._feed(data, feature_cols, label_cols, self._parts.config)
-        settings = EvaluationSettings(
+        settings = TorchEvaluationSettings(
             batch_size,
             feed.feature_cols,
             feed.label_cols,
@@ -657,7 +657,7 @@ Ray also RayXShards or a ray.data.Dataset
             inputs=self._inputs(),
         )
         parts = dataclasses.replace(self._trained_parts, optimizer=None, scheduler_creator=None)
-        program = EvaluateProgram(parts, settings, callbacks, self._sync)
+        program = TorchEvaluateProgram(parts, settings, callbacks, self._sync)
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
@@ -745,7 +745,7 @@ RayXShards or a ray.data.Dataset
                 argument="accelerate",
             )
         with isolated_rng(0):
-            model = snapshot.ready(torch.device("cpu")).model
+            model = snapshot.load_on(torch.device("cpu")).model
         return Estimator.from_torch(
             model=model,
             config=snapshot.parts.config,

@@ -17,7 +17,11 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import write_bytes
 from bigdl.orca.learn.metrics import Metric, merge_states
-from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
+from bigdl.orca.learn.pytorch.callbacks.base import (
+    MainCallback,
+    call_legacy_hooks,
+    has_legacy_hooks,
+)
 from bigdl.orca.learn.pytorch.forward import (
     BatchColumns,
     ForwardPass,
@@ -110,7 +114,7 @@ class TorchRunner:
         self.config = config
         self.callbacks = list(callbacks)
         self.main = next((c for c in self.callbacks if isinstance(c, MainCallback)), None)
-        self._old = [c for c in self.callbacks if has_old_hooks(c)]
+        self._old = [c for c in self.callbacks if has_legacy_hooks(c)]
         self.num_epochs = 0
         self.num_steps: int | None = None
         self.updated = False
@@ -192,7 +196,7 @@ class TorchRunner:
         """Call one hook of every callback, in their order."""
         for callback in self.callbacks:
             if callback in self._old:
-                call_old_hooks(callback, hook, self)
+                call_legacy_hooks(callback, hook, self)
             getattr(callback, hook)(self)
 
     call_hook = call
@@ -309,7 +313,7 @@ class WorkerBatches:
 
 
 @dataclass
-class EvaluationSettings(BatchSettings):
+class TorchEvaluationSettings(BatchSettings):
     """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
@@ -358,7 +362,7 @@ def evaluate_collectively(
     forward_pass: ForwardPass,
     data: BatchSource,
     sync: GradientSync,
-    settings: EvaluationSettings,
+    settings: TorchEvaluationSettings,
 ) -> dict:
     """Evaluate the rows of all workers; every rank returns the same.
 
@@ -548,11 +552,11 @@ def _plain(value):
 
 
 @dataclass
-class EvaluateProgram:
+class TorchEvaluateProgram:
     """An evaluation, as shipped to the workers."""
 
     parts: ModelParts
-    settings: EvaluationSettings
+    settings: TorchEvaluationSettings
     callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 

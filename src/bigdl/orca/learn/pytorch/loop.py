@@ -24,7 +24,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.pytorch.device_batches import DeviceBatches
 from bigdl.orca.learn.pytorch.evaluation import (
-    EvaluationSettings,
+    TorchEvaluationSettings,
     TorchRunner,
     WorkerBatches,
     evaluate_collectively,
@@ -141,7 +141,7 @@ def _values(parameter):
 
 
 @dataclass(kw_only=True)
-class FitSettings(EvaluationSettings, RunSettings):
+class FitSettings(TorchEvaluationSettings, RunSettings):
     """The arguments of ``fit`` as the workers get them.
 
     Attributes

@@ -13,7 +13,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
+from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_sentence
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, may_be_sparse
@@ -326,7 +326,7 @@ class TorchDriverModel(DriverModel):
         """Return the program that evaluates weights on a feed."""
         settings = replace(self._program.settings, callbacks=(), checkpoint_trigger=None)
         parts = replace(self._program.parts, optimizer=None, scheduler_creator=None)
-        return EvaluateProgram(parts, settings, (), sync)
+        return TorchEvaluateProgram(parts, settings, (), sync)
 
     def weights(self):
         return dumps(self._model.state_dict())

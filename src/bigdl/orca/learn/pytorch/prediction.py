@@ -29,7 +29,7 @@ _SAID: set[str] = set()
 
 
 @dataclass(frozen=True)
-class TorchReady:
+class LoadedTorchModel:
     """A model loaded on its device in a task.
 
     Attributes
@@ -114,7 +114,7 @@ class TorchSnapshot:
         load_into(parts.model, weights)
         return cls(parts, None, precision, slices, names)
 
-    def ready(self, device: torch.device) -> TorchReady:
+    def load_on(self, device: torch.device) -> LoadedTorchModel:
         """The model, in a process and on a device."""
         model = self.parts.build_model(NOWHERE if self.slices else None)
         if not self.parts.is_instance:  # of an instance the driver has said it
@@ -124,7 +124,7 @@ class TorchSnapshot:
         if self.slices:
             inner = model.model if isinstance(model, _Predicting) else model
             SavedRows(SavedSlices(**self.slices), inner)
-        return TorchReady(model.eval().to(device), device, self.precision, names=self.names)
+        return LoadedTorchModel(model.eval().to(device), device, self.precision, names=self.names)
 
 
 def _say_unused(model: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from bigdl.orca.learn.arguments import (
     check_counts,
     check_loss_weight,
     config_of,
-    take_old,
+    resolve_legacy_kwargs,
     warn_once,
     with_weight,
 )
@@ -152,7 +152,7 @@ class Estimator:
         UsageError
             For an argument that cannot work.
         """
-        take_old(Estimator.from_keras, old)
+        resolve_legacy_kwargs(Estimator.from_keras, old)
         chosen = BACKENDS.get(backend or "")
         if chosen is not None and not chosen.trains_jax and backend_of_program() == "jax":
             raise UsageError(
@@ -374,7 +374,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         WorkerLost
             When workers were lost more often than `max_failures` allows.
         """
-        take_old(self.fit, old)
+        resolve_legacy_kwargs(self.fit, old)
         keywords = LayerArguments(
             transport, group_size, compression, sampling, drop_stragglers, min_workers
         )
@@ -473,7 +473,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             ``validation_loss``, and ``validation_<name>`` of each compiled metric, as floats. They
             are also found as ``val_loss`` and ``val_<name>``, the names that `fit` has.
         """
-        take_old(self.evaluate, old)
+        resolve_legacy_kwargs(self.evaluate, old)
         self._parts.need()
         if sample_weight is not None:
             raise UsageError(

@@ -20,7 +20,7 @@ from bigdl.training.keras.state import array_of, tensor_of, to_variable
 _AVERAGE = "_model_variables_moving_average"
 
 
-class KerasSlice(SliceOptimizer):
+class KerasSliceOptimizer(SliceOptimizer):
     """An optimizer of Keras that updates one slice of the flat vector.
 
     Its groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
@@ -71,7 +71,7 @@ def _slot(state, name, weight, initial=0.0):
     return state[name]
 
 
-class SGD(KerasSlice):
+class KerasSGD(KerasSliceOptimizer):
     """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
 
     numbers = ("momentum", "nesterov")
@@ -88,7 +88,7 @@ class SGD(KerasSlice):
         weight.add_(velocity * momentum - moved if group["nesterov"] else velocity)
 
 
-class Adam(KerasSlice):
+class KerasAdam(KerasSliceOptimizer):
     """``keras.optimizers.Adam``: epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
@@ -115,11 +115,11 @@ def _corrected(rate: float, first: float, second: float, step: int) -> float:
     return float(np.float32(rate) * np.sqrt(second_left) / first_left)
 
 
-class AdamW(Adam):
+class KerasAdamW(KerasAdam):
     """``keras.optimizers.AdamW``: weights decay as the group says."""
 
 
-class Adagrad(KerasSlice):
+class KerasAdagrad(KerasSliceOptimizer):
     """``keras.optimizers.Adagrad``: epsilon is below the root."""
 
     numbers = ("epsilon", "initial_accumulator_value")
@@ -137,7 +137,7 @@ class Adagrad(KerasSlice):
         weight.sub_(gradient * rate / (total + epsilon).sqrt())
 
 
-class RMSprop(KerasSlice):
+class KerasRMSprop(KerasSliceOptimizer):
     """``keras.optimizers.RMSprop``: epsilon is below the root."""
 
     numbers = ("rho", "momentum", "epsilon", "centered")
@@ -159,8 +159,12 @@ class RMSprop(KerasSlice):
         weight.sub_(moved)
 
 
-_CLASSES: dict[str, type[KerasSlice]] = {
-    cls.__name__: cls for cls in (SGD, Adam, AdamW, Adagrad, RMSprop)
+_CLASSES: dict[str, type[KerasSliceOptimizer]] = {
+    "SGD": KerasSGD,
+    "Adam": KerasAdam,
+    "AdamW": KerasAdamW,
+    "Adagrad": KerasAdagrad,
+    "RMSprop": KerasRMSprop,
 }
 """Classes of Keras by name, and those that update slices."""
 
@@ -236,7 +240,7 @@ class KerasParameterLayerOptimizer:
         """Return True if the next step changes no other rows of tables than are touched."""
         changing = ("use_ema", "momentum", "weight_decay")
         changes_all = any(getattr(self._optimizer, name, None) for name in changing)
-        return self.sliced in (SGD, Adagrad) and not (changes_all or self.needs_norms)
+        return self.sliced in (KerasSGD, KerasAdagrad) and not (changes_all or self.needs_norms)
 
     @property
     def iteration(self) -> int:
@@ -262,7 +266,7 @@ class KerasParameterLayerOptimizer:
                 to_variable(self._slots[name][number], tensor)
 
 
-def _class_for(optimizer) -> type[KerasSlice]:
+def _class_for(optimizer) -> type[KerasSliceOptimizer]:
     name, module = type(optimizer).__name__, type(optimizer).__module__
     if name not in _CLASSES or not module.startswith("keras."):
         raise UsageError(

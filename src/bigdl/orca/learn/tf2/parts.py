@@ -185,16 +185,16 @@ class KerasSnapshot:
     threads: int
     slices: dict | None = None
 
-    def ready(self, device: Any) -> _ReadyModel:
+    def load_on(self, device: Any) -> _LoadedKerasModel:
         """Return the model, in a process; Keras chooses the device itself."""
         (parts,) = self.packed.unpack(self.config, self.threads)
         with placed(NOWHERE if self.slices else None):
             model = parts.build()
         assembly = BatchArguments.of(model, self.names)
-        return _ReadyModel(model, assembly, self.weights, self.slices)
+        return _LoadedKerasModel(model, assembly, self.weights, self.slices)
 
 
-class _ReadyModel:
+class _LoadedKerasModel:
     """A model in a task; its outputs keep the shapes that Keras gives them.
 
     Parameters

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 
-class OldHooks:
+class LegacyHooks:
     """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished.
 
     `logs` are the figures of the epoch that ended last. They are given to a hook that takes them.
@@ -49,17 +49,17 @@ class OldHooks:
         self.trainer = trainer
 
 
-_HOOKS = [name for name in vars(OldHooks) if name.startswith("on_")]
+_HOOKS = [name for name in vars(LegacyHooks) if name.startswith("on_")]
 
 
-def has_old_hooks(callback: Callback) -> bool:
+def has_legacy_hooks(callback: Callback) -> bool:
     """Return True if a callback overrides one of them."""
     return any(
-        getattr(type(callback), name, None) is not getattr(OldHooks, name) for name in _HOOKS
+        getattr(type(callback), name, None) is not getattr(LegacyHooks, name) for name in _HOOKS
     )
 
 
-def call_old_hooks(callback: Callback, hook: str, runner: TorchRunner) -> None:
+def call_legacy_hooks(callback: Callback, hook: str, runner: TorchRunner) -> None:
     """Call the old hooks that belong to a hook of today."""
     if hook == "before_run":
         callback.set_trainer(runner)
@@ -89,7 +89,7 @@ def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
         hook(*args, logs)
 
 
-class Callback(OldHooks):
+class Callback(LegacyHooks):
     """Base class: every hook does nothing or what its more general hook does.
 
     Examples
