@@ -14,7 +14,7 @@ from bigdl.friesian.ops.sequences import (
     AddNegativeSamples,
     AddNegHistSeq,
     Mask,
-    Pad,
+    PadSequences,
 )
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
@@ -91,7 +91,7 @@ class TestCategories(OfCells):
 
 
 class TestArrays(OfCells):
-    operators = (Mask(["items"], 3), Pad(["items"], 3, 0, 0))
+    operators = (Mask(["items"], 3), PadSequences(["items"], 3, 0, 0))
 
 
 class TestTables(OfCells):

@@ -4,7 +4,7 @@
 records it. :class:`bigdl.testing.operators.OperatorContract` has the tests that it must pass.
 """
 
-from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.column_types import Field
 from bigdl.friesian.ops.operator import (
     Function,
     NumberFunction,

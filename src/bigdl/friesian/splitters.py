@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import F, col
 from bigdl.orca.cluster.versions import computed
 

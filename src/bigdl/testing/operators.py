@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeaturePipeline, FeatureTable
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.operator import OPERATORS, Operator
 from bigdl.orca import OrcaContext, init_orca_context
 from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
@@ -123,11 +123,11 @@ def assert_executors_agree(
 
 
 def _kinds(table: pa.Table | pa.RecordBatch) -> dict[str, str]:
-    return {each.name: kinds.of_arrow(each.type) for each in table.schema}
+    return {each.name: column_types.of_arrow(each.type) for each in table.schema}
 
 
 def _inner(table: pa.Table) -> dict[str, str]:
-    return {name: kinds.innermost(kind)[0] for name, kind in _kinds(table).items()}
+    return {name: column_types.innermost(kind)[0] for name, kind in _kinds(table).items()}
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:

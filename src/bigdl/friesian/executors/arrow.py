@@ -30,16 +30,16 @@ import pyarrow.parquet as pq
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.common.private_folders import scratch_folder
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.batches import (
     DictionaryColumn,
     LazyBatch,
-    Request,
+    Statistic,
     batch_of,
     factored,
     normal,
 )
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.column_types import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
@@ -225,7 +225,7 @@ class Piece:
         read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
         texts = [name for name, kind in read.items() if kind == "string"]
         with opened(self.path, texts) as file:
-            known = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            known = {each.name: column_types.of_arrow(each.type) for each in file.schema_arrow}
             for name, kind in read.items():
                 if known.get(name, kind) != kind:
                     raise UsageError(
@@ -248,7 +248,9 @@ class Piece:
 
 
 def _repeated(value: Any, kind: str, rows: int) -> DictionaryColumn:
-    return DictionaryColumn(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
+    return DictionaryColumn(
+        pa.array([value], column_types.to_arrow(kind)), np.zeros(rows, np.int32)
+    )
 
 
 def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
@@ -277,9 +279,9 @@ def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
         path: {name: values[i].as_py() for name, values in columns.items()}
         for i, path in enumerate(named)
     }
-    in_names = {name: Field(kinds.of_arrow(values.type)) for name, values in columns.items()}
+    in_names = {name: Field(column_types.of_arrow(values.type)) for name, values in columns.items()}
     with opened(next(iter(source))) as file:
-        in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
+        in_file = {each.name: Field(column_types.of_arrow(each.type)) for each in file.schema_arrow}
     fields = {name: each for name, each in in_file.items() if name not in in_names}
     return source, fields | in_names
 
@@ -462,7 +464,7 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
     }
 
 
-def _asked(program: Program) -> dict[tuple[int, str], Request]:
+def _asked(program: Program) -> dict[tuple[int, str], Statistic]:
     return {
         (ask.step, name): request
         for ask in program
@@ -488,7 +490,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
 
 def _write_rows(fitted: Sequence[FittedOperator], path: str, rows: Rows) -> int:
     """Write the file of some rows and return their number."""
-    return write(path, rows.place, (table_of(each.behind(fitted)) for each in rows.batches()))
+    return write(path, rows.place, (table_of(each.after_all(fitted)) for each in rows.batches()))
 
 
 # -- rows with the same key meet -------------------------------------------------------------------
@@ -542,7 +544,7 @@ def _cut(
 
     def tables() -> Iterator[pa.Table]:
         for each in rows.batches():
-            batch = each.behind(fitted)
+            batch = each.after_all(fitted)
             require_columns(batch.names, step.columns, advice=f"; {step.method} reads them")
             table = table_of(batch)
             step.check_rows(table)

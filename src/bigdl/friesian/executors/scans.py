@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.friesian.executors.arrow import Piece
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.batches import LazyBatch, batch_of
-from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.column_types import Field
 from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.lake_tables.scans import (
@@ -91,7 +91,7 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         from everywhere with the values and the types of Spark.
     """
     types = {each.name: each.dataType.simpleString() for each in df.schema}
-    if not set(kinds.PLAIN) >= set(types.values()):
+    if not set(column_types.PLAIN) >= set(types.values()):
         return None
     scan = scan_of(df)
     if scan is None:
@@ -130,7 +130,7 @@ def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile
     """
     parts = map(file.metadata.row_group, range(file.num_row_groups))
     days = [name for name, kind in columns.items() if kind == "date"]
-    found = [(each.name, kinds.of_arrow(each.type)) for each in file.schema_arrow]
+    found = [(each.name, column_types.of_arrow(each.type)) for each in file.schema_arrow]
     return (
         has_days_of_today(file, days, old_dates)
         and all(_size(part, columns) <= MOST_BYTES for part in parts)
@@ -147,4 +147,4 @@ def _size(group: Any, columns: dict[str, str]) -> int:
 
 def _width(kind: str) -> int:
     """Bytes of a value; that of a text is its code."""
-    return 4 if kind == "string" else -(-kinds.to_arrow(kind).bit_width // 8)
+    return 4 if kind == "string" else -(-column_types.to_arrow(kind).bit_width // 8)

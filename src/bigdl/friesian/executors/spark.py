@@ -23,15 +23,15 @@ from bigdl.friesian.ops.batches import (
     flat,
 )
 from bigdl.friesian.ops.cells import HIDDEN
-from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
+from bigdl.friesian.ops.column_types import PLAIN, Schema, innermost, is_fractional, is_integral
 from bigdl.friesian.ops.numbers import as_array
 from bigdl.friesian.ops.operator import (
     FittedOperator,
     Operator,
-    Outcome,
+    OutputSchema,
     Program,
-    Request,
     State,
+    Statistic,
     StatisticsQuery,
     check_schema,
     inputs_of,
@@ -57,7 +57,7 @@ def run(df: DataFrame, operator: Operator, state: State | None = None) -> DataFr
 def learned(df: DataFrame, operator: Operator) -> State:
     """Return the state of an operator that learns from a DataFrame."""
     before = schema_of(df)
-    return operator.settled(before, answer(df, operator.requests(before)))
+    return operator.fit_state(before, answer(df, operator.requests(before)))
 
 
 def applied(
@@ -74,7 +74,7 @@ def applied(
     return (rest.training if is_training else rest.catalyst)(df, before, state)
 
 
-def answer(df: DataFrame, requests: Mapping[str, Request]) -> dict[str, Any]:
+def answer(df: DataFrame, requests: Mapping[str, Statistic]) -> dict[str, Any]:
     """Return the answers to requests about a DataFrame."""
     results = answers(df, [StatisticsQuery(0, dict(requests))]) if requests else {}
     return {name: results[0, name] for name in requests}
@@ -121,14 +121,14 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
 
     Columns that are asked about are kept under a name of their own, as they are at that place.
     """
-    asked: dict[tuple[int, str], Request] = {}
+    asked: dict[tuple[int, str], Statistic] = {}
     outcomes: dict[tuple[int, str], Any] = {}
     for each in program:
         if isinstance(each, FittedOperator):
             df = applied(df, each.step, each.before, each.state)
             continue
         for name, request in each.requests.items():
-            if isinstance(request, Outcome):
+            if isinstance(request, OutputSchema):
                 after = schema_of(request.step.catalyst(df, schema_of(df), {}))
                 outcomes[each.step, name] = {name: field.kind for name, field in after.items()}
                 continue
@@ -213,7 +213,7 @@ def _position_extremes(df: DataFrame, request: PositionMinMax) -> tuple[list, li
     return table["min"].to_pylist(), table["max"].to_pylist()
 
 
-_OF_ITS_OWN: dict[type[Request], Callable[..., Any]] = {
+_OF_ITS_OWN: dict[type[Statistic], Callable[..., Any]] = {
     TargetSums: _target_sums,
     PositionMinMax: _position_extremes,
 }
@@ -289,7 +289,7 @@ def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
     made = {cell.output: cell.field.kind for each in fitted for cell in each.cells}
     others = [name for name in types if name not in fitted[0].before]
     known = {name: () for name in types if name not in others}
-    names = batch_of(known).behind(fitted).names
+    names = batch_of(known).after_all(fitted).names
     fields = [
         StructField(name, data_type(made[name]) if name in made else types[name])
         for name in [*names, *others]
@@ -297,8 +297,8 @@ def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
     steps = shared(list(fitted), df.sparkSession)
 
     def run(batch: LazyBatch) -> Iterator[pa.RecordBatch]:
-        behind = batch.select(known).behind(steps.value)
-        columns = [behind[name] for name in names] + [batch[name] for name in others]
+        after_all = batch.select(known).after_all(steps.value)
+        columns = [after_all[name] for name in names] + [batch[name] for name in others]
         for start in range(0, batch.rows, _BATCH_ROWS):
             rows = [flat(cut(each, start, _BATCH_ROWS)) for each in columns]
             yield pa.record_batch(rows, [*names, *others])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import Cast
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import as_names, check_string, col, kind_of, schema_of
 from bigdl.orca.cluster.spark import spark_writing
 from bigdl.orca.cluster.spark_calls import check_frame
@@ -176,8 +176,8 @@ class TableOutput:
 
 def _is_same_in_arrow(kind: str) -> bool:
     """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
-    kind, _ = kinds.innermost(kind)
-    return kinds.is_number(kind) or kinds.is_text(kind) or kind == "boolean"
+    kind, _ = column_types.innermost(kind)
+    return column_types.is_number(kind) or column_types.is_text(kind) or kind == "boolean"
 
 
 class TableReader(TableOutput):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.relations import Table, check_table
-from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.kinds import require_columns, require_kind
+from bigdl.friesian.ops import column_types, spark
+from bigdl.friesian.ops.column_types import require_columns, require_type
 from bigdl.friesian.ops.spark import F, as_names, col, kind_of, schema_of
 from bigdl.orca.cluster.versions import shuffle, try_cast
 
@@ -112,7 +112,7 @@ class JoinVerbs(Table):
             require_columns(frame.columns, keys)
             spark.require_times(frame, time_col)
         kind, other_kind = kind_of(self.df, time_col), kind_of(table.df, time_col)
-        if kinds.is_number(kind) != kinds.is_number(other_kind):
+        if column_types.is_number(kind) != column_types.is_number(other_kind):
             raise UsageError(
                 f"{time_col} should hold numbers in both tables or in none, but its types are "
                 f"{kind} and {other_kind}",
@@ -276,7 +276,7 @@ class JoinVerbs(Table):
         groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
         require_columns(self.columns, [*order, *groups])
         rule = "columns should be numeric"
-        require_kind(schema_of(self.df), names, kinds.is_number, "numbers", rule=rule)
+        require_type(schema_of(self.df), names, column_types.is_number, "numbers", rule=rule)
         steps = spark.listed([shifts])
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(
@@ -348,7 +348,7 @@ class JoinVerbs(Table):
                 allowed=list(self.columns),
             )
         rule = "Each column should be of list type"
-        require_kind(schema_of(self.df), names, kinds.is_array, "arrays", rule=rule)
+        require_type(schema_of(self.df), names, column_types.is_array, "arrays", rule=rule)
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
@@ -397,7 +397,7 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
             allowed=list(_AGGREGATES),
         )
     function = _AGGREGATES[agg]
-    if function in _ARITHMETIC and kinds.is_text(kind_of(df, name)):
+    if function in _ARITHMETIC and column_types.is_text(kind_of(df, name)):
         number = try_cast(col(name), "double")  # text without a number counts as null
         begin = _SHOWN.get(function, f"{function}(")
         return getattr(F, function)(number).alias(f"{begin}{name})")

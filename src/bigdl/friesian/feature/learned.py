@@ -11,7 +11,7 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.relations import Table
 from bigdl.friesian.ops import spark
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import as_names, check_string
 from bigdl.friesian.ops.targets import TargetStatistics
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column

@@ -10,7 +10,13 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.cells import Cast, Drop, DropNa, FillMedian, FillNa, Rename
 from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
 from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
-from bigdl.friesian.ops.sequences import AddHistSeq, AddNegativeSamples, AddNegHistSeq, Mask, Pad
+from bigdl.friesian.ops.sequences import (
+    AddHistSeq,
+    AddNegativeSamples,
+    AddNegHistSeq,
+    Mask,
+    PadSequences,
+)
 from bigdl.friesian.ops.spark import as_names, listed, random_seed
 
 if TYPE_CHECKING:
@@ -368,7 +374,9 @@ class FeatureMethods(CellMethods):
         {'items': [[7, 8, 0], [2, 3, 4]], 'items_mask': [[1, 1, 0], [1, 1, 1]]}
         """
         masked = self if mask_cols is None else self.mask(mask_cols, seq_len)
-        return masked.with_operator(Pad(as_names(cols, "cols"), seq_len, mask_token, row_len))
+        return masked.with_operator(
+            PadSequences(as_names(cols, "cols"), seq_len, mask_token, row_len)
+        )
 
     # -- histories and negatives ---------------------------------------------------------------
 

@@ -22,10 +22,10 @@ from bigdl.friesian.executors.arrow import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.table import FeatureTable, Table
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.batches import batch_of, flat
 from bigdl.friesian.ops.cells import Filter, Select
-from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.column_types import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
     FittedOperator,
@@ -242,7 +242,7 @@ class FeaturePipeline(FeatureMethods):
             for each in asks:
                 known = {name: answers[each.step, name] for name in each.requests}
                 asking = fitted[each.step]
-                states[each.step] = asking.step.settled(asking.before, known)
+                states[each.step] = asking.step.fit_state(asking.before, known)
 
     def _known(self) -> list[FittedOperator]:
         if self._fitted is None:
@@ -474,11 +474,11 @@ class FeaturePipeline(FeatureMethods):
                 columns=missing,
             )
         arrays = {
-            name: kinds.array_as(given[name], each.kind, name)
+            name: column_types.array_as(given[name], each.kind, name)
             for name, each in self._schema.items()
             if name in given
         }
-        batch = batch_of(arrays).behind(fitted)
+        batch = batch_of(arrays).after_all(fitted)
         return pa.record_batch({name: flat(batch[name]) for name in batch.names})
 
     @cached_property
@@ -587,7 +587,7 @@ def _program(
         step.check(schema)
         requests = {} if place in states else step.requests(schema)
         if not requests and place not in states:
-            states[place] = step.settled(schema, {})
+            states[place] = step.fit_state(schema, {})
         state = states.get(place)
         each = FittedOperator(step, schema, cast("State", state))  # None until it is known
         fitted.append(each)
@@ -647,7 +647,7 @@ class RowExecutor:
                 columns=missing,
             )
         values: dict[Hashable, Any] = {
-            name: kinds.coerced(row[name], kind, name)
+            name: column_types.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()
             if name in row
         }
@@ -661,7 +661,7 @@ class RowExecutor:
 
 
 def _feature(field: Field) -> Feature:
-    kind, depth = kinds.innermost(field.kind)
+    kind, depth = column_types.innermost(field.kind)
     shape = (field.length, *[None] * depth)[:depth]
     return Feature(kind, field.cardinality, shape)
 

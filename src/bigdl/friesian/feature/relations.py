@@ -10,9 +10,9 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.executors.spark import answer, run
 from bigdl.friesian.feature.files import TableOutput
 from bigdl.friesian.feature.methods import CellMethods
-from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import medians_of
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Table(CellMethods, TableOutput):
         require_columns(self.columns, names)
         check_string(target, "target")
         # in ANSI mode Spark would cast strings to the other type, and fail
-        has_text = any(kinds.is_text(kind_of(self.df, name)) for name in names)
+        has_text = any(column_types.is_text(kind_of(self.df, name)) for name in names)
         cells = (col(name).cast("string") if has_text else col(name) for name in names)
         merged = spark.replace(self.df, {target: F.array(*cells)})
         return self._clone(merged.drop(*(name for name in names if name != target)))
@@ -155,7 +155,7 @@ class Table(CellMethods, TableOutput):
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
         """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
-        names = spark.names_of(self.df, columns, kinds.is_number, "numbers")
+        names = spark.names_of(self.df, columns, column_types.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(
                 f"value should be a number, got {value!r}", code="argument-type", argument="value"
@@ -273,7 +273,7 @@ class Table(CellMethods, TableOutput):
                 argument="mode",
                 allowed=["outer", "inner"],
             )
-        frames = _with_equal_kinds([*(each.df for each in others), self.df])
+        frames = _with_equal_types([*(each.df for each in others), self.df])
         if mode == "inner":
             common = [
                 name for name in frames[0].columns if all(name in each.columns for each in frames)
@@ -407,7 +407,7 @@ class Table(CellMethods, TableOutput):
         wanted = {name: _stats_of(aggr, name) for name in names}
         for name, stats in wanted.items():
             needs_numbers = {"avg", "sum"} & set(stats)
-            if needs_numbers and not kinds.is_number(kind_of(self.df, name)):
+            if needs_numbers and not column_types.is_number(kind_of(self.df, name)):
                 raise UsageError(
                     f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
                     f"{kind_of(self.df, name)}",
@@ -429,7 +429,7 @@ class Table(CellMethods, TableOutput):
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
         if columns is not None:
-            spark.names_of(self.df, columns, kinds.is_number, "numbers")
+            spark.names_of(self.df, columns, column_types.is_number, "numbers")
         stats = self.get_stats(columns, stat)
         rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
         return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
@@ -454,10 +454,10 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.sparkSession.createDataFrame(rows, schema))
 
 
-def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
+def _with_equal_types(frames: list[DataFrame]) -> list[DataFrame]:
     """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
     fields = [each for frame in frames for each in schema_of(frame).items()]
-    texts = {name for name, field in fields if kinds.is_text(field.kind)}
+    texts = {name for name, field in fields if column_types.is_text(field.kind)}
     return [
         frame.withColumns({name: col(name).cast("string") for name in texts & {*frame.columns}})
         for frame in frames

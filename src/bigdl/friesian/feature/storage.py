@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.friesian.ops.column_types import Field, Schema
 from bigdl.friesian.ops.operator import OPERATORS, FittedOperator, Operator
 from bigdl.orca.data.file import open_file_system
 

@@ -18,8 +18,8 @@ from bigdl.friesian.feature.learned import StringIndex, TargetCode
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.relations import Table
 from bigdl.friesian.feature.vocabularies import VocabularyEncoders
-from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops import column_types, spark
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -174,7 +174,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         >>> table.string_embed("title", embed).to_list("title")
         [[6.0, 3.0], [3.0, 0.0]]
         """
-        names = spark.names_of(self.df, columns, kinds.is_text, "strings")
+        names = spark.names_of(self.df, columns, column_types.is_text, "strings")
         if not callable(bert_model):
             check_string(bert_model, "bert_model")
             if importlib.util.find_spec("sentence_transformers") is None:
@@ -197,14 +197,14 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
 def _figures(value: Column, kind: str) -> list[Column]:
     """The aggregates of a column: the extremes of the lengths at each depth, then of the values."""
     figures, depth = [], 0
-    while kinds.is_array(kind):
+    while column_types.is_array(kind):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))
         if depth:  # the elements of `value` are the arrays of this depth
             inner = F.filter(value, lambda each: each.isNotNull())
             lengths, value = F.transform(inner, lambda each: F.size(each)), F.flatten(inner)
         figures += [F.min(F.array_min(lengths)), F.max(F.array_max(lengths))]
-        kind, depth = kinds.element_of(kind), depth + 1
-    if kinds.is_integral(kind):
+        kind, depth = column_types.element_of(kind), depth + 1
+    if column_types.is_integral(kind):
         low, high = (F.array_min(value), F.array_max(value)) if depth else (value, value)
         figures += [F.min(low), F.max(high)]
     return figures
@@ -213,12 +213,12 @@ def _figures(value: Column, kind: str) -> list[Column]:
 def _feature(kind: str, figures: Iterator[Any]) -> Feature:
     """The feature of a column of a kind, by the values of its :func:`_figures`."""
     shape: list[int | None] = []
-    while kinds.is_array(kind):
+    while column_types.is_array(kind):
         short, long = next(figures), next(figures)
         shape.append(short if short == long else None)
-        kind = kinds.element_of(kind)
+        kind = column_types.element_of(kind)
     cardinality = None
-    if kinds.is_integral(kind):
+    if column_types.is_integral(kind):
         smallest, largest = next(figures), next(figures)
         if (smallest or 0) >= 0:
             cardinality = 0 if largest is None else largest + 1

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.friesian.feature.relations import Table, check_table
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import as_names
 from bigdl.orca.data import SparkXShards
 from bigdl.orca.data.xshards.connect import rows_of

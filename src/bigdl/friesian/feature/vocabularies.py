@@ -8,8 +8,8 @@ from typing import Any, Self, cast
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.learned import StringIndex, dictionary_of
 from bigdl.friesian.feature.relations import Table, check_table
-from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops import column_types, spark, vocabulary
+from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
 
 
@@ -133,8 +133,8 @@ class VocabularyEncoders(Table):
             "add_value_features"
         )
         before = schema_of(self.df)
-        kinds.check_kinds(before, names, vocabulary.is_atomic_or_list, message)
-        lists = [name for name in names if kinds.is_array(before[name].kind)]
+        column_types.check_types(before, names, vocabulary.is_atomic_or_list, message)
+        lists = [name for name in names if column_types.is_array(before[name].kind)]
         if lists and (do_split or oov_buckets):
             raise UsageError(
                 f"{'do_split' if do_split else 'oov_buckets'} cannot be used with {lists}, whose "
@@ -345,7 +345,7 @@ class VocabularyEncoders(Table):
             )
         source = (key, value) if key in known and value in known and key != value else known[:2]
         dictionary = vocabulary.Dictionary(dict_tbl.df, *source)
-        default = 0 if kinds.is_number(dictionary.value_type) else None
+        default = 0 if column_types.is_number(dictionary.value_type) else None
         outputs = {name: name.replace(key, value) for name in names}
         spark.check_different(list(outputs.values()), "The names of the results")
         return self._clone(vocabulary.value_features(self.df, outputs, dictionary, default))

@@ -80,7 +80,7 @@ class UserValues:
 
 
 @dataclass
-class _Lists:
+class _RankedLists:
     """Some users' lists as matrices of users by ranks, with running sums over the ranks."""
 
     options: ListOptions
@@ -126,46 +126,46 @@ class _Lists:
         return self.facts
 
 
-def _precision(lists: _Lists, k: int) -> np.ndarray:
+def _precision(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.hit_counts[:, k - 1] / k
 
 
-def _r_precision(lists: _Lists, k: int) -> np.ndarray:
+def _r_precision(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.hit_counts[:, k - 1] / np.minimum(lists.relevant, k)
 
 
-def _recall(lists: _Lists, k: int) -> np.ndarray:
+def _recall(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.hit_counts[:, k - 1] / lists.relevant
 
 
-def _f1(lists: _Lists, k: int) -> np.ndarray:
+def _f1(lists: _RankedLists, k: int) -> np.ndarray:
     precision, recall = _precision(lists, k), _recall(lists, k)
     return 2 * precision * recall / np.where(precision + recall > 0, precision + recall, 1.0)
 
 
-def _hit_rate(lists: _Lists, k: int) -> np.ndarray:
+def _hit_rate(lists: _RankedLists, k: int) -> np.ndarray:
     return (lists.hit_counts[:, k - 1] > 0).astype(np.float64)
 
 
-def _map(lists: _Lists, k: int) -> np.ndarray:
+def _map(lists: _RankedLists, k: int) -> np.ndarray:
     sums = lists.precision_sums[:, k - 1]
     divisors = {"relevant": lists.relevant, "min": np.minimum(lists.relevant, k)}
     return sums / divisors.get(lists.options.map_divisor, np.full(len(sums), k))
 
 
-def _mrr(lists: _Lists, k: int) -> np.ndarray:
+def _mrr(lists: _RankedLists, k: int) -> np.ndarray:
     first = np.argmax(lists.hits[:, :k], axis=1)
     return np.where(lists.hit_counts[:, k - 1] > 0, 1.0 / (first + 1), 0.0)
 
 
-def _ndcg(lists: _Lists, k: int) -> np.ndarray:
+def _ndcg(lists: _RankedLists, k: int) -> np.ndarray:
     gained = lists.discounted_gains[:, k - 1]
     if lists.options.ndcg_ideal == "k":
         return gained / np.cumsum(lists.discounts)[k - 1]
     return gained / lists.ideal_discounted_gains[:, k - 1]
 
 
-def _auc(lists: _Lists, k: int) -> np.ndarray:
+def _auc(lists: _RankedLists, k: int) -> np.ndarray:
     hits = lists.hit_counts[:, k - 1]
     misses = lists.lengths[:, k - 1] - hits
     above = lists.lengths - lists.hit_counts  # misses at or above each rank
@@ -174,42 +174,42 @@ def _auc(lists: _Lists, k: int) -> np.ndarray:
     return np.where(hits == 0, 0.0, np.where(misses == 0, 1.0, shares))
 
 
-def _partial_auc(lists: _Lists, k: int) -> np.ndarray:
+def _partial_auc(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.pairs(k, None) / (k * lists.relevant)
 
 
-def _pap(lists: _Lists, k: int) -> np.ndarray:
+def _pap(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.pairs(k, k) / (k * np.minimum(lists.relevant, k))
 
 
-def _covered(lists: _Lists, k: int) -> np.ndarray:
+def _covered(lists: _RankedLists, k: int) -> np.ndarray:
     return (lists.lengths[:, k - 1] > 0).astype(np.float64)
 
 
-def _sufficient(lists: _Lists, k: int) -> np.ndarray:
+def _sufficient(lists: _RankedLists, k: int) -> np.ndarray:
     return (lists.lengths[:, k - 1] >= k).astype(np.float64)
 
 
-def _unrepeated(lists: _Lists, k: int) -> np.ndarray:
+def _unrepeated(lists: _RankedLists, k: int) -> np.ndarray:
     return 1.0 - lists.repeated[:, :k].max(axis=1)
 
 
-def _novelty(lists: _Lists, k: int) -> np.ndarray:
+def _novelty(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.mean_of(lists.known().self_information, k)
 
 
-def _popularity(lists: _Lists, k: int) -> np.ndarray:
+def _popularity(lists: _RankedLists, k: int) -> np.ndarray:
     return lists.mean_of(lists.known().counts, k)
 
 
-def _serendipity(lists: _Lists, k: int) -> np.ndarray:
+def _serendipity(lists: _RankedLists, k: int) -> np.ndarray:
     facts = lists.known()
     expected = (facts.catalogue_size + 1 - lists.ranks) / facts.catalogue_size
     surprise = np.maximum(expected - facts.popularity[lists.item_codes], 0.0) * lists.hits
     return np.cumsum(surprise, axis=1)[:, k - 1] / np.maximum(lists.lengths[:, k - 1], 1)
 
 
-def _diversity(lists: _Lists, k: int) -> np.ndarray:
+def _diversity(lists: _RankedLists, k: int) -> np.ndarray:
     features = lists.known().features
     features = np.vstack([features, np.full(features.shape[1], -1)])
     users, result = len(lists.hits), np.zeros(len(lists.hits))
@@ -227,7 +227,7 @@ def _diversity(lists: _Lists, k: int) -> np.ndarray:
 
 
 # The metrics that are means over users with relevant items, and over users with a list.
-_OF_TRUTH: dict[str, Callable[[_Lists, int], np.ndarray]] = {
+_OF_TRUTH: dict[str, Callable[[_RankedLists, int], np.ndarray]] = {
     "precision": _precision,
     "r_precision": _r_precision,
     "recall": _recall,
@@ -241,7 +241,7 @@ _OF_TRUTH: dict[str, Callable[[_Lists, int], np.ndarray]] = {
     "pap": _pap,
     "covered_users": _covered,
 }
-_OF_LISTS: dict[str, Callable[[_Lists, int], np.ndarray]] = {
+_OF_LISTS: dict[str, Callable[[_RankedLists, int], np.ndarray]] = {
     "novelty": _novelty,
     "popularity": _popularity,
     "serendipity": _serendipity,
@@ -257,7 +257,7 @@ METRICS = (*_OF_USERS, "gauc", "coverage", "gini")
 
 
 @dataclass
-class _Rows:
+class _RankedRows:
     """Rows of recommendations in the order of (user, rank), and relevant pairs, as codes."""
 
     users: pa.Array
@@ -280,7 +280,7 @@ def _starts(sorted_codes: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(is_first, np.arange(len(sorted_codes)), 0))
 
 
-def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _Rows:
+def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _RankedRows:
     users, (user, truth_user) = sorted_codes(reco["user"], truth["user"])
     items, (item, truth_item) = sorted_codes(reco["item"], truth["item"])
     value = np.asarray(reco["value"], dtype=np.float64)
@@ -320,7 +320,7 @@ def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _Rows:
         )
     ranked_truth = np.lexsort((-gain, pairs // len(items)))
     truth_user = (pairs // len(items))[ranked_truth]
-    return _Rows(
+    return _RankedRows(
         users=users,
         items=items,
         user=user,
@@ -366,7 +366,7 @@ def _given_ranks(users: pa.Array, user: np.ndarray, rank: np.ndarray) -> np.ndar
     return rank.astype(np.int64)
 
 
-def _without_repeated(rows: _Rows) -> _Rows:
+def _without_repeated(rows: _RankedRows) -> _RankedRows:
     """Return the rows without repeated items, later ones moved up."""
     if not rows.repeated.any():
         return rows
@@ -374,7 +374,7 @@ def _without_repeated(rows: _Rows) -> _Rows:
     starts = _starts(rows.user)
     earlier = dropped - np.append(0, dropped)[starts]
     keep = ~rows.repeated
-    return _Rows(
+    return _RankedRows(
         users=rows.users,
         items=rows.items,
         user=rows.user[keep],
@@ -390,7 +390,7 @@ def _without_repeated(rows: _Rows) -> _Rows:
     )
 
 
-def _pair_counts(rows: _Rows) -> Callable[[int, int | None], np.ndarray]:
+def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
     """Return a function of k that counts, for each user, misses kept below hits.
 
     The sum over hits with fewer than k misses above them of k minus those misses, for at most the
@@ -411,7 +411,7 @@ def _pair_counts(rows: _Rows) -> Callable[[int, int | None], np.ndarray]:
     return count
 
 
-def _user_auc(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+def _user_auc(rows: _RankedRows) -> tuple[np.ndarray, np.ndarray]:
     """Return the area under the ROC curve of each user's list, ties as half, and its hits."""
     count = len(rows.users)
     value = np.where(np.isnan(rows.value), -np.inf, rows.value)
@@ -484,8 +484,8 @@ def values_of_users(
 
 
 def _batches(
-    rows: _Rows, with_repeated: _Rows, options: ListOptions, facts: ItemFacts | None
-) -> Iterator[_Lists]:
+    rows: _RankedRows, with_repeated: _RankedRows, options: ListOptions, facts: ItemFacts | None
+) -> Iterator[_RankedLists]:
     width, pairs = options.width, _pair_counts(rows)
     unknown = len(facts.items) if facts is not None else 0
     codes = index_in(rows.items, facts.items) if facts is not None else np.zeros(0, np.int64)
@@ -511,7 +511,7 @@ def _batches(
 
         column = rows.rank - 1
         item_codes = codes[rows.item] if facts is not None else rows.item
-        yield _Lists(
+        yield _RankedLists(
             options,
             hits=filled(rows.user, column, rows.hit.astype(np.float64)),
             present=filled(rows.user, column, np.ones(len(rows.user), dtype=bool)),

@@ -406,7 +406,7 @@ def _check_needed(options: ListOptions, given: set[str]) -> None:
 
 
 @dataclass
-class _State:
+class _MetricSums:
     """Sums over all users so far, merged without rounding.
 
     Attributes
@@ -426,7 +426,7 @@ class _State:
     items: dict[int, pa.Table] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, values: UserValues) -> _State:
+    def of(cls, values: UserValues) -> _MetricSums:
         moments = {}
         for key, column in values.values.items():
             if key != "gauc":
@@ -443,7 +443,7 @@ class _State:
         without = int((values.has_truth & ~values.has_list).sum())
         return cls(moments, int(values.has_truth.sum()), without, gauc, items)
 
-    def merge(self, other: _State) -> None:
+    def merge(self, other: _MetricSums) -> None:
         for key, moments in other.moments.items():
             self.moments[key] = self.moments.get(key, ExactMoments()) + moments
         self.users += other.users
@@ -470,7 +470,7 @@ class _State:
                 yield pa.record_batch([[""], [k], [sink.getvalue().to_pybytes()]], schema=_ROWS)
 
     @classmethod
-    def from_row(cls, sums: str, k: int, items: bytes) -> _State:
+    def from_row(cls, sums: str, k: int, items: bytes) -> _MetricSums:
         if not sums:
             return cls(items={k: pa.ipc.open_stream(items).read_all()})
         read = json.loads(sums)
@@ -486,7 +486,7 @@ _ROWS = pa.schema([("sums", pa.string()), ("k", pa.int64()), ("items", pa.binary
 
 
 def _result(
-    state: _State,
+    state: _MetricSums,
     options: ListOptions,
     facts: ItemFacts | None,
     frame: pd.DataFrame | DataFrame | None,
@@ -575,8 +575,8 @@ class _InMemory:
             facts,
         )
 
-    def state(self) -> _State:
-        return _State.of(self.values)
+    def state(self) -> _MetricSums:
+        return _MetricSums.of(self.values)
 
     def per_user(self, suffix: str) -> pd.DataFrame:
         import pandas as pd
@@ -607,12 +607,12 @@ class _OnSpark:
         self._user = f"{quoted(columns.user)} {_SPARK_IDS[types[0]]}"
         self._keys = options.keys_of_users()
 
-    def state(self) -> _State:
+    def state(self) -> _MetricSums:
         work = silent_when_closed(partial(_states_of_task, self._work))
         rows = self._rows.mapInArrow(work, "sums string, k bigint, items binary").collect()
-        state = _State()
+        state = _MetricSums()
         for row in rows:
-            state.merge(_State.from_row(row["sums"], row["k"], row["items"]))
+            state.merge(_MetricSums.from_row(row["sums"], row["k"], row["items"]))
         return state
 
     def per_user(self, suffix: str) -> DataFrame:
@@ -686,7 +686,7 @@ def _states_of_task(
         yield pa.record_batch([[refused], [0], [b""]], schema=_ROWS)
     else:
         if values is not None:
-            yield from _State.of(values).to_batches()
+            yield from _MetricSums.of(values).to_batches()
 
 
 def _users_of_task(

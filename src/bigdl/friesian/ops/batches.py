@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn, Request
+from bigdl.friesian.ops import column_types
+from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn, Statistic
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LazyBatch:
             {name: columns[name] for name in fitted.after if name in columns}, self.rows
         )
 
-    def behind(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
+    def after_all(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
         """The batch behind all of some steps."""
         batch = self
         for each in fitted:
@@ -187,7 +187,7 @@ def _normal_values(values: pa.Array) -> pa.Array:
     if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
         return values.cast(pa.string())
     if pa.types.is_large_list(values.type):
-        return values.cast(kinds.to_arrow(kinds.of_arrow(values.type)))
+        return values.cast(column_types.to_arrow(column_types.of_arrow(values.type)))
     return values
 
 
@@ -233,7 +233,7 @@ def _elements(column: Values) -> Values:
 
 
 @dataclass(frozen=True)
-class Counts(Request):
+class Counts(Statistic):
     """Counts of the values of the columns together, without nulls.
 
     The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
@@ -276,7 +276,7 @@ class Counts(Request):
 
 
 @dataclass(frozen=True)
-class MinMax(Request):
+class MinMax(Statistic):
     """The smallest and the largest value of a column of numbers, without nulls and NaN.
 
     The answer is a pair of float, or of int for whole numbers, or (None, None).
@@ -307,7 +307,7 @@ class MinMax(Request):
 
 
 @dataclass(frozen=True)
-class PositionMinMax(Request):
+class PositionMinMax(Statistic):
     """The smallest and the largest value at each position of arrays or vectors, without null, NaN.
 
     The answer is two lists of float.  Only tables of Spark are asked.
@@ -315,7 +315,7 @@ class PositionMinMax(Request):
 
 
 @dataclass(frozen=True)
-class Quantiles(Request):
+class Quantiles(Statistic):
     """Values of a column of numbers at shares of the rows, without nulls and NaN.
 
     The answer is a list of float, exact to a thousandth of the rows; empty if there is no value.
@@ -352,7 +352,7 @@ class Quantiles(Request):
 
 
 @dataclass(frozen=True)
-class TargetSums(Request):
+class TargetSums(Statistic):
     """Rows, sums and counts of targets for each combination of values; nulls make none.
 
     The columns are those of the categories, then those of the targets.  The answer is a table of

@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.batches import Quantiles, text_of, texts_of
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.column_types import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import (
     Function,
     NumberFunction,
     Operator,
     OutputColumn,
-    Request,
     State,
+    Statistic,
     TableOperator,
     register_operator,
 )
@@ -151,17 +151,17 @@ class Fill(Function):
         self.value, self.kind = value, kind
         constant = _cut(value, kind)
         if kind.startswith("decimal"):
-            _, scale = kinds.digits(kind)
+            _, scale = column_types.digits(kind)
             unit = decimal.Decimal(1).scaleb(-scale)
             constant = decimal.Decimal(str(constant)).quantize(unit, decimal.ROUND_HALF_UP)
-        self.constant = kinds.coerced(constant, kind, "value")
+        self.constant = column_types.coerced(constant, kind, "value")
 
     def array(self, values: pa.Array) -> pa.Array:
         if not values.null_count:
             return values
-        return values.fill_null(pa.scalar(self.constant, kinds.to_arrow(self.kind)))
+        return values.fill_null(pa.scalar(self.constant, column_types.to_arrow(self.kind)))
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return lambda value: self.constant if value is None else value
 
     def column(self, value: Column) -> Column:
@@ -169,7 +169,7 @@ class Fill(Function):
 
 
 def _cut(constant: Any, kind: str) -> Any:
-    return math.trunc(constant) if kinds.is_integral(kind) else constant
+    return math.trunc(constant) if column_types.is_integral(kind) else constant
 
 
 @register_operator
@@ -207,11 +207,11 @@ class FillNa(Operator):
         if _group(kind) != self._group:
             return False
         value = cast("float", self.value)  # if the kind is one of numbers
-        if kinds.is_integral(kind):
-            low, high = kinds.limits(kind)
+        if column_types.is_integral(kind):
+            low, high = column_types.limits(kind)
             return math.isfinite(value) and low <= math.trunc(value) <= high
         if kind.startswith("decimal"):
-            precision, scale = kinds.digits(kind)
+            precision, scale = column_types.digits(kind)
             return math.isfinite(value) and abs(value) < 10 ** (precision - scale)
         return True
 
@@ -242,9 +242,9 @@ class FillNa(Operator):
 
 
 def _group(kind: str) -> str:
-    if kinds.is_text(kind):
+    if column_types.is_text(kind):
         return "string"
-    return "numeric" if kinds.is_number(kind) else kind
+    return "numeric" if column_types.is_number(kind) else kind
 
 
 @register_operator
@@ -255,10 +255,10 @@ class FillMedian(Operator):
     columns: list[str] | None
     method = "fill_median"
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         return medians_of(before, self.columns)
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         empty = [name for name, medians in answers.items() if not medians]
         if empty:
             raise UsageError(
@@ -277,14 +277,14 @@ class FillMedian(Operator):
         return cells
 
 
-def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Request]:
+def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Statistic]:
     """The requests for the medians of columns, by default of all columns of numbers."""
     if names is None:
-        names = [name for name, each in before.items() if kinds.is_number(each.kind)]
+        names = [name for name, each in before.items() if column_types.is_number(each.kind)]
     require_columns(before, names)
     for name in names:
         kind = before[name].kind
-        if not kinds.is_number(kind):
+        if not column_types.is_number(kind):
             raise UsageError(
                 f"{name} with data type {re.split('[<(]', kind)[0].capitalize()}Type is not "
                 "supported: a median needs numbers",
@@ -337,17 +337,17 @@ class ParseText(Function):
         self._of_double = CastNumber(kind).single("double")
 
     def array(self, values: pa.Array) -> pa.Array:
-        return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
+        return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return self._value
 
     def _value(self, value: str | None) -> Any:
         text = "" if value is None else value.strip(_SPACE)
         if self.kind == "boolean":
             return _BOOLEANS.get(text.lower())
-        if kinds.is_integral(self.kind) and _WHOLE.fullmatch(text):
-            low, high = kinds.limits(self.kind)
+        if column_types.is_integral(self.kind) and _WHOLE.fullmatch(text):
+            low, high = column_types.limits(self.kind)
             if low <= int(text) <= high:
                 return int(text)
         return self._of_double(_number(text))
@@ -359,7 +359,7 @@ class ToText(Function):
     def array(self, values: pa.Array) -> pa.Array:
         return texts_of(values)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return text_of
 
 
@@ -368,22 +368,22 @@ class CastNumber(NumberFunction):
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._type = np.dtype(kinds.to_arrow(kind).to_pandas_dtype())
+        self._type = np.dtype(column_types.to_arrow(kind).to_pandas_dtype())
 
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         numbers = np.asarray(numbers)
-        if not kinds.is_integral(self.kind) or numbers.dtype.kind != "f":
+        if not column_types.is_integral(self.kind) or numbers.dtype.kind != "f":
             return numbers.astype(self._type)
         # as a double the largest bigint is 2**63, which Spark takes for it
-        _, high = kinds.limits(self.kind)
+        _, high = column_types.limits(self.kind)
         undefined = np.asarray(self.undefined(numbers))
         whole = np.where(undefined | (numbers >= high), 0, numbers)
         return np.where(numbers >= high, self._type.type(high), whole.astype(self._type))
 
     def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        if not kinds.is_integral(self.kind):
+        if not column_types.is_integral(self.kind):
             return None
-        low, high = kinds.limits(self.kind)
+        low, high = column_types.limits(self.kind)
         return ~((np.floor(numbers) <= high) & (np.ceil(numbers) >= low))
 
 
@@ -423,14 +423,14 @@ class Cast(Operator):
         wanted = self.kind
         if source.kind == wanted:
             return OutputColumn((name,), name, source, None)
-        keeps_size = kinds.is_integral(source.kind) and kinds.is_integral(wanted)
+        keeps_size = column_types.is_integral(source.kind) and column_types.is_integral(wanted)
         field = Field(wanted, source.cardinality if keeps_size else None)
-        is_exact = kinds.is_integral(source.kind) or source.kind == "boolean"
+        is_exact = column_types.is_integral(source.kind) or source.kind == "boolean"
         if source.kind == "string":
             return OutputColumn((name,), name, field, ParseText(wanted))
         if wanted == "string" and (is_exact or source.kind == "date"):
             return OutputColumn((name,), name, field, ToText())
-        if wanted != "string" and (is_exact or kinds.is_fractional(source.kind)):
+        if wanted != "string" and (is_exact or column_types.is_fractional(source.kind)):
             return OutputColumn((name,), name, field, CastNumber(wanted))
         raise UsageError(
             f"The column {name} of type {source.kind} cannot be cast to {wanted} in a pipeline: "
@@ -447,9 +447,11 @@ class Cast(Operator):
 
     def _column(self, value: Column, source: str) -> Column:
         wanted = self.kind if isinstance(self.dtype, str) else self.dtype
-        if kinds.is_text(source) and self.kind == "float":  # rounded to double first, as in Python
+        if (
+            column_types.is_text(source) and self.kind == "float"
+        ):  # rounded to double first, as in Python
             return try_cast(try_cast(value, "double"), wanted)
-        if kinds.is_text(source) and kinds.is_integral(self.kind):
+        if column_types.is_text(source) and column_types.is_integral(self.kind):
             # a fraction is cut, as in Spark before ANSI mode
             return F.coalesce(try_cast(value, wanted), try_cast(try_cast(value, "double"), wanted))
         return try_cast(value, wanted)

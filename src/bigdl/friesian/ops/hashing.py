@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
-from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
+from bigdl.friesian.ops.column_types import Field, Schema, check_types, require_columns
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, register_operator
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
 
@@ -94,9 +94,9 @@ class Hash(Function):
             values = pa.array(texts, pa.string())
         return pa.array(buckets(values, self.bins, self.method), pa.int32())
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         if self.method == FAST:
-            return super().single(*input_kinds)
+            return super().single(*input_types)
         bin_of = _bin_by_digest(self.bins, self.method)
         return lambda value: bin_of(str(value).encode())
 
@@ -120,7 +120,7 @@ class Cross(Hash):
     def array(self, *values: pa.Array) -> pa.Array:
         return super().array(pc.binary_join_element_wise(*map(texts_of, values), self.separator))
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         of_text = super().single("string")
 
         def of_values(*values: Any) -> Any:
@@ -173,11 +173,11 @@ class HashEncode(Operator):
 
     def check(self, before: Schema) -> None:
         def is_same(kind: str) -> bool:
-            return kinds.is_category(kind) or (
-                self.hash_method != FAST and kinds.is_fractional(kind)
+            return column_types.is_category(kind) or (
+                self.hash_method != FAST and column_types.is_fractional(kind)
             )
 
-        check_kinds(before, self.columns, is_same, _NO_HASH)
+        check_types(before, self.columns, is_same, _NO_HASH)
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_columns(before, self.columns)
@@ -245,7 +245,7 @@ class CrossColumns(Operator):
         return list(dict.fromkeys(name for cross in self.crosses for name in cross))
 
     def check(self, before: Schema) -> None:
-        check_kinds(before, self.reads, kinds.is_category, _NO_HASH)
+        check_types(before, self.reads, column_types.is_category, _NO_HASH)
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         require_columns(before, self.reads)

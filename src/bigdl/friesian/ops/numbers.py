@@ -13,15 +13,15 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.batches import MinMax, PositionMinMax, Quantiles
-from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
+from bigdl.friesian.ops.column_types import Field, Schema, check_types, require_type
 from bigdl.friesian.ops.operator import (
     NumberFunction,
     Operator,
     OutputColumn,
-    Request,
     State,
+    Statistic,
     register_operator,
 )
 from bigdl.friesian.ops.spark import F, as_names, check_lengths, col
@@ -37,11 +37,11 @@ class NumberOperator(Operator):
     """An operator on columns of numbers; pipelines refuse decimal columns."""
 
     def check(self, before: Schema) -> None:
-        require_kind(before, self.reads or (), kinds.is_numeric, "numbers")
+        require_type(before, self.reads or (), column_types.is_numeric, "numbers")
 
     def require_numbers(self, before: Schema) -> None:
         """Check that its columns hold numbers."""
-        require_kind(before, self.reads or (), kinds.is_number, "numbers")
+        require_type(before, self.reads or (), column_types.is_number, "numbers")
 
 
 # -- bounds and logarithms -------------------------------------------------------------------------
@@ -69,9 +69,9 @@ class ClipNumber(NumberFunction):
 
 def _bound(bound: float | None, kind: str) -> float | None:
     """The bound as the kind can hold it: an int column has no larger limit than its own."""
-    if bound is None or not kinds.is_integral(kind):
-        return kinds.coerced(bound, kind, "the bound")
-    low, high = kinds.limits(kind)
+    if bound is None or not column_types.is_integral(kind):
+        return column_types.coerced(bound, kind, "the bound")
+    low, high = column_types.limits(kind)
     return math.trunc(min(max(bound, low), high))
 
 
@@ -163,7 +163,7 @@ class Log(NumberOperator):
 # -- ranges ----------------------------------------------------------------------------------------
 
 
-class Scale(NumberFunction):
+class ScaleNumber(NumberFunction):
     """``(x − low) / span * factor + offset`` as float, within the range if it clips.
 
     Where the extremes are equal every value becomes the middle of the range.  MinMax may be lists
@@ -205,7 +205,7 @@ class Scale(NumberFunction):
         return None if self._known_terms else np.full(np.shape(numbers), True)
 
     def column(self, value: Column) -> Column:
-        if kinds.is_number(self.source):
+        if column_types.is_number(self.source):
             terms = (F.lit(each).cast("double") for each in self.terms[0])
             return self._scaled(value.cast("double"), *terms).cast("float")
         # position by position; the terms are literal arrays, so that the plan stays small
@@ -258,24 +258,24 @@ class MinMaxScale(Operator):
             )
 
     def check(self, before: Schema) -> None:
-        self._check(before, kinds.is_numeric)
+        self._check(before, column_types.is_numeric)
 
     def _check(self, before: Schema, is_scalable: Any) -> None:
         message = (
             "The column {name} of type {kind} cannot be scaled; it should hold numbers, or in a "
             "table arrays of numbers or vectors"
         )
-        check_kinds(before, self.columns, is_scalable, message)
+        check_types(before, self.columns, is_scalable, message)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         self._check(before, _is_scalable)
-        are_single = {name: kinds.is_number(before[name].kind) for name in self.columns}
+        are_single = {name: column_types.is_number(before[name].kind) for name in self.columns}
         return {
             name: MinMax((name,)) if is_single else PositionMinMax((name,))
             for name, is_single in are_single.items()
         }
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         extremes = {}
         for name, (low, high) in answers.items():
             if isinstance(low, list):
@@ -298,22 +298,22 @@ class MinMaxScale(Operator):
             kind, scale = before[name].kind, None
             if state is not None:
                 low, high = state["extremes"][name]
-                if kinds.is_number(kind) == isinstance(low, list | tuple):
+                if column_types.is_number(kind) == isinstance(low, list | tuple):
                     raise UsageError(
                         f"The extremes of the column {name} of type {kind} should be "
-                        f"{'numbers' if kinds.is_number(kind) else 'lists'}, got {low!r} and "
-                        f"{high!r}",
+                        f"{'numbers' if column_types.is_number(kind) else 'lists'}, got {low!r} "
+                        f"and {high!r}",
                         code="argument-type",
                         column=name,
                     )
-                scale = Scale(low, high, *options, kind)
+                scale = ScaleNumber(low, high, *options, kind)
             cells.append(OutputColumn((name,), name, Field("float"), scale))
         return cells
 
 
 def _is_scalable(kind: str) -> bool:
-    inner = kinds.element_of(kind) if kinds.is_array(kind) else kind
-    return kinds.is_number(inner) or kind == "vector"
+    inner = column_types.element_of(kind) if column_types.is_array(kind) else kind
+    return column_types.is_number(inner) or kind == "vector"
 
 
 def as_array(value: Column, kind: str) -> Column:
@@ -335,7 +335,7 @@ class Bin(NumberFunction):
 
     def __init__(self, edges: Sequence[float], labels: Sequence[str] | None, source: str):
         # whole edges for whole numbers, else all of them float: Spark compares by either
-        is_whole = kinds.is_integral(source) and all(isinstance(edge, int) for edge in edges)
+        is_whole = column_types.is_integral(source) and all(isinstance(edge, int) for edge in edges)
         self.edges = list(edges) if is_whole else list(map(float, edges))
         self._edges = np.array(self.edges, np.int64 if is_whole else np.float64)
         self.words = None if labels is None else [*labels, None]
@@ -349,8 +349,8 @@ class Bin(NumberFunction):
         places = super().array(*values)
         return places if self.words is None else pa.array(self.words, pa.string()).take(places)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
-        place, words = super().single(*input_kinds), self.words
+    def single(self, *input_types: str) -> Callable[..., Any]:
+        place, words = super().single(*input_types), self.words
         return place if words is None else lambda number: words[place(number)]
 
     def column(self, value: Column) -> Column:
@@ -435,7 +435,7 @@ class CutBins(NumberOperator):
     def reads(self) -> list[str]:
         return list(self.bins)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         self.require_numbers(before)
         counted = {name: bins for name, bins in self.bins.items() if isinstance(bins, int)}
         if self.by_quantiles:
@@ -445,7 +445,7 @@ class CutBins(NumberOperator):
             }
         return {name: MinMax((name,), is_finite=True) for name in counted}
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         edges = {
             name: self._edges(name, bins, answers[name]) if name in answers else bins
             for name, bins in self.bins.items()
@@ -552,15 +552,15 @@ class OneHotEncode(Operator):
             check_lengths("sizes", self.sizes, "columns", self.columns)
         check_lengths("prefix", self.prefix, "columns", self.columns)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         advice = "; encode it first"
-        require_kind(before, self.columns, kinds.is_integral, "whole numbers", advice)
+        require_type(before, self.columns, column_types.is_integral, "whole numbers", advice)
         if self.sizes is not None:
             return {}
         unknown = [name for name in self.columns if before[name].cardinality is None]
         return {name: MinMax((name,)) for name in unknown}
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         return {
             name: 0 if high is None else max(high, -1) + 1 for name, (_, high) in answers.items()
         }

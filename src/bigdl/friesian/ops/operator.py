@@ -1,15 +1,15 @@
-"""Operators, what they do to cells, and what they have to learn first.
+"""Base classes of operators, their cell functions, and the statistics that they learn from.
 
-An :class:`Operator` holds the arguments of one method.  Given the fields of the columns before it
-and, if it learns, its state, :meth:`Operator.cells` lists what each new column is computed from and
-by which :class:`Function`, which computes an array of Arrow: the executors ``arrow`` and ``row``
-need nothing else.  :meth:`Operator.catalyst` does the same on a DataFrame of Spark: by default it
-adds a column for each cell, by the expression of the cell's function.
+An :class:`Operator` holds the arguments of one method. :meth:`Operator.cells` takes the fields of
+the input columns and, if the operator learns, its state. It returns the output columns, each with
+its input columns and the :class:`Function` that computes Arrow arrays. The executors ``arrow`` and
+``row`` need nothing else. :meth:`Operator.catalyst` applies the operator to a Spark DataFrame; by
+default it adds the Spark expression of each function.
 
-A :class:`FeatureTable` runs an operator at once.  A :class:`FeaturePipeline` records it, which
-checks its arguments; ``fit`` calls :meth:`Operator.requests`, has them answered together with those
-of other operators by one pass over the data, and makes the state by :meth:`Operator.settled`.  From
-then on a :class:`FittedOperator` holds operator, fields and state.
+A :class:`FeatureTable` runs an operator at once. A :class:`FeaturePipeline` records it and checks
+its arguments. ``fit`` calls :meth:`Operator.requests`, computes the requested statistics of several
+operators in one pass over the data, and passes the results to :meth:`Operator.fit_state`. A
+:class:`FittedOperator` then holds the operator, its input fields and its state.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.common.plugins import Registry
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
+from bigdl.friesian.ops import column_types
+from bigdl.friesian.ops.column_types import Field, Schema, require_columns, to_arrow
 from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 State = Mapping[str, Any]
 
 
-class Columns(Protocol):
+class ColumnMapping(Protocol):
     """Columns by their names, such as those of a LazyBatch."""
 
     def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
-class Request:
+class Statistic:
     """A question; executors replace the columns by the names that these have for them.
 
     Attributes
@@ -53,7 +53,7 @@ class Request:
 
     columns: tuple[str, ...]
 
-    def of_batch(self, batch: Columns) -> Any:
+    def of_batch(self, batch: ColumnMapping) -> Any:
         """The partial answer of one batch."""
         return self._of_columns([batch[name] for name in self.columns])
 
@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome(Request):
+class OutputSchema(Statistic):
     """The columns behind an operator that only runs on tables of Spark.
 
     The answer is a dict from their names to their kinds.
@@ -117,11 +117,11 @@ class Function(ABC):
     def array(self, *values: pa.Array) -> pa.Array:
         """The results for arrays of the same length."""
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         """Return the function of single values of some kinds, by default by arrays of one."""
 
         def of_values(*values: Any) -> Any:
-            return self.array(*map(kinds.array_of, values, input_kinds))[0].as_py()
+            return self.array(*map(column_types.array_of, values, input_types))[0].as_py()
 
         return of_values
 
@@ -176,7 +176,7 @@ class NumberFunction(Function):
         made = pa.array(results, to_arrow(self.kind), mask=mask)
         return made if self.of_null is None else made.fill_null(self.of_null)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         def of_number(number: Any) -> Any:
             if number is None:
                 return self.of_null
@@ -218,7 +218,7 @@ class Operator:
     """One method with its arguments, which are values of JSON.
 
     :meth:`cells` is all that an operator needs that learns nothing; one that learns has
-    :meth:`requests` and :meth:`settled`, too.
+    :meth:`requests` and :meth:`fit_state`, too.
 
     Attributes
     ----------
@@ -261,11 +261,11 @@ class Operator:
     def check(self, before: Schema) -> None:
         """Refuse columns that only Spark can work on; called before all else in pipelines."""
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         """Return questions about the data, by name; raises where a column does not fit."""
         return {}
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         """The state that follows from the answers to :meth:`requests`."""
         return {}
 
@@ -407,11 +407,11 @@ class StatisticsQuery:
     ----------
     step : int
         Place of the step in the pipeline.
-    requests : dict of str to Request
+    requests : dict of str to Statistic
     """
 
     step: int
-    requests: dict[str, Request]
+    requests: dict[str, Statistic]
 
 
 Program = list[FittedOperator | StatisticsQuery]
@@ -445,10 +445,10 @@ class TableOperator(Operator):
 
     executors = ("catalyst",)
 
-    def requests(self, before: Schema) -> dict[str, Request]:
-        return {"after": Outcome(tuple(before), self)}
+    def requests(self, before: Schema) -> dict[str, Statistic]:
+        return {"after": OutputSchema(tuple(before), self)}
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         after = answers["after"]
         same = [name for name in after if name in before and before[name].kind == after[name]]
         return {"kinds": after, "cardinalities": {name: before[name].cardinality for name in same}}

@@ -24,16 +24,16 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark, vocabulary
+from bigdl.friesian.ops import column_types, spark, vocabulary
 from bigdl.friesian.ops.batches import factored, lengths_of, lists_of, normal
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.column_types import Field, Schema, require_columns, require_type
 from bigdl.friesian.ops.operator import (
     Function,
     Operator,
-    Outcome,
     OutputColumn,
-    Request,
+    OutputSchema,
     State,
+    Statistic,
     TableOperator,
     register_operator,
 )
@@ -177,7 +177,7 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
         low = int(values.min()) if len(values) else 0
         if len(values) and int(values.max()) - low < 4 * len(values):
             return (values - low).astype(np.int64)
-    if kinds.is_fractional(kinds.of_arrow(column.type)):  # both zeros are equal
+    if column_types.is_fractional(column_types.of_arrow(column.type)):  # both zeros are equal
         column = pc.add(column, pa.scalar(0.0, column.type))
     parts = factored(normal(column))
     ranks = pc.rank(parts.values, tiebreaker="first").to_numpy().astype(np.int64) - 1
@@ -188,7 +188,7 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _is_plain(items: pa.Array) -> bool:
-    return not items.null_count and kinds.is_numeric(kinds.of_arrow(items.type))
+    return not items.null_count and column_types.is_numeric(column_types.of_arrow(items.type))
 
 
 def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
@@ -206,7 +206,7 @@ class MaskOfValues(Function):
         is_value = np.arange(self.length) < lengths_of(values)[:, None]
         return _lists_of_length(pa.array(is_value.ravel().astype(np.int32)), self.length)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return lambda value: [int(i < len(value or ())) for i in range(self.length)]
 
     def column(self, value: Column) -> Column:
@@ -230,15 +230,15 @@ class Padded(Function):
     """
 
     def __init__(self, kind: str, length: int, token: Any, row_len: int):
-        inner, depth = kinds.innermost(kind)
+        inner, depth = column_types.innermost(kind)
         self.kind, self.inner, self.length, self.row_len = kind, inner, length, row_len
         self.has_rows = depth > 1
-        is_whole = type(token) is float and token.is_integer() and kinds.is_integral(inner)
-        self.token = kinds.coerced(int(token) if is_whole else token, inner, "mask_token")
+        is_whole = type(token) is float and token.is_integer() and column_types.is_integral(inner)
+        self.token = column_types.coerced(int(token) if is_whole else token, inner, "mask_token")
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # what is filled in depends on the row
-            return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
+            return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
         items, lengths = values.flatten(), lengths_of(values)
         if _is_plain(items) and self.token is not None:
             filled = self._plain(items.to_numpy(zero_copy_only=False), lengths)
@@ -254,13 +254,13 @@ class Padded(Function):
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """All values of the results, from numbers without nulls: a copy in one go."""
         if len(lengths) and lengths.max() > self.length:
-            behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
-            items = items[behind <= self.length]
+            after_all = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
+            items = items[after_all <= self.length]
         padded = np.full((len(lengths), self.length), self.token, items.dtype)
         padded[np.arange(self.length) < lengths[:, None]] = items
         return padded.ravel()
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return self._value
 
     def _value(self, value: list | None) -> list:
@@ -276,7 +276,7 @@ class Padded(Function):
         if self.has_rows:
             first = F.get(value, F.lit(0))
             width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
-            filler = F.array_repeat(filler, width).cast(kinds.element_of(self.kind))
+            filler = F.array_repeat(filler, width).cast(column_types.element_of(self.kind))
         value = F.coalesce(value, F.array().cast(self.kind))
         longest = F.slice(value, -self.length, self.length)
         value = F.when(F.size(value) > self.length, longest).otherwise(value)
@@ -296,7 +296,7 @@ class Mask(Operator):
         check_integer("seq_len", self.seq_len, 1)
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
+        require_type(before, self.columns, column_types.is_array, "arrays")
         made = Field("array<int>", 2, self.seq_len)
         ones = MaskOfValues(self.seq_len)
         return [OutputColumn((name,), f"{name}_mask", made, ones) for name in self.columns]
@@ -304,7 +304,7 @@ class Mask(Operator):
 
 @register_operator
 @dataclass(frozen=True)
-class Pad(Operator):
+class PadSequences(Operator):
     """``pad``; ``mask_cols`` is a step of its own before it."""
 
     columns: list[str]
@@ -324,11 +324,11 @@ class Pad(Operator):
             )
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        require_kind(before, self.columns, kinds.is_array, "arrays")
+        require_type(before, self.columns, column_types.is_array, "arrays")
         return [self._cell(name, before[name]) for name in self.columns]
 
     def _cell(self, name: str, field: Field) -> OutputColumn:
-        _, depth = kinds.innermost(field.kind)
+        _, depth = column_types.innermost(field.kind)
         if depth > 2:
             raise UsageError(
                 f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}",
@@ -399,9 +399,9 @@ class AddNegativeSamples(TableOperator):
         named = (self.item_col, self.exclude_history_col, self.user_col)
         return [name for name in named if name is not None]
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         # the columns behind it are the same without popularity, for which items would be counted
-        return {"after": Outcome(tuple(before), replace(self, popularity=None))}
+        return {"after": OutputSchema(tuple(before), replace(self, popularity=None))}
 
     def cardinality(self, name: str, state: State) -> int | None:
         known = {self.item_col: self.item_size, self.label_col: 2}
@@ -410,7 +410,7 @@ class AddNegativeSamples(TableOperator):
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         require_columns(df.columns, self.reads)
         kind = kind_of(df, self.item_col)
-        require_kind(schema_of(df), [self.item_col], kinds.is_integral, *_ENCODED)
+        require_type(schema_of(df), [self.item_col], column_types.is_integral, *_ENCODED)
         row, samples, history = (
             spark.temporary(df, each) for each in ("row", "samples", "history")
         )
@@ -457,9 +457,11 @@ class AddNegativeSamples(TableOperator):
 
 def _check_history(df: DataFrame, name: str) -> None:
     def holds_items(kind: str) -> bool:
-        return kinds.is_array(kind) and kinds.is_integral(kinds.element_of(kind))
+        return column_types.is_array(kind) and column_types.is_integral(
+            column_types.element_of(kind)
+        )
 
-    require_kind(schema_of(df), [name], holds_items, "arrays of whole numbers", _ENCODED[1])
+    require_type(schema_of(df), [name], holds_items, "arrays of whole numbers", _ENCODED[1])
 
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
@@ -501,7 +503,7 @@ class AddNegHistSeq(TableOperator):
         _check_history(df, self.item_history_col)
         row = spark.temporary(df, "row")
         key = F.lit(self.seed)
-        kind = kinds.element_of(kind_of(df, self.item_history_col))
+        kind = column_types.element_of(kind_of(df, self.item_history_col))
 
         def others(item: Column, place: Column) -> Column:
             return F.transform(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.friesian.ops import column_types
+from bigdl.friesian.ops.column_types import Field, require_type
 from bigdl.orca.cluster import versions
 from bigdl.orca.cluster.connect import ConnectValue
 from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
@@ -87,20 +87,20 @@ def is_column(value: object) -> bool:
     return isinstance(value, Column)
 
 
-def names_of(df: DataFrame, columns: Any, is_kind: Callable[[str], bool], kind: str) -> list[str]:
+def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], kind: str) -> list[str]:
     """Names of columns that exist and are of one kind.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     columns : str or list of str
-    is_kind : callable
-        Such as :func:`kinds.is_number`.
+    has_type : callable
+        Such as :func:`column_types.is_number`.
     kind : str
         What a message calls it, such as ``"numbers"``.
     """
     names = as_names(columns)
-    require_kind(schema_of(df), names, is_kind, kind)
+    require_type(schema_of(df), names, has_type, kind)
     return names
 
 
@@ -157,14 +157,14 @@ def kind_of(df: DataFrame, column: str) -> str:
 
 def numeric_columns(df: DataFrame) -> list[str]:
     """Names of the columns of numbers."""
-    return [name for name, field in schema_of(df).items() if kinds.is_number(field.kind)]
+    return [name for name, field in schema_of(df).items() if column_types.is_number(field.kind)]
 
 
 def require_times(df: DataFrame, name: str) -> None:
     """Check that a column holds times."""
     check_string(name, "time_col")
     words = "numbers, dates or timestamps"
-    require_kind(schema_of(df), [name], kinds.is_time, words, "; cast it first")
+    require_type(schema_of(df), [name], column_types.is_time, words, "; cast it first")
 
 
 # -- expressions -----------------------------------------------------------------------------------
@@ -182,12 +182,12 @@ def all_of(conditions: Iterable[Column]) -> Column:
 
 def is_missing(value: Column, kind: str) -> Column:
     """True for null, and for NaN of a kind that knows it."""
-    return value.isNull() | F.isnan(value) if kinds.is_fractional(kind) else value.isNull()
+    return value.isNull() | F.isnan(value) if column_types.is_fractional(kind) else value.isNull()
 
 
 def without_nan(value: Column, kind: str) -> Column:
     """The values of a kind, with null in the place of NaN."""
-    return F.when(~F.isnan(value), value) if kinds.is_fractional(kind) else value
+    return F.when(~F.isnan(value), value) if column_types.is_fractional(kind) else value
 
 
 def or_error(value: Column, is_good: Column, message: str, kind: str) -> Column:
@@ -202,8 +202,8 @@ def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
 
 def as_number(time: Column, kind: str) -> Column:
     """Times as numbers: in seconds unless they are numbers."""
-    if kinds.is_number(kind):
-        return time.cast("bigint") if kinds.is_integral(kind) else time
+    if column_types.is_number(kind):
+        return time.cast("bigint") if column_types.is_integral(kind) else time
     return time.cast("timestamp").cast("double")
 
 

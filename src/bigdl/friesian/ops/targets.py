@@ -22,15 +22,15 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark, vocabulary
+from bigdl.friesian.ops import column_types, spark, vocabulary
 from bigdl.friesian.ops.batches import TargetSums
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.column_types import Field, Schema, require_columns, require_type
 from bigdl.friesian.ops.operator import (
     Function,
     Operator,
     OutputColumn,
-    Request,
     State,
+    Statistic,
     register_operator,
 )
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
@@ -165,7 +165,9 @@ def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str)
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
     if fold_col in df.columns:
         rule = "fold_col should be integer type"
-        require_kind(schema_of(df), [fold_col], kinds.is_integral, "whole numbers", rule=rule)
+        require_type(
+            schema_of(df), [fold_col], column_types.is_integral, "whole numbers", rule=rule
+        )
         return df
     if fold_seed is None:
         fold = F.monotonically_increasing_id() % kfold
@@ -344,7 +346,7 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
 
 
 def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
-    are_numbers = kinds.is_number(kind)
+    are_numbers = column_types.is_number(kind)
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
     types: Any = int | float if are_numbers else str | datetime.date
     if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
@@ -455,7 +457,7 @@ class Codes(Function):
         of_keys = self.single()
         return pa.array(map(of_keys, *map(pa.Array.to_pylist, values)), self.codes.type)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         known, default = self._by_keys, self.default
         return lambda *keys: known.get(keys, default)
 
@@ -591,16 +593,16 @@ class TargetEncode(GroupEncode):
     def reads(self) -> list[str]:
         return self.categories + self.targets
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         check_categories(before, self.categories)
-        require_kind(before, self.targets, kinds.is_numeric, "numbers", rule=_TARGETS)
+        require_type(before, self.targets, column_types.is_numeric, "numbers", rule=_TARGETS)
         count = len(self.targets)
         return {
             str(i): TargetSums((*group, *self.targets), count)
             for i, group in enumerate(self.groups)
         }
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         first = next(iter(answers.values()))
         means = {}
         for i, name in enumerate(self.targets):
@@ -676,7 +678,7 @@ class TargetEncode(GroupEncode):
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:
-        require_kind(schema_of(df), self.targets, kinds.is_number, "numbers", rule=_TARGETS)
+        require_type(schema_of(df), self.targets, column_types.is_number, "numbers", rule=_TARGETS)
         require_columns(df.columns, self.categories)
 
 
@@ -706,11 +708,11 @@ class CountEncode(GroupEncode):
     def reads(self) -> list[str]:
         return self.categories
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         check_categories(before, self.categories)
         return {str(i): TargetSums(tuple(group), 0) for i, group in enumerate(self.groups)}
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         tables = {}
         for place, sums in answers.items():
             known = _known(sums).rename_columns({"rows": "count"})

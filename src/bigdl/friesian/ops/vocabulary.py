@@ -26,16 +26,16 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.batches import Counts, lengths_of, lists_of, texts_of
+from bigdl.friesian.ops.column_types import Field, Schema, check_types
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
-from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import (
     Function,
     Operator,
     OutputColumn,
-    Request,
     State,
+    Statistic,
     register_operator,
 )
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
@@ -116,7 +116,7 @@ class Dictionary:
         self.df, self.key, self.value, self._entries = df, key, value, entries
         self._tables: dict[str, pa.Table | None] = {}
         if entries is not None and len(entries) <= DRIVER_KEYS:
-            self._tables[kinds.of_arrow(entries["key"].type)] = entries
+            self._tables[column_types.of_arrow(entries["key"].type)] = entries
         self._frames: dict[str, DataFrame] = {}
         self._shipped: dict[str, Any] = {}
 
@@ -127,9 +127,9 @@ class Dictionary:
     def meeting_type(self, kind: str) -> str:
         """The type in which values of a kind and keys are equal if they mean the same."""
         key = kind_of(self.df, self.key)
-        if kind != key and kinds.is_integral(kind) and kinds.is_integral(key):
+        if kind != key and column_types.is_integral(kind) and column_types.is_integral(key):
             return "bigint"
-        if kind != key and kinds.is_number(kind) and kinds.is_number(key):
+        if kind != key and column_types.is_number(kind) and column_types.is_number(key):
             return "double"
         return key
 
@@ -195,7 +195,7 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
     numbers = pa.array(range(1, len(vocabulary) + 1), pa.int32())
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
     entries = entries.sort_by("key").combine_chunks()
-    kind = kinds.of_arrow(entries["key"].type)
+    kind = column_types.of_arrow(entries["key"].type)
     df = frame_of_arrow(spark, entries, f"key {kind}, value int")
     return Dictionary(df, "key", "value", entries)
 
@@ -297,7 +297,7 @@ def encode_cells(
     The arguments are those of :func:`encode`, :func:`encode_tokens` and :func:`encode_lists`; a
     `separator` of None means that cells of text are single values.
     """
-    lists = {n: each for n, each in dictionaries.items() if kinds.is_array(kind_of(df, n))}
+    lists = {n: each for n, each in dictionaries.items() if column_types.is_array(kind_of(df, n))}
     others = {n: each for n, each in dictionaries.items() if n not in lists}
     if lists:
         df = encode_lists(df, lists, sort, smallest)
@@ -363,7 +363,7 @@ def encode_lists(
         Only the smallest number of each cell, null if it has none.
     """
     for name, dictionary in dictionaries.items():
-        kind = dictionary.meeting_type(kinds.of_cells(kind_of(df, name)))
+        kind = dictionary.meeting_type(column_types.of_cells(kind_of(df, name)))
         shipped = dictionary.shipped(kind, limited=False)
         function = spark.arrow_function(
             partial(_known_in_lists_of, shipped), f"array<{dictionary.value_type}>"
@@ -408,7 +408,7 @@ def value_features(
     look_ups: list[LookUp] = []
     results: dict[str, Column | None] = dict.fromkeys(outputs.values())
     for name, output in outputs.items():
-        inner, depth = kinds.innermost(kind_of(df, name))
+        inner, depth = column_types.innermost(kind_of(df, name))
         if not depth:
             known = F.lit(default).cast(wanted)
             look_ups.append(dictionary.look_up(df, name, output, known))
@@ -528,7 +528,7 @@ def count_values(
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]
     are_lists = separator is not None or any(
-        kinds.is_array(kind_of(df, name)) for source in sources for name in source.columns
+        column_types.is_array(kind_of(df, name)) for source in sources for name in source.columns
     )
 
     def pairs(i: int, name: str) -> Column:
@@ -537,7 +537,7 @@ def count_values(
 
         def typed(value: Column) -> Column:
             if not nulls:  # NaN is no value of a vocabulary
-                value = spark.without_nan(value, kinds.of_cells(kind))
+                value = spark.without_nan(value, column_types.of_cells(kind))
             return value.cast(of_sources[i])
 
         def pair(value: Column) -> Column:
@@ -548,7 +548,7 @@ def count_values(
         if not are_lists:
             return pair(typed(cell))
         # a null cell has no tokens; concat of a null array would be null
-        if kinds.is_array(kind):
+        if column_types.is_array(kind):
             return F.transform(F.coalesce(cell, F.array().cast(kind)), lambda v: pair(typed(v)))
         if separator is None:
             return F.array(pair(typed(cell)))
@@ -598,9 +598,9 @@ def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> st
         "The column {name} of type {kind} has no vocabulary: its cells should be single values or "
         "arrays of them; flatten or explode it first"
     )
-    check_kinds(schema_of(df), source.columns, is_atomic_or_list, message)
+    check_types(schema_of(df), source.columns, is_atomic_or_list, message)
     cells = [kind_of(df, name) for name in source.columns]
-    if separator is not None and any(map(kinds.is_array, cells)):
+    if separator is not None and any(map(column_types.is_array, cells)):
         raise UsageError(
             f"do_split is for cells of text, but {list(source.columns)} are of type "
             f"{', '.join(dict.fromkeys(cells))}; leave it out",
@@ -608,21 +608,21 @@ def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> st
             argument="do_split",
             columns=list(source.columns),
         )
-    of_columns = list(map(kinds.of_cells, cells))
-    if separator is not None or any(map(kinds.is_text, of_columns)):
+    of_columns = list(map(column_types.of_cells, cells))
+    if separator is not None or any(map(column_types.is_text, of_columns)):
         return "string"
     if len(set(of_columns)) == 1:
         return of_columns[0]
-    return "double" if any(map(kinds.is_fractional, of_columns)) else "bigint"
+    return "double" if any(map(column_types.is_fractional, of_columns)) else "bigint"
 
 
 def is_atomic_or_list(kind: str) -> bool:
     """Return True for single values and arrays of them."""
-    return kinds.is_atomic(kinds.of_cells(kind))
+    return column_types.is_atomic(column_types.of_cells(kind))
 
 
 def _is_category_or_list(kind: str) -> bool:
-    return kinds.is_category(kinds.of_cells(kind))
+    return column_types.is_category(column_types.of_cells(kind))
 
 
 def _ranked_on_driver(
@@ -671,11 +671,11 @@ class Encode(Function):
         others = pa.array(others + len(self.vocabulary) + 1, pa.int32())
         return pc.replace_with_mask(numbers, unknown, others)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         known = self.vocabulary.by_key.get
         if not self.oov_buckets:
             return known
-        of_unknown = super().single(*input_kinds)
+        of_unknown = super().single(*input_types)
         return lambda value: known(value) or of_unknown(value)
 
 
@@ -696,7 +696,7 @@ class EncodeTokens(Function):
             numbers = lists_of(lengths_of(numbers), ordered, numbers.is_null())
         return pc.list_element(numbers, 0) if self.smallest else numbers
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return self._of_cell
 
     def _of_cell(self, value: str | None) -> list[int] | int | None:
@@ -730,7 +730,7 @@ class EncodeLists(Function):
         none = pa.scalar([None], numbers.type)
         return pc.list_element(pc.if_else(is_empty, none, numbers), 0)
 
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
+    def single(self, *input_types: str) -> Callable[..., Any]:
         return self._of_cell
 
     def _of_cell(self, value: Sequence[Any] | None) -> list[int] | int | None:
@@ -787,14 +787,14 @@ class CategoryEncode(Operator):
     def reads(self) -> list[str]:
         return [name for each in self.columns for name in each["src_cols"]]
 
-    def requests(self, before: Schema) -> dict[str, Request]:
+    def requests(self, before: Schema) -> dict[str, Statistic]:
         separator = self.sep if self.do_split else None
-        requests: dict[str, Request] = {}
+        requests: dict[str, Statistic] = {}
         for each in self.columns:
             names, name = each["src_cols"], each["col_name"]
             check_categories(before, names, lists=True)
             of_columns = {before[each].kind for each in names}
-            if self.oov_buckets and any(map(kinds.is_array, of_columns)):
+            if self.oov_buckets and any(map(column_types.is_array, of_columns)):
                 raise UsageError(
                     f"oov_buckets is for single values, but {names} are of type "
                     f"{', '.join(of_columns)}; leave it out",
@@ -819,13 +819,13 @@ class CategoryEncode(Operator):
             requests[name] = Counts(tuple(names), separator, self.freq_limit.get(name, 0))
         return requests
 
-    def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []
         for each in self.columns:
-            is_list = kinds.is_array(before[each["src_cols"][0]].kind)
+            is_list = column_types.is_array(before[each["src_cols"][0]].kind)
             several = (is_list or self.do_split) and not self.keep_most_frequent
             kind = "array<int>" if several else "int"
             function, rows = None, None
@@ -851,8 +851,8 @@ class CategoryEncode(Operator):
         if not small or not are_many or not self.broadcast or self.do_split:
             return None, self
         rest = [each for each in self.columns if each not in small]
-        behind = dataclasses.replace(self, columns=rest) if rest else None
-        return dataclasses.replace(self, columns=small), behind
+        after_all = dataclasses.replace(self, columns=rest) if rest else None
+        return dataclasses.replace(self, columns=small), after_all
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         dictionaries: dict[str, Dictionary] = {}
@@ -884,4 +884,4 @@ def check_categories(before: Schema, names: Sequence[str], lists: bool = False) 
         "The column {name} of type {kind} has no categories in a pipeline: cells should be "
         f"strings, whole numbers, booleans, {cells}or dates; cast or bin them first"
     )
-    check_kinds(before, names, _is_category_or_list if lists else kinds.is_category, message)
+    check_types(before, names, _is_category_or_list if lists else column_types.is_category, message)

@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 class ClientOptions(TypedDict, total=False):
-    """Keywords of every :class:`Client`."""
+    """Keywords of every :class:`ServiceClient`."""
 
     timeout: float
     token: str | None
@@ -40,7 +40,7 @@ class ClientOptions(TypedDict, total=False):
     admin_token: str | None
 
 
-class Client(GrpcClient):
+class ServiceClient(GrpcClient):
     """A line to one service; a context manager that closes it.
 
     Parameters
@@ -97,13 +97,13 @@ class Client(GrpcClient):
         self.call("resetMetrics", empty, token=self._admin_token)
 
 
-class RemoteFeatures(Client):
+class RemoteFeatures(ServiceClient):
     """Features from a :class:`FeatureService`; takes the place of a store in a recommender.
 
     Parameters
     ----------
     address, timeout, token, authority, admin_token
-        See :class:`Client`.
+        See :class:`ServiceClient`.
     user_table : str, default "user"
         What the users' table is called here; all others are the items'.
     most_ids : int, default 10000
@@ -197,13 +197,13 @@ def _column(array: pa.Array) -> Column:
     return array
 
 
-class RemoteRecall(Client):
+class RemoteRecall(ServiceClient):
     """Candidates from a :class:`RecallService`.
 
     Parameters
     ----------
     address, timeout, token, authority, admin_token
-        See :class:`Client`.
+        See :class:`ServiceClient`.
 
     Examples
     --------
@@ -262,13 +262,13 @@ class RemoteRecall(Client):
         self.call("addItem", item, token=self._admin_token)
 
 
-class RemoteRanker(Client):
+class RemoteRanker(ServiceClient):
     """Scores from a :class:`RankingService`.
 
     Parameters
     ----------
     address, timeout, token, authority, admin_token
-        See :class:`Client`.
+        See :class:`ServiceClient`.
 
     Examples
     --------
@@ -294,13 +294,13 @@ class RemoteRanker(Client):
         return scores["prediction"] if list(scores) == ["prediction"] else scores
 
 
-class RecommenderClient(Client):
+class RecommenderClient(ServiceClient):
     """Recommendations from a :class:`RecommenderService`.
 
     Parameters
     ----------
     address, timeout, token, authority, admin_token
-        See :class:`Client`.
+        See :class:`ServiceClient`.
 
     Examples
     --------

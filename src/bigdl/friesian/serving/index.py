@@ -92,7 +92,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class _State:
+class _IndexState:
     """The items that a search sees: base, items beside it, and those of it that no longer count."""
 
     kind: str
@@ -301,7 +301,7 @@ class ItemIndex:
                 best.append(_best(state, query, ids, vectors, k, seen and seen[start + place]))
         return Candidates.joined(best)
 
-    def _search_base(self, state: _State, users: np.ndarray, fetch: int) -> np.ndarray:
+    def _search_base(self, state: _IndexState, users: np.ndarray, fetch: int) -> np.ndarray:
         if not fetch:
             return np.zeros((len(users), 0), np.int64)
         faiss = require("faiss", "serving")
@@ -496,7 +496,7 @@ class ItemIndex:
 
 
 def _among(
-    state: _State,
+    state: _IndexState,
     users: np.ndarray,
     k: int,
     seen: list[np.ndarray] | None,
@@ -519,7 +519,7 @@ def _among(
 
 
 def _best(
-    state: _State, query: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int, seen: Any
+    state: _IndexState, query: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int, seen: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     if seen is not None and len(seen):
         stays = ~np.isin(ids, seen)
@@ -553,7 +553,7 @@ def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
 
 def _built(
     kind: str, metric: str, options: dict[str, int | None], ids: np.ndarray, vectors: np.ndarray
-) -> _State:
+) -> _IndexState:
     """Return a state whose base has all items."""
     faiss = require("faiss", "serving")
     order = np.argsort(ids, kind="stable")
@@ -577,7 +577,7 @@ def _built(
     return _beside_nothing(kind, metric, options, base, ids, vectors)
 
 
-def _rebuilt(state: _State) -> _State:
+def _rebuilt(state: _IndexState) -> _IndexState:
     return _built(state.kind, state.metric, state.options, *state.merged())
 
 
@@ -588,10 +588,10 @@ def _beside_nothing(
     base: Any,
     ids: np.ndarray,
     vectors: np.ndarray,
-) -> _State:
+) -> _IndexState:
     none = np.zeros(0, np.int64)
     no_vectors = np.zeros((0, vectors.shape[1]), np.float32)
-    return _State(kind, metric, options, base, ids, vectors, none, no_vectors, none)
+    return _IndexState(kind, metric, options, base, ids, vectors, none, no_vectors, none)
 
 
 def _checked(
@@ -623,7 +623,7 @@ def _check_pairs(ids: np.ndarray, vectors: np.ndarray) -> None:
         raise UsageError("An id is there twice; keep one vector of each item", code="data-order")
 
 
-def _with_items(state: _State, ids: np.ndarray, vectors: np.ndarray) -> _State:
+def _with_items(state: _IndexState, ids: np.ndarray, vectors: np.ndarray) -> _IndexState:
     stays = ~np.isin(state.fresh_ids, ids)
     return replace(
         state,
@@ -633,7 +633,7 @@ def _with_items(state: _State, ids: np.ndarray, vectors: np.ndarray) -> _State:
     )
 
 
-def _without_items(state: _State, ids: np.ndarray) -> _State:
+def _without_items(state: _IndexState, ids: np.ndarray) -> _IndexState:
     stays = ~np.isin(state.fresh_ids, ids)
     return replace(
         state,
@@ -643,7 +643,7 @@ def _without_items(state: _State, ids: np.ndarray) -> _State:
     )
 
 
-def _same_rows(now: _State, before: _State) -> np.ndarray:
+def _same_rows(now: _IndexState, before: _IndexState) -> np.ndarray:
     """Return True for each added item of `now` that `before` has with the same vector."""
     known = {int(each): place for place, each in enumerate(before.fresh_ids)}
     same = np.zeros(len(now.fresh_ids), bool)

@@ -28,7 +28,7 @@ from bigdl.common.errors import one_line
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.index import Candidates
 from bigdl.friesian.serving.rankers import ServedRanker
-from bigdl.friesian.serving.rows import Column, Features, Layout, Rows, as_numpy, gathered
+from bigdl.friesian.serving.rows import Column, Features, Layout, StoredRows, as_numpy, gathered
 from bigdl.friesian.serving.stages import FeatureReader
 from bigdl.nano.openvino.split import SplitError, SplitNetwork
 from bigdl.nano.serving.batching import BatchReport
@@ -94,12 +94,16 @@ class _SplitModel:
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance
-        self.users_kept: weakref.WeakKeyDictionary[Rows, _UserMemory] = weakref.WeakKeyDictionary()
+        self.users_kept: weakref.WeakKeyDictionary[StoredRows, _UserMemory] = (
+            weakref.WeakKeyDictionary()
+        )
         self.is_checked = False
-        self._tables: weakref.WeakKeyDictionary[Rows, _ItemTable] = weakref.WeakKeyDictionary()
+        self._tables: weakref.WeakKeyDictionary[StoredRows, _ItemTable] = (
+            weakref.WeakKeyDictionary()
+        )
         self._adding = threading.Lock()
 
-    def users(self, rows: Rows, most_bytes: int) -> _UserMemory:
+    def users(self, rows: StoredRows, most_bytes: int) -> _UserMemory:
         """Return what is kept of the users of a file."""
         memory = self.users_kept.get(rows)
         if memory is None:
@@ -107,7 +111,7 @@ class _SplitModel:
                 memory = self.users_kept.setdefault(rows, _UserMemory(most_bytes))
         return memory
 
-    def table(self, rows: Rows, most_bytes: int) -> _ItemTable | None:
+    def table(self, rows: StoredRows, most_bytes: int) -> _ItemTable | None:
         """Return the table for the rows of a file; None if it would be too large."""
         if 4 * len(rows) * self.network.width > most_bytes:
             return None
@@ -387,7 +391,7 @@ class PairScores:
         return values
 
     def _computing(
-        self, model: ServedModel, split: _SplitModel, layout: Layout, rows: Rows
+        self, model: ServedModel, split: _SplitModel, layout: Layout, rows: StoredRows
     ) -> Callable[[np.ndarray], np.ndarray]:
         def compute(places: np.ndarray) -> np.ndarray:
             features = gathered(layout, [rows], rows.ids[places], self._columns[1])

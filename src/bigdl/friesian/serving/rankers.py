@@ -32,7 +32,7 @@ Scores = np.ndarray | Mapping[str, np.ndarray]
 """A score for each row; a dict of them for several tasks."""
 
 
-class Recall(Protocol):
+class CandidateGenerator(Protocol):
     """A search for candidates of users."""
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
@@ -86,7 +86,7 @@ class IndexRecall:
         self._columns = [vector_col] if seen_col is None else [vector_col, seen_col]
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """See :class:`Recall`."""
+        """See :class:`CandidateGenerator`."""
         users = self.store.read(self._table, user_ids, self._columns)
         known = np.flatnonzero(users.found)
         vectors = users[self._vector_col]

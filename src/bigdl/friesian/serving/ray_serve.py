@@ -18,7 +18,7 @@ from bigdl.friesian.serving.program import Serving, limits_of
 __all__ = ["ray_application"]
 
 
-class _Replica:
+class _RecommenderReplica:
     """One process of the deployment."""
 
     def __init__(self, path: str):
@@ -107,7 +107,7 @@ def ray_application(
     check_integer("replicas", replicas, 1)
     serve = require("ray.serve", "serving-ray")
     deployment = serve.deployment(
-        _Replica,
+        _RecommenderReplica,
         name="recommender",
         num_replicas=replicas,
         max_ongoing_requests=check_integer("max_requests", max_requests, 1),

@@ -20,7 +20,7 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.pairs import PairScores
-from bigdl.friesian.serving.rankers import Ranker, Recall, ServedRanker
+from bigdl.friesian.serving.rankers import CandidateGenerator, Ranker, ServedRanker
 from bigdl.friesian.serving.rows import Column, as_numpy, ids_of
 from bigdl.friesian.serving.stages import (
     DEFAULT_STAGES,
@@ -58,7 +58,7 @@ class Recommender:
     Parameters
     ----------
     features : FeatureStore or FeatureReader
-    recall : Recall
+    recall : CandidateGenerator
     ranker : Ranker
         Each may be None if no stage uses it.
     inputs : sequence of str, optional
@@ -124,7 +124,7 @@ class Recommender:
     def __init__(
         self,
         features: FeatureReader | None,
-        recall: Recall | None,
+        recall: CandidateGenerator | None,
         ranker: Ranker | None,
         inputs: Sequence[str] | None = None,
         *,
@@ -288,7 +288,7 @@ class RecallStage:
 
     name = "recall"
 
-    def __init__(self, recall: Recall):
+    def __init__(self, recall: CandidateGenerator):
         self._recall = recall
 
     def run(self, batch: Batch) -> Batch:

@@ -28,7 +28,7 @@ import numpy as np
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import WRITER_LOCK_S
-from bigdl.friesian.serving.rows import Features, Layout, Rows, gathered
+from bigdl.friesian.serving.rows import Features, Layout, StoredRows, gathered
 from bigdl.friesian.serving.store import FeatureStore, no_table
 
 _AT_ONCE = 1000  # rows of one command while a version is written
@@ -132,7 +132,7 @@ class RedisStore(FeatureStore):
                 address=self._shown,
             )
         found = np.array([value is not None for value in values], bool)
-        rows = Rows.from_bytes(
+        rows = StoredRows.from_bytes(
             distinct[found], [value for value in values if value is not None], layout
         )
         return gathered(layout, [rows], distinct[places], columns)
@@ -176,7 +176,7 @@ class RedisStore(FeatureStore):
                 address=self._shown,
             ) from error
 
-    def _replace(self, tables: dict[str, tuple[Layout, Rows]]) -> int:
+    def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
         with self._writer():
             known = self.versions()
             version = max(known, default=0) + 1
@@ -196,7 +196,7 @@ class RedisStore(FeatureStore):
         self._learn()
         return version
 
-    def _write(self, version: int, name: str, layout: Layout, rows: Rows) -> None:
+    def _write(self, version: int, name: str, layout: Layout, rows: StoredRows) -> None:
         pairs = zip(self._row_keys(version, name, rows.ids), rows.to_bytes(layout), strict=True)
         while part := dict(islice(pairs, _AT_ONCE)):
             (self._redis.mset_nonatomic if self._is_cluster else self._redis.mset)(part)
@@ -207,7 +207,7 @@ class RedisStore(FeatureStore):
             ready = []
             for name, table in changes.items():
                 layout = self._layout_of(name)
-                ready.append((name, layout, Rows.of(table, layout, f"the table {name}")))
+                ready.append((name, layout, StoredRows.of(table, layout, f"the table {name}")))
             pairs: dict[str, bytes] = {}
             for name, layout, rows in ready:
                 keys = self._row_keys(self._version, name, rows.ids)

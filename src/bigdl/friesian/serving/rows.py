@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import column_types
 from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import open_file_system
 
@@ -186,8 +186,16 @@ def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLay
                 column=name,
             )
         return ColumnLayout(name, number, length, value.tolist())
-    spark = kinds.of_arrow(kind if not pa.types.is_fixed_size_list(kind) else pa.list_(inner))
-    if kinds.innermost(spark)[0] not in (*kinds.BITS, "float", "double", "boolean", "string"):
+    spark = column_types.of_arrow(
+        kind if not pa.types.is_fixed_size_list(kind) else pa.list_(inner)
+    )
+    if column_types.innermost(spark)[0] not in (
+        *column_types.BITS,
+        "float",
+        "double",
+        "boolean",
+        "string",
+    ):
         raise UsageError(
             f"The column {name} is of type {spark}, which a store does not keep; cast it to a "
             "number or a string",
@@ -214,7 +222,7 @@ def _length_of(column: pa.ChunkedArray) -> int | None:
     return lengths["min"] if lengths["min"] == lengths["max"] and lengths["min"] else None
 
 
-class Rows:
+class StoredRows:
     """Some rows of a table by their ids, ascending and without duplicates, block by block.
 
     Attributes
@@ -247,7 +255,7 @@ class Rows:
         return np.where(self.ids[places] == ids, places, -1)
 
     @classmethod
-    def of(cls, table: pa.Table, layout: Layout, what: str) -> Rows:
+    def of(cls, table: pa.Table, layout: Layout, what: str) -> StoredRows:
         """Return the rows of a table of Arrow; raises where ids are double or values do not fit."""
         needed = [layout.id_column, *layout.names]
         if missing := [name for name in needed if name not in table.column_names]:
@@ -276,17 +284,17 @@ class Rows:
         ]
         return cls(ids, blocks, others)
 
-    def take(self, places: np.ndarray) -> Rows:
+    def take(self, places: np.ndarray) -> StoredRows:
         """Return the rows at some places, which ascend."""
         taken = pa.array(places)
-        return Rows(
+        return StoredRows(
             self.ids.take(places),
             [block.take(places, axis=0) for block in self.blocks],
             [column.take(taken) for column in self.others],
         )
 
     @classmethod
-    def merged(cls, parts: Sequence[Rows]) -> Rows:
+    def merged(cls, parts: Sequence[StoredRows]) -> StoredRows:
         """Return the rows of all parts; of an id the last one counts."""
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids, kind="stable")
@@ -313,7 +321,7 @@ class Rows:
         return pa.record_batch(arrays, names=names)
 
     @classmethod
-    def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> Rows:
+    def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> StoredRows:
         """Return the rows that :meth:`to_arrow` wrote, without a copy."""
         blocks = []
         for i, (kind, group) in enumerate(layout.blocks):
@@ -339,7 +347,7 @@ class Rows:
             yield row
 
     @classmethod
-    def from_bytes(cls, ids: np.ndarray, rows: Sequence[bytes], layout: Layout) -> Rows:
+    def from_bytes(cls, ids: np.ndarray, rows: Sequence[bytes], layout: Layout) -> StoredRows:
         """Return the rows that :meth:`to_bytes` wrote, in the order of `ids`."""
         size = layout.row_type.itemsize
         if any(len(row) < size for row in rows) or not (layout.others or _of_size(rows, size)):
@@ -354,7 +362,7 @@ class Rows:
             tails = json.loads(b"[" + b",".join(row[size:] for row in rows) + b"]")
             for place, each in enumerate(layout.others):
                 values = [tail[place] for tail in tails]
-                others.append(pa.array(values, kinds.to_arrow(each.kind)))
+                others.append(pa.array(values, column_types.to_arrow(each.kind)))
         return cls(ids, blocks, others)
 
 
@@ -423,7 +431,9 @@ class Features:
 class _BlockFeatures(Features):
     """Features whose columns are views of blocks."""
 
-    def __init__(self, layout: Layout, rows: Rows, found: np.ndarray, names: Sequence[str] | None):
+    def __init__(
+        self, layout: Layout, rows: StoredRows, found: np.ndarray, names: Sequence[str] | None
+    ):
         self._layout, self._rows, self._names = layout, rows, names
         self.ids, self.found = rows.ids, found
 
@@ -490,14 +500,14 @@ def _is_even(column: pa.Array, length: int) -> bool:
 
 
 def gathered(
-    layout: Layout, parts: Sequence[Rows], ids: np.ndarray, names: Sequence[str] | None
+    layout: Layout, parts: Sequence[StoredRows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:
     """Return the rows of ids, in their order, from parts of which a later one wins.
 
     Parameters
     ----------
     layout : Layout
-    parts : sequence of Rows
+    parts : sequence of StoredRows
         At least one.
     ids : ndarray of int64
     names : sequence of str or None
@@ -529,14 +539,14 @@ def gathered(
     others = []
     for i in wanted.others:
         each = layout.others[i]
-        kind = kinds.to_arrow(each.kind)
+        kind = column_types.to_arrow(each.kind)
         pools = [part.others[i] for part in parts] + [pa.array([each.default], kind)]
         begins = [0, *accumulate(map(len, pools))]
         at_pool = np.where(places >= 0, places, begins[-2])
         for number, (_, at) in enumerate(later, 1):
             at_pool = np.where(at >= 0, at + begins[number], at_pool)
         others.append(_taken(pools, begins, at_pool))
-    return _BlockFeatures(wanted.layout, Rows(ids, blocks, others), found, wanted.names)
+    return _BlockFeatures(wanted.layout, StoredRows(ids, blocks, others), found, wanted.names)
 
 
 def _taken(pools: list[pa.Array], begins: list[int], places: np.ndarray) -> pa.Array:
@@ -664,7 +674,7 @@ def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     try:
-        return array.cast(kinds.to_arrow(layout.kind))
+        return array.cast(column_types.to_arrow(layout.kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UsageError(
             f"The column {layout.name} for {what} should be of type {layout.kind}, but is "

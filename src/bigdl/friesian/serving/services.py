@@ -20,7 +20,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import ItemIndex
-from bigdl.friesian.serving.rankers import Ranker, Recall, ServedRanker
+from bigdl.friesian.serving.rankers import CandidateGenerator, Ranker, ServedRanker
 from bigdl.friesian.serving.recommender import Recommender
 from bigdl.friesian.serving.rows import as_numpy
 from bigdl.friesian.serving.stages import RANKED, FeatureReader
@@ -264,7 +264,7 @@ class RecallService(Service):
 
     Parameters
     ----------
-    recall : Recall
+    recall : CandidateGenerator
     index : ItemIndex, optional
         Where ``addItem`` adds.
     metrics, limits
@@ -290,7 +290,7 @@ class RecallService(Service):
 
     def __init__(
         self,
-        recall: Recall,
+        recall: CandidateGenerator,
         index: ItemIndex | None = None,
         metrics: ServingMetrics | None = None,
         limits: ServingLimits | None = None,

@@ -108,7 +108,7 @@ def check_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 
 @dataclass
-class _Replica:
+class _ShardReplica:
     """A client of one replica, and until when it is asked last."""
 
     client: Any
@@ -116,11 +116,11 @@ class _Replica:
 
 
 @dataclass
-class _Replicas:
+class _ReplicaSet:
     """The replicas of one service of a shard, of which one answers a request."""
 
     name: str
-    each: list[_Replica]
+    each: list[_ShardReplica]
     metrics: ServingMetrics
     turn: itertools.count = field(default_factory=itertools.count)
 
@@ -172,8 +172,8 @@ class _Sharded:
                     argument=service,
                 )
             name = f"{service} of {each.items[0]}-{each.items[1]}"
-            clients = [_Replica(make(address)) for address in addresses]
-            self._replicas.append(_Replicas(name, clients, metrics))
+            clients = [_ShardReplica(make(address)) for address in addresses]
+            self._replicas.append(_ReplicaSet(name, clients, metrics))
         self._pool = ThreadPoolExecutor(8 * len(self.shards), "shards")
         self._complaint = 0.0
         self._complaining = threading.Lock()
@@ -250,7 +250,7 @@ class ShardedRecall(_Sharded):
         super().__init__(shards, "recall", lambda place: RemoteRecall(place, **options), metrics)
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """See :class:`Recall`; raises a LostShardError if no shard answers."""
+        """See :class:`CandidateGenerator`; raises a LostShardError if no shard answers."""
         calls: dict[int, Callable[[Any], Any]] = {
             place: lambda client: client.candidates(user_ids, k)
             for place in range(len(self.shards))

@@ -31,7 +31,15 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.serving.rows import Features, Ids, Layout, Rows, gathered, ids_of, table_of
+from bigdl.friesian.serving.rows import (
+    Features,
+    Ids,
+    Layout,
+    StoredRows,
+    gathered,
+    ids_of,
+    table_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +94,7 @@ class FeatureStore(ABC):
         """See :meth:`read`; unknown ids have the defaults."""
 
     @abstractmethod
-    def _replace(self, tables: dict[str, tuple[Layout, Rows]]) -> int:
+    def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
         """See :meth:`replace`."""
 
     @abstractmethod
@@ -205,7 +213,7 @@ class FeatureStore(ABC):
                 )
             table = table_of(source, f"the table {name}")
             layout = Layout.of(table, id_cols.get(name, name), defaults.get(name))
-            ready[name] = layout, Rows.of(table, layout, f"the table {name}")
+            ready[name] = layout, StoredRows.of(table, layout, f"the table {name}")
         return self._replace(ready)
 
     def update(self, changes: Mapping[str, Any]) -> None:
@@ -274,7 +282,7 @@ def no_table(name: str, known: Sequence[str]) -> UsageError:
 class _Table:
     """A table of one version as its files hold it: a base, and rows that were changed since."""
 
-    def __init__(self, layout: Layout, base: Rows, changed: Rows | None):
+    def __init__(self, layout: Layout, base: StoredRows, changed: StoredRows | None):
         self.layout = layout
         self.parts = [base] if changed is None else [base, changed]
 
@@ -321,8 +329,8 @@ class EmbeddedStore(FeatureStore):
         self._stamp: tuple[int, int] | None = None
         self._manifest: dict[str, Any] = _empty()
         self._tables: dict[str, _Table] = {}
-        self._files: dict[str, Rows] = {}
-        self._merged: dict[str, tuple[tuple[str, ...], Rows]] = {}
+        self._files: dict[str, StoredRows] = {}
+        self._merged: dict[str, tuple[tuple[str, ...], StoredRows]] = {}
         self._refreshing = threading.Lock()
         self._writing = threading.Lock()
         self._current()  # what cannot be read is told now
@@ -343,7 +351,7 @@ class EmbeddedStore(FeatureStore):
         except KeyError:
             raise no_table(name, list(tables)) from None
 
-    def parts(self, table: str) -> tuple[Layout, list[Rows]]:
+    def parts(self, table: str) -> tuple[Layout, list[StoredRows]]:
         """Return the layout of a table and its rows: a base, and behind it those that changed.
 
         Rows never change: others are other objects.
@@ -423,7 +431,7 @@ class EmbeddedStore(FeatureStore):
                     parts = [rows, *(files[each] for each in names[len(known) :])]
                 else:
                     parts = [files[each] for each in names[1:]]
-                changed = Rows.merged(parts)
+                changed = StoredRows.merged(parts)
                 merged[name] = names, changed
             tables[name] = _Table(layout, files[names[0]], changed)
         self._manifest, self._files, self._merged = manifest, files, merged
@@ -446,10 +454,10 @@ class EmbeddedStore(FeatureStore):
             )
         return content
 
-    def _mapped(self, file: str, layout: Layout) -> Rows:
+    def _mapped(self, file: str, layout: Layout) -> StoredRows:
         try:
             source = pa.memory_map(str(self._path / file))
-            return Rows.from_arrow(pa.ipc.open_file(source).get_batch(0), layout)
+            return StoredRows.from_arrow(pa.ipc.open_file(source).get_batch(0), layout)
         except (pa.ArrowInvalid, KeyError, ValueError) as error:
             raise UsageError(
                 f"The file {self._path / file} of the store is damaged: {error}",
@@ -459,7 +467,7 @@ class EmbeddedStore(FeatureStore):
 
     # -- writing --------------------------------------------------------------------------------
 
-    def _replace(self, tables: dict[str, tuple[Layout, Rows]]) -> int:
+    def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
         with self._writer() as manifest:
             version = max(map(int, manifest["versions"]), default=0) + 1
             manifest["versions"][str(version)] = {
@@ -480,24 +488,24 @@ class EmbeddedStore(FeatureStore):
                 if name not in contents:
                     raise no_table(name, list(contents))
                 layout = Layout.from_json(contents[name]["layout"])
-                ready.append((name, layout, Rows.of(table, layout, f"the table {name}")))
+                ready.append((name, layout, StoredRows.of(table, layout, f"the table {name}")))
             for name, layout, rows in ready:
                 files = contents[name]["files"]
                 contents[name]["files"] = self._with_change(name, version, layout, files, rows)
 
     def _with_change(
-        self, name: str, version: int, layout: Layout, files: list[str], rows: Rows
+        self, name: str, version: int, layout: Layout, files: list[str], rows: StoredRows
     ) -> list[str]:
         """Return the files of a table with some rows more; many small ones become one."""
         if len(files) <= _MOST_DELTAS:
             return [*files, self._written(name, version, rows)]
         base, *deltas = self._rows_of(files, layout)
-        changed = Rows.merged([*deltas, rows])
+        changed = StoredRows.merged([*deltas, rows])
         if len(changed) < len(base) / 4:
             return [files[0], self._written(name, version, changed)]
-        return [self._written(name, version, Rows.merged([base, changed]))]
+        return [self._written(name, version, StoredRows.merged([base, changed]))]
 
-    def _rows_of(self, files: Sequence[str], layout: Layout) -> list[Rows]:
+    def _rows_of(self, files: Sequence[str], layout: Layout) -> list[StoredRows]:
         return [self._files.get(file) or self._mapped(file, layout) for file in files]
 
     def _delete(self, table: str, ids: np.ndarray) -> None:
@@ -507,11 +515,11 @@ class EmbeddedStore(FeatureStore):
             if table not in contents:
                 raise no_table(table, list(contents))
             layout = Layout.from_json(contents[table]["layout"])
-            rows = Rows.merged(self._rows_of(contents[table]["files"], layout))
+            rows = StoredRows.merged(self._rows_of(contents[table]["files"], layout))
             rows = rows.take(np.flatnonzero(~np.isin(rows.ids, ids)))
             contents[table]["files"] = [self._written(table, version, rows)]
 
-    def _written(self, name: str, version: int, rows: Rows) -> str:
+    def _written(self, name: str, version: int, rows: StoredRows) -> str:
         """Write rows to a file of their own, down to the disk; returns its name."""
         file = f"v{version}-{name}-{uuid.uuid4().hex}.arrow"
         batch = rows.to_arrow()

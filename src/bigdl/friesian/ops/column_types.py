@@ -274,10 +274,10 @@ def require_columns(
         )
 
 
-def require_kind(
+def require_type(
     before: Schema,
     names: Iterable[str],
-    is_kind: Callable[[str], bool],
+    has_type: Callable[[str], bool],
     word: str,
     advice: str = "",
     rule: str = "",
@@ -288,17 +288,17 @@ def require_kind(
     """
     rule = f"{rule}: " if rule else ""
     message = f"{rule}{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
-    check_kinds(before, names, is_kind, message)
+    check_types(before, names, has_type, message)
 
 
-def check_kinds(
-    before: Schema, names: Iterable[str], is_kind: Callable[[str], bool], message: str
+def check_types(
+    before: Schema, names: Iterable[str], has_type: Callable[[str], bool], message: str
 ) -> None:
     """Check that columns exist and are of a kind; the message takes a ``name`` and a ``kind``."""
     names = list(names)
     require_columns(before, names)
     for name in names:
-        if not is_kind(before[name].kind):
+        if not has_type(before[name].kind):
             raise UsageError(
                 message.format(name=name, kind=before[name].kind), code="data-dtype", column=name
             )
