@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bigdl.common import environment
-from bigdl.training.figures import NamedFigures
+from bigdl.training.metrics import EvaluationMetrics
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_lines_about_the_start_of_tensorflow_are_left_out_and_others_kept(capfd)
 
 
 def test_figures_of_an_evaluation_are_found_by_the_names_of_a_fit():
-    figures = NamedFigures(validation_loss=0.5)
+    figures = EvaluationMetrics(validation_loss=0.5)
     assert figures["val_loss"] == figures.get("val_loss") == 0.5
     assert "val_loss" in figures
     assert "val_mae" not in figures

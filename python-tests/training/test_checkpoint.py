@@ -41,7 +41,7 @@ from bigdl.training.checkpoint import (
     find_checkpoint,
 )
 from bigdl.training.fit import TrainingSession
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 
 # -- directories --------------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Run:
             return Job(self._crew, self.shards, program, self.topics)
 
         settings = FitSettings(
-            Goal(epochs, steps),
+            StoppingCriterion(epochs, steps),
             batch_size,
             0,
             feature_cols=["x"],
@@ -720,7 +720,7 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
         return nn.Linear(4, 1).double()
 
     parts = ModelParts(other_model, optimizer, nn.MSELoss(), scheduler)
-    settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
+    settings = FitSettings(StoppingCriterion(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with refused("model-mismatch"):
         other.fit(
             SimpleNamespace(

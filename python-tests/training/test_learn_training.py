@@ -31,7 +31,7 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.batches import BatchPlan, permutation
 from bigdl.training.fit import TrainingSession
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 from bigdl.training.state import dumps, loads
 
 SIZES = [7, 0, 4]
@@ -92,7 +92,7 @@ class Run:
         **settings,
     ):
         feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self.shards]
-        goal = Goal(steps=steps) if steps else Goal(epochs=epochs or 2)
+        stop_at = StoppingCriterion(steps=steps) if steps else StoppingCriterion(epochs=epochs or 2)
         return self.training.fit(
             SimpleNamespace(
                 open=lambda program, feed: CrewJob(self._crew, feeds, program),
@@ -101,7 +101,7 @@ class Run:
             None,
             lambda settings: FitProgram(self.parts, settings, TorchDistributedSync),
             FitSettings(
-                goal, batch_size, SEED, feature_cols=["x"], label_cols=list(labels), **settings
+                stop_at, batch_size, SEED, feature_cols=["x"], label_cols=list(labels), **settings
             ),
             seed=SEED,
             resume=resume,

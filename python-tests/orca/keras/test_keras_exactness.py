@@ -12,9 +12,9 @@ from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.runtime.collectives.horovod import HorovodSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.backends import Packed
-from bigdl.training.keras.data import EvaluationSettings
-from bigdl.training.keras.loop import EvaluateProgram, KerasFit, KerasFitSettings
-from bigdl.training.position import Goal
+from bigdl.training.keras.data import KerasEvaluationSettings
+from bigdl.training.keras.loop import KerasEvaluateProgram, KerasFit, KerasFitSettings
+from bigdl.training.position import StoppingCriterion
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = pytest.mark.timeout(900)
@@ -135,7 +135,7 @@ def _variables(model):
 
 
 def settings_of(features=("x",), labels=("y",), *, epochs=2, batch_size=4, **settings):
-    goal, seed = Goal(epochs=epochs), settings.pop("seed", 5)
+    goal, seed = StoppingCriterion(epochs=epochs), settings.pop("seed", 5)
     return KerasFitSettings(goal, batch_size, seed, features, labels, **settings)
 
 
@@ -402,7 +402,9 @@ def test_synchronized_normalization_is_that_of_the_whole_batch(crew, sizes):
 def test_evaluation_does_not_depend_on_the_workers(crew):
     rows = rows_of([11], dtype="float32")[0]
     packed = Packed(crew.backend, cloudpickle.dumps((KerasParts(net), [])))
-    program = EvaluateProgram(packed, {}, crew.sync, EvaluationSettings(4, ("x",), ("y",)), 1)
+    program = KerasEvaluateProgram(
+        packed, {}, crew.sync, KerasEvaluationSettings(4, ("x",), ("y",)), 1
+    )
     found = []
     for count in (1, 2, 3):
         shards = [{"shard": {k: v[i::count] for k, v in rows.items()}} for i in range(count)]

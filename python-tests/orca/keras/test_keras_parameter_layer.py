@@ -32,7 +32,7 @@ from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.keras.backends import Packed
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import array_of
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = pytest.mark.timeout(900)
@@ -162,7 +162,9 @@ class Here(Transport):
 
 
 def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settings):
-    return KerasFitSettings(Goal(epochs=epochs), batch_size, 5, features, labels, **settings)
+    return KerasFitSettings(
+        StoppingCriterion(epochs=epochs), batch_size, 5, features, labels, **settings
+    )
 
 
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):

@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.keras import GrowingEmbedding, ShardedEmbedding
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.training.tables.place import Place, placed
+from bigdl.training.embedding_tables.placement import TablePlacement, table_placement
 
 RNG = np.random.default_rng(0)
 IDS = np.stack([RNG.integers(0, 30, 61), RNG.integers(0, 10, 61)], 1).astype("int32")
@@ -436,7 +436,7 @@ def test_rows_of_a_field_as_arrow():
     assert found.column_names == ["item", "row"]
     assert found["item"].to_pylist() == [0, 1]
     np.testing.assert_array_equal(found["row"].to_pylist(), table.get_weights()[0][3:])
-    with placed(Place()):
+    with table_placement(TablePlacement()):
         of_worker = ShardedEmbedding(3, 4)
         of_worker.build()
     with refused("unsupported"):
@@ -444,11 +444,11 @@ def test_rows_of_a_field_as_arrow():
 
 
 def test_first_values_do_not_depend_on_the_number_of_workers(monkeypatch):
-    monkeypatch.setattr("bigdl.training.tables.sharded.CHUNK_ROWS", 4)
+    monkeypatch.setattr("bigdl.training.embedding_tables.sharded.CHUNK_ROWS", 4)
 
     def rows(rank, size):
         keras.utils.set_random_seed(7)
-        with placed(Place(rank, size)):
+        with table_placement(TablePlacement(rank, size)):
             table = ShardedEmbedding(11, 3)
             table.build()
         assert table.embeddings.shape == (0, 3)
@@ -514,7 +514,7 @@ def test_a_growing_table_elsewhere_reads_what_it_has():
     ],
 )
 def test_optimizers_that_rows_cannot_follow_are_refused(optimizer, message):
-    with placed(Place()):
+    with table_placement(TablePlacement()):
         table = ShardedEmbedding(3, 2)
         table.build()
     with pytest.raises(UsageError, match=message):
@@ -522,7 +522,7 @@ def test_optimizers_that_rows_cannot_follow_are_refused(optimizer, message):
 
 
 def test_rows_may_have_an_optimizer_of_their_own():
-    with placed(Place()):
+    with table_placement(TablePlacement()):
         table = ShardedEmbedding(3, 2, optimizer="rowwise_adagrad", learning_rate=0.3)
         table.build()
     optimizer = table.table_optimizer(keras.optimizers.RMSprop(clipnorm=1.0))

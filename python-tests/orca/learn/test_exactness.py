@@ -17,7 +17,7 @@ from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvalu
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.torch import RowwiseAdagrad
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 from bigdl.training.state import dumps
 
 SHARDS = {"7+4": [7, 4], "9+0": [9, 0], "1+5+3": [1, 5, 3]}
@@ -80,7 +80,7 @@ def fit(
     """Train on a crew; the state of rank 0 and the figures, after a look that all ranks agree."""
     parts = ModelParts(model, optimizer, loss or nn.MSELoss(), scheduler)
     settings = FitSettings(
-        Goal(epochs=epochs),
+        StoppingCriterion(epochs=epochs),
         batch_size,
         seed,
         feature_cols=features,
@@ -503,7 +503,12 @@ def test_a_plateau_looks_at_the_validation_loss(crew):
 
     parts = ModelParts(net, sgd, nn.MSELoss(), scheduler)
     settings = FitSettings(
-        Goal(epochs=3), 4, 5, feature_cols=["x"], label_cols=["y"], callbacks=[LooksAtValidation()]
+        StoppingCriterion(epochs=3),
+        4,
+        5,
+        feature_cols=["x"],
+        label_cols=["y"],
+        callbacks=[LooksAtValidation()],
     )
     both = zip(rows_of([7, 4]), rows_of([2, 3], seed=1), strict=True)
     shards = [{"data": train, "validation": validation} for train, validation in both]
@@ -567,7 +572,7 @@ def test_workers_draw_different_random_numbers(crew):
     drawn = Drawn()
     parts = ModelParts(net, sgd, nn.MSELoss())
     settings = FitSettings(
-        Goal(epochs=1), 4, 5, feature_cols=["x"], label_cols=["y"], callbacks=[drawn]
+        StoppingCriterion(epochs=1), 4, 5, feature_cols=["x"], label_cols=["y"], callbacks=[drawn]
     )
 
     sync = crew.sync

@@ -30,7 +30,7 @@ from bigdl.training.loss_form import (
     requiring_grad,
     rows_at,
 )
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 from bigdl.training.state import dumps
 
 WEIGHT = torch.tensor([1.0, 5.0, 0.25], dtype=torch.float64)
@@ -119,7 +119,7 @@ def fit(crew, shards, loss, *, model=classifier, optimizer=sgd, batch_size=4, **
     loss_weight = settings.pop("loss_weight", None)
     parts = ModelParts(model, optimizer, loss, loss_weight=loss_weight)
     settings = FitSettings(
-        Goal(epochs=2), batch_size, 5, feature_cols=["x"], label_cols=["c"], **settings
+        StoppingCriterion(epochs=2), batch_size, 5, feature_cols=["x"], label_cols=["c"], **settings
     )
     outcomes, messages = crew.run(
         lambda worker: trained(worker, parts, settings), [{"data": s} for s in shards]
@@ -298,7 +298,7 @@ def test_weights_of_rows_multiply_what_labels_count(crew, name):
     expected, _ = train_alone(classifier(), sgd, step_loss, shards, **options)
     parts = ModelParts(classifier, sgd, loss)
     settings = FitSettings(
-        Goal(epochs=2), 4, 5, feature_cols=["x"], label_cols=["c", "w"], weighted=True
+        StoppingCriterion(epochs=2), 4, 5, feature_cols=["x"], label_cols=["c", "w"], weighted=True
     )
     outcomes, _ = crew.run(
         lambda worker: trained(worker, parts, settings), [{"data": s} for s in shards]
@@ -315,7 +315,7 @@ def looked_at(loss, output, target):
     def loss_of(index):
         return loss(requiring_grad(rows_at(output, index, rows)), rows_at(target, index, rows))
 
-    return probe(loss_of, rows).kind
+    return probe(loss_of, rows).reduction
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 200])

@@ -22,10 +22,15 @@ from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
 from bigdl.runtime.collectives.rows import NumberedRows, RowExchange
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.position import Goal
+from bigdl.training.embedding_tables.growing import (
+    KeyIndex,
+    ids_of_keys,
+    keys_of_ids,
+    owners_of_keys,
+)
+from bigdl.training.embedding_tables.torch_model import whole
+from bigdl.training.position import StoppingCriterion
 from bigdl.training.state import loads
-from bigdl.training.tables.growing import KeyPlaces, ids_of_keys, keys_of_ids, owners_of_keys
-from bigdl.training.tables.torch_model import whole
 
 SHARDS = {"11": [11], "7+4": [7, 4], "9+0": [9, 0], "1+5+3+2": [1, 5, 3, 2]}
 OPTIMIZERS = {
@@ -86,7 +91,7 @@ def fit(
     """Train on a crew; what the run's newest checkpoint is then."""
     parts = ModelParts(model, optimizer, nn.MSELoss(), config=config or {})
     settings = FitSettings(
-        Goal(epochs=epochs),
+        StoppingCriterion(epochs=epochs),
         4,
         5,
         feature_cols=["i"],
@@ -183,7 +188,7 @@ def test_another_number_of_workers_goes_on(crew, run, sizes):
     half = fit(crew, run, shards_of([7, 4]), optimizer, epochs=1)
     parts = ModelParts(lookup, optimizer, nn.MSELoss())
     settings = FitSettings(
-        Goal(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"], run_url=run.url
+        StoppingCriterion(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"], run_url=run.url
     )
     doc, state = half.pack()
 
@@ -287,7 +292,7 @@ def test_wrong_use_gets_one_sentence(make, text):
 
 def test_a_fit_needs_a_shared_folder(crew):
     parts = ModelParts(lookup, optimizer_of("SGD"), nn.MSELoss())
-    settings = FitSettings(Goal(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"])
+    settings = FitSettings(StoppingCriterion(epochs=1), 4, 5, feature_cols=["i"], label_cols=["y"])
     with refused("argument-missing", "ShardedEmbedding", "model_dir"):
         crew.run(
             lambda worker: TorchFit(worker, TorchDistributedSync(worker), parts, settings),
@@ -564,7 +569,7 @@ def test_a_growing_table_goes_on_where_it_was(crew, run, tmp_path, kind, storage
         return
     config = options.pop("config")
     parts = ModelParts(growing, optimizer, nn.MSELoss(), config=config)
-    settings = FitSettings(Goal(epochs=1), 4, 5, ["i"], ["y"], run_url=run.url)
+    settings = FitSettings(StoppingCriterion(epochs=1), 4, 5, ["i"], ["y"], run_url=run.url)
     doc, state = half.pack()
 
     def program(worker):
@@ -665,7 +670,7 @@ def test_a_key_has_one_owner_and_one_place(ids, parts):
     for owner in range(parts):
         assert (owners[ends[owner] : ends[owner + 1]] == owner).all()
     assert ends[-1] == len(ids)
-    known = KeyPlaces()
+    known = KeyIndex()
     half = len(ids) // 2
     known.put(keys[:half], torch.arange(half) + 1)
     assert known.find(keys[half:]).tolist() == [0] * (len(ids) - half)

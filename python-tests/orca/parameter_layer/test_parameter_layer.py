@@ -8,7 +8,14 @@ from refusals import refused
 
 from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
 from bigdl.orca.parameter_layer.lars import LARS
-from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
+from bigdl.orca.parameter_layer.messages import (
+    CODECS,
+    FrameReader,
+    codec_for,
+    frames_of,
+    pack,
+    unpack,
+)
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, LayerStep, slice_bounds
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, changed, merge, merged
@@ -336,7 +343,7 @@ def test_frames_arrive_in_any_order(monkeypatch):
         *frames_of(b"G", 0, b""),
         *frames_of(b"S", 2, b"x"),
     ]
-    inbox = Inbox(reversed(sent))
+    inbox = FrameReader(reversed(sent))
     assert [bytes(m) for m in inbox.messages(b"G")] == [b"", b"of rank one"]
     assert bytes(inbox.message(b"S")) == b"x"
     assert inbox.message(b"R") is None
@@ -344,8 +351,8 @@ def test_frames_arrive_in_any_order(monkeypatch):
 
 def test_frames_on_lines_that_nobody_asked_for_are_passed_over():
     sent = [frame for line in range(4) for frame in frames_of(b"G", line, b"on it", line)]
-    assert len(Inbox(sent).messages(b"G")) == 4
-    assert len(Inbox(sent, (0, 2)).messages(b"G")) == 2
+    assert len(FrameReader(sent).messages(b"G")) == 4
+    assert len(FrameReader(sent, (0, 2)).messages(b"G")) == 2
 
 
 def test_buffers_are_merged_by_rows():

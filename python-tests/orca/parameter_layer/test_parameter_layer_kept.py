@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bigdl.orca.parameter_layer.barrier import StateFiles
-from bigdl.orca.parameter_layer.messages import Message
+from bigdl.orca.parameter_layer.messages import ArrayMessage
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.launch import launch
 from bigdl.runtime.worker import Worker
@@ -16,7 +16,7 @@ RANKS = 3
 
 def state(rank):
     """States differ in size, too."""
-    return Message({"rank": rank, "values": np.full(1000 * (rank + 1), rank, np.float32)})
+    return ArrayMessage({"rank": rank, "values": np.full(1000 * (rank + 1), rank, np.float32)})
 
 
 def in_processes(work, folder):

@@ -203,7 +203,7 @@ def exchanging(rank, ranks, place, near):
     import torch.distributed as dist
 
     from bigdl.orca.parameter_layer.barrier import MessageExchange
-    from bigdl.orca.parameter_layer.messages import Message, unpack
+    from bigdl.orca.parameter_layer.messages import ArrayMessage, unpack
     from bigdl.runtime.collectives.host_memory import HostExchange
     from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
     from bigdl.runtime.worker import Worker
@@ -224,17 +224,17 @@ def exchanging(rank, ranks, place, near):
         return np.full(size, 100 * turn + 10 * source + target, np.float32)
 
     for turn in (1, 2, 3, 0, 4, 1):
-        given = exchange([Message(message(rank, target, turn)) for target in range(ranks)])
+        given = exchange([ArrayMessage(message(rank, target, turn)) for target in range(ranks)])
         if not all(np.array_equal(unpack(given[n]), message(n, rank, turn)) for n in others):
             return False
     for beside in (0, 5_000, 500_000):  # in a letter, by itself, and too large for that
         doc = {"before": np.full(beside, rank), "large": np.full(1_000_000, rank)}
-        given = exchange([Message(doc)] * ranks)
+        given = exchange([ArrayMessage(doc)] * ranks)
         for name, size in (("before", beside), ("large", 1_000_000)):
             arrays = [unpack(each)[name] for each in given]
             if not all(np.array_equal(arrays[n], np.full(size, n)) for n in range(ranks)):
                 return False
-    given, coming = exchange.begin([Message(message(rank, n, 9)) for n in range(ranks)])
+    given, coming = exchange.begin([ArrayMessage(message(rank, n, 9)) for n in range(ranks)])
     arrays = [unpack(each) for each in given]
     for there in coming:
         here = slice(there // 4)

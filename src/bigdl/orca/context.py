@@ -36,7 +36,7 @@ __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 logger = logging.getLogger("bigdl.orca")
 
 
-class _State:
+class _Clusters:
     """The clusters that ``init_orca_context`` has started in this process."""
 
     lock = threading.RLock()
@@ -183,7 +183,7 @@ def init_orca_context(
 
     require_pyspark()
 
-    with _State.lock:
+    with _Clusters.lock:
         sc = spark.active_context()
         if sc is None and mode == "local":
             arguments.warn_of_memory(request.memory)
@@ -192,7 +192,7 @@ def init_orca_context(
                 given.add("cluster_mode")
             if not _is_ours(sc):
                 launch.use_this_python(sc)
-            if not _is_ours(sc) or request != _State.request:
+            if not _is_ours(sc) or request != _Clusters.request:
                 arguments.warn_ignored(
                     given, f"the active SparkContext (master {sc.master}) is reused"
                 )
@@ -221,7 +221,7 @@ def init_orca_context(
             else:
                 arguments.warn_ignored(given, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
-            _State.request = request
+            _Clusters.request = request
             launch.set_log_level(sc, log_level)
         ray_options = {name: kwargs[name] for name in arguments.RAY_OPTIONS if name in kwargs}
         OrcaRayContext._program_options.update(ray_options)
@@ -242,7 +242,7 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
     nodes = check_positive("num_nodes", num_nodes)
     of_node = None if cores is None else check_cores(cores)
     require_pyspark()
-    with _State.lock:
+    with _Clusters.lock:
         if spark.active_context() is not None:
             raise UsageError(
                 "A SparkContext is active in this process, which cannot have a session of Spark "
@@ -252,14 +252,14 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
         if memory != "2g":
             arguments.warn_ignored({"memory"}, "it is that of the Spark Connect server")
         told = None if nodes == 1 and cores is None else nodes, of_node
-        connected = ConnectedSession.connect(options.get("master"), conf, _State.connected)
+        connected = ConnectedSession.connect(options.get("master"), conf, _Clusters.connected)
         if connected is None:
             given = {name for name in ("master", "conf") if kwargs.get(name)}
             if cluster_mode is not None and cluster_mode.lower() not in arguments.CONNECT_MODES:
                 given.add("cluster_mode")
             arguments.warn_ignored(given, "the active session of Spark Connect is reused")
         else:
-            _State.connected = connected
+            _Clusters.connected = connected
             _stop_at_exit()
         cluster = active_spark()
         if cores is not None or nodes != 1 or connected is not None:
@@ -276,7 +276,7 @@ def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
         cores = check_cores(cores)
     elif cores is not None:
         arguments.warn_ignored({"cores"}, "the Ray at address has cores of its own")
-    with _State.lock:
+    with _Clusters.lock:
         active = OrcaRayContext._of_program
         if active is not None and active.initialized:
             logger.warning("The Ray that is active already is used: %r.", active)
@@ -290,9 +290,9 @@ def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
 
 
 def _stop_at_exit() -> None:
-    if _State.pid != os.getpid():
+    if _Clusters.pid != os.getpid():
         atexit.register(stop_orca_context)
-        _State.pid = os.getpid()
+        _Clusters.pid = os.getpid()
 
 
 def stop_orca_context() -> None:
@@ -319,8 +319,8 @@ def stop_orca_context() -> None:
     ...     print(error)
     No active SparkContext. Please create a SparkContext first: call init_orca_context
     """
-    with _State.lock:
-        if _State.pid not in (None, os.getpid()):
+    with _Clusters.lock:
+        if _Clusters.pid not in (None, os.getpid()):
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
@@ -346,7 +346,7 @@ def init_spark_with(
 
     if connect_session() is not None:
         raise UsageError(spark.NEEDS_CONTEXT, code="unsupported")
-    with _State.lock:
+    with _Clusters.lock:
         if spark.active_context() is None:
             arguments.refuse_spark_connect()
             _stop_launched()
@@ -358,13 +358,13 @@ def init_spark_with(
 
 def stop_own_cluster() -> None:
     """Stop the standalone cluster that this process started, if any, and the context on it."""
-    with _State.lock:
-        if _State.launched is not None and _State.launched.cluster is not None:
+    with _Clusters.lock:
+        if _Clusters.launched is not None and _Clusters.launched.cluster is not None:
             stop_orca_context()
 
 
 def _is_ours(sc: SparkContext) -> bool:
-    return _State.launched is not None and _State.launched.sc is sc
+    return _Clusters.launched is not None and _Clusters.launched.sc is sc
 
 
 def _is_submitted(mode: str) -> bool:
@@ -373,10 +373,14 @@ def _is_submitted(mode: str) -> bool:
 
 
 def _stop_launched() -> None:
-    launched, _State.launched, _State.request = _State.launched, None, None
+    launched, _Clusters.launched, _Clusters.request = (
+        _Clusters.launched,
+        None,
+        None,
+    )
     if launched is not None:
         launched.stop()
-    connected, _State.connected = _State.connected, None
+    connected, _Clusters.connected = _Clusters.connected, None
     if connected is not None:
         connected.stop()
 
@@ -404,10 +408,10 @@ def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
     """
     if launch.has_foreign_gateway():
         return launch.attach(properties, environment)
-    _State.launched = launch.LaunchedSpark.launch(
+    _Clusters.launched = launch.LaunchedSpark.launch(
         properties, environment, log_output=OrcaContext.log_output
     )
-    return _State.launched.sc
+    return _Clusters.launched.sc
 
 
 def _start_on_cluster(request: ContextRequest) -> SparkContext:
@@ -415,8 +419,8 @@ def _start_on_cluster(request: ContextRequest) -> SparkContext:
         code = submit.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
         sys.exit(code)  # what follows has been done there
-    _State.launched = submit.connect(request, log_output=OrcaContext.log_output)
-    return _State.launched.sc
+    _Clusters.launched = submit.connect(request, log_output=OrcaContext.log_output)
+    return _Clusters.launched.sc
 
 
 spark.SparkCluster.start_local = staticmethod(init_orca_context)

@@ -19,14 +19,14 @@ import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
-from bigdl.training.tables.growing import GrowingEmbedding as GrowingTable  # noqa: E402
-from bigdl.training.tables.keras_model import LayerRows  # noqa: E402
-from bigdl.training.tables.place import placed, placed_now  # noqa: E402
-from bigdl.training.tables.sharded import ShardedEmbedding as Table  # noqa: E402
-from bigdl.training.tables.sharded import ShardedTable, arrow_of  # noqa: E402
+from bigdl.training.embedding_tables.growing import GrowingEmbedding as GrowingTable  # noqa: E402
+from bigdl.training.embedding_tables.keras_model import LayerRows  # noqa: E402
+from bigdl.training.embedding_tables.placement import current_placement, table_placement  # noqa: E402
+from bigdl.training.embedding_tables.sharded import ShardedEmbedding as Table  # noqa: E402
+from bigdl.training.embedding_tables.sharded import ShardedTable, arrow_of  # noqa: E402
 
 if TYPE_CHECKING:
-    from bigdl.training.tables.place import Place
+    from bigdl.training.embedding_tables.placement import TablePlacement
 
 __all__ = ["GrowingEmbedding", "ShardedEmbedding"]
 
@@ -65,7 +65,7 @@ class _TableLayer(keras.layers.Layer):
         self.table_optimizer_name, self.learning_rate = optimizer, learning_rate
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
         self._model_optimizer: list = []  # in a list, so that it is no part of the layer
-        self._place: Place | None = placed_now()
+        self._place: TablePlacement | None = current_placement()
         # as seeds of initializers are drawn: alike on all workers
         self._seed = random.randint(1, 1 << 30)
         self.sharded_rows: LayerRows | None = None
@@ -87,7 +87,7 @@ class _TableLayer(keras.layers.Layer):
                 allowed=["float32", "float64"],
             )
         more.update(init=self._first_values, storage=self.storage, dtype=dtype)
-        with torch.random.fork_rng(devices=[]), placed(self._place):
+        with torch.random.fork_rng(devices=[]), table_placement(self._place):
             torch.manual_seed(self._seed)
             return kind(*sizes, **more)
 

@@ -29,7 +29,7 @@ from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
 from bigdl.training.position import RunSettings
-from bigdl.training.rest import LARGEST, as_ids, find_rows, row_ids, share_samples
+from bigdl.training.remaining_rows import LARGEST, as_ids, find_rows, row_ids, share_samples
 from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
@@ -282,11 +282,11 @@ class BatchSource(ABC):
     def ids_from(self, order: Any, start: int) -> np.ndarray | None:
         """Ids of the rows from a place of an order on; None if they cannot be told.
 
-        See :mod:`bigdl.training.rest`.
+        See :mod:`bigdl.training.remaining_rows`.
         """
 
     @abstractmethod
-    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+    def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
         """Return how many rows of the rest of an epoch are this worker's, and which; a collective.
 
         Parameters
@@ -510,7 +510,7 @@ class TensorShard(BatchSource):
             return None
         return self._ids[start:] if order is None else self._ids[order[start : len(order)]]
 
-    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+    def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
         share = find_rows(self._ids, left, sync)
         return int(share.sum()), share
 
@@ -912,7 +912,7 @@ class LoaderBatches(BatchSource):
     def ids_from(self, order: _Epoch, start: int) -> np.ndarray | None:
         return as_ids(order.indices[start:])
 
-    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+    def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
         share = share_samples(left, sync.rank, sync.world_size)
         return len(share), share
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.drawing import Chart, Scale
-from bigdl.training.figures import headline
+from bigdl.training.metrics import headline
 
 __all__ = ["FitChart", "PanelChart", "table_of"]
 

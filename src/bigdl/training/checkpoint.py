@@ -7,8 +7,8 @@ directory holds one folder per run and in it one folder per checkpoint::
     <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
         manifest.json     position, seed, history, size and checksum of the files
         model.pt  optimizer.pt  scheduler.pt  rng.pt
-        rows.*.npy        of tables that lie in slices on the workers (bigdl.training.slices),
-                          and ids of the rows that are left of an epoch (bigdl.training.rest)
+        rows.*.npy        rows of sharded tables (bigdl.training.slices), and ids of the
+                          remaining rows of an epoch (bigdl.training.remaining_rows)
 
 The numbers are the finished epochs and the finished steps of the epoch after them.
 A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
@@ -37,7 +37,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import disk_error, is_local_storage, open_file_system, write_reason
 from bigdl.training.manifest import FORMAT, check_fields, check_manifest
 from bigdl.training.position import Position
-from bigdl.training.rest import IDS
+from bigdl.training.remaining_rows import IDS
 from bigdl.training.slices import SavedSlices, file_name, write_slice
 
 logger = logging.getLogger("bigdl.orca")
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def left(self) -> SavedSlices | None:
-        """Ids of the rows that are left of an epoch, see :mod:`bigdl.training.rest`."""
+        """Ids of the rows that are left of an epoch, see :mod:`bigdl.training.remaining_rows`."""
         described = self.manifest.get(IDS)
         if not described or self.url is None:
             return None

@@ -1,8 +1,8 @@
 """A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
 
 An :class:`EpochRunner` runs epochs from parts that it is given.  :class:`Hooks` are the callbacks
-of a framework.  A :class:`Step` makes updates of the weights: in a worker, which has a part of
-every batch (:class:`WorkerStep`), or by the ranks of the parameter layer, from the driver
+of a framework.  A :class:`TrainingStep` makes updates of the weights: in a worker, which has a
+part of every batch (:class:`WorkerStep`), or by the ranks of the parameter layer, from the driver
 (``bigdl.orca.parameter_layer.fit``).  A :class:`Checkpointer` keeps states and goes back to
 them.  All share one
 :class:`FitContext` with the :class:`TrainState`.
@@ -40,15 +40,15 @@ from bigdl.training.checkpoint import (
     checkpoint_name,
     read_checkpoint,
 )
-from bigdl.training.figures import EpochSums, headline
+from bigdl.training.metrics import EpochSums, headline
 from bigdl.training.position import (
-    Goal,
     Position,
     RunSettings,
+    StoppingCriterion,
     TriggerState,
 )
 from bigdl.training.progress import Progress, progress_of
-from bigdl.training.rest import IDS, RestOfEpoch
+from bigdl.training.remaining_rows import IDS, RemainingBatches
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
 
@@ -136,7 +136,7 @@ class TrainingSession:
         """Go on from a state that was loaded."""
         with self._alone():
             self._resume(snapshot)
-            self._epochs = self.position.epochs_with_figures
+            self._epochs = self.position.epochs_with_metrics
             self._steps = self.position.global_step
 
     def fit(
@@ -151,7 +151,7 @@ class TrainingSession:
         policy: FailurePolicy,
         progress: str,
     ) -> list[dict[str, Any]]:
-        """Train to ``settings.goal``, which counts from the end of the last fit.
+        """Train to ``settings.stop_at``, which counts from the end of the last fit.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class TrainingSession:
         with self._alone():
             if resume is None:
                 self._is_resumed = False
-                self._epochs = self.position.epochs_with_figures
+                self._epochs = self.position.epochs_with_metrics
                 self._steps = self.position.global_step
             else:
                 self._load_resumed(resume)
@@ -180,20 +180,20 @@ class TrainingSession:
                 of_data = manifest.get("data"), manifest.get("data_identity")
                 if feed is not None and any(of_data):
                     feed = feed.at(*of_data)
-            first, goal = self._epochs, settings.goal
-            goal = Goal(
-                None if goal.epochs is None else self._epochs + goal.epochs,
-                None if goal.steps is None else self._steps + goal.steps,
+            first, stop_at = self._epochs, settings.stop_at
+            stop_at = StoppingCriterion(
+                None if stop_at.epochs is None else self._epochs + stop_at.epochs,
+                None if stop_at.steps is None else self._steps + stop_at.steps,
                 first,
             )
-            end = None if resume is None else self.position.end_of(goal)
+            end = None if resume is None else self.position.end_of(stop_at)
             if end is None:
                 if seed is not None:
                     self._seed = seed
-                settings = replace(settings, goal=goal, seed=self.seed)
+                settings = replace(settings, stop_at=stop_at, seed=self.seed)
                 self._train(engine, feed, program_of, settings, policy, progress_of(progress))
-                end = self.position.epochs_with_figures
-            figures = self.position.figures(first, end)
+                end = self.position.epochs_with_metrics
+            figures = self.position.epoch_metrics(first, end)
             self._epochs = end
             self._steps = figures[-1]["global_step"] if figures else self.position.global_step
             return figures
@@ -238,8 +238,8 @@ class TrainingSession:
         finally:
             progress.close()
         self._is_resumed = False
-        first = settings.goal.first
-        progress.finish(self.position.figures(first, self.position.epochs_with_figures))
+        first = settings.stop_at.first
+        progress.finish(self.position.epoch_metrics(first, self.position.epochs_with_metrics))
 
     def _load_resumed(self, resume: Any) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""
@@ -383,7 +383,7 @@ class TrainState:
 
     Attributes
     ----------
-    goal : Goal
+    stop_at : StoppingCriterion
     position : Position
         Another one once a checkpoint is restored.
     stop : bool
@@ -394,17 +394,17 @@ class TrainState:
         Steps of an epoch; None if that is not known.
     sums : EpochSums
         Of this worker and this epoch.
-    rest : RestOfEpoch or None
+    rest : RemainingBatches or None
         What another number of workers has left of an epoch.
     """
 
-    goal: Goal
+    stop_at: StoppingCriterion
     position: Position = field(default_factory=Position)
     stop: bool = False
     layout: Any = None
     epoch_steps: int | None = None
     sums: EpochSums = field(default_factory=EpochSums)
-    rest: RestOfEpoch | None = None
+    rest: RemainingBatches | None = None
     _first: dict[str, Any] | None = None  # what is shown of the first epoch that was finished
     _last: dict[str, Any] | None = None  # the same of the last one
 
@@ -412,7 +412,7 @@ class TrainState:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
         self.sums = EpochSums()
-        self._last = {**headline(entry), "epoch": entry["epoch"] - self.goal.first}
+        self._last = {**headline(entry), "epoch": entry["epoch"] - self.stop_at.first}
         self._first = self._first or self._last
 
     def entry(self) -> dict[str, Any]:
@@ -431,8 +431,8 @@ class TrainState:
         loss : float or None
         """
         return {
-            "epoch": self.position.epoch - self.goal.first,
-            "epochs": epochs - self.goal.first,
+            "epoch": self.position.epoch - self.stop_at.first,
+            "epochs": epochs - self.stop_at.first,
             "step": self.position.batch,
             "steps": steps,
             "loss": loss,
@@ -542,7 +542,7 @@ class Hooks(ABC):
         """Take over what :meth:`files` of any backend returned, or the model's file alone."""
 
 
-class Step(ABC):
+class TrainingStep(ABC):
     """The training step of a fit: one update, or the group of updates that are made together."""
 
     @property
@@ -613,7 +613,7 @@ class EpochRunner:
     context: FitContext
     triggers: Triggers
     hooks: Hooks
-    step: Step
+    step: TrainingStep
     checkpointer: Checkpointer
 
     def run(self) -> Any:
@@ -675,7 +675,7 @@ class EpochRunner:
     def _is_over(self, *, in_epoch: bool = False) -> bool:
         """Return True if the fit ends here, the same on every rank; maybe a collective."""
         state = self.context.state
-        return state.goal.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
+        return state.stop_at.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
 
 
 def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
@@ -707,7 +707,7 @@ def exchange(
     return everyone, next((each["types"] for each in everyone if each["types"]), None)
 
 
-class WorkerStep(Step):
+class WorkerStep(TrainingStep):
     """A training step in a worker, which has a part of every batch, and state of its own.
 
     Attributes
@@ -831,12 +831,12 @@ class WorkerCheckpointer(Checkpointer):
             self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
             self._step.put_sums(loads(files["rng.pt"]))
 
-    def _rest_of_epoch(self, left: SavedSlices) -> RestOfEpoch:
+    def _rest_of_epoch(self, left: SavedSlices) -> RemainingBatches:
         """Share the rows that are left of an epoch among the workers; a collective."""
-        count, share = self._step.source.share_of_rest(left, self._sync)
+        count, share = self._step.source.share_of_remaining(left, self._sync)
         rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
         layout, position = self._state.layout, self._state.position
-        return RestOfEpoch(
+        return RemainingBatches(
             rows,
             layout.batch_size,
             layout.drop_last,
@@ -952,7 +952,7 @@ class WorkerCheckpointer(Checkpointer):
         return folder, {name: [each[name] for each in everyone] for name in slices}
 
     def finish(self, is_changed: bool) -> dict[str, Any]:
-        self._state.position.end_fit(self._state.goal)
+        self._state.position.end_fit(self._state.stop_at)
         if is_changed or self._directory is None or self._saved != self._state.position.to_json():
             self.save(is_last=True, topic="final")
         self._writer.wait()

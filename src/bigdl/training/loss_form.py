@@ -390,24 +390,24 @@ MIXED = "it is a sum of terms that are divided by different counts"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """The result of a probe.
 
     Attributes
     ----------
-    kind : {"", "rows", "sum", "divisor", "unknown"}
+    reduction : {"", "rows", "sum", "divisor", "unknown"}
         "" where it could not be told, as for a loss of 0.
     reason : str
         Why it is unknown.
     """
 
-    kind: str = ""
+    reduction: str = ""
     reason: str = ""
 
     @property
     def code(self) -> float:
         """The kind as a number, for other workers."""
-        return float(_CODES.index(self.kind))
+        return float(_CODES.index(self.reduction))
 
 
 def agreed(codes: Sequence[float]) -> str:
@@ -416,12 +416,12 @@ def agreed(codes: Sequence[float]) -> str:
     Parameters
     ----------
     codes : sequence of float
-        :attr:`Finding.code` of all of them.
+        :attr:`ProbeResult.code` of all of them.
     """
-    kinds = {_CODES[int(code)] for code in codes} - {""}
-    if len(kinds) <= 1:
-        return next(iter(kinds), "")
-    return DIVISOR if kinds == {ROWS, DIVISOR} else UNKNOWN
+    reductions = {_CODES[int(code)] for code in codes} - {""}
+    if len(reductions) <= 1:
+        return next(iter(reductions), "")
+    return DIVISOR if reductions == {ROWS, DIVISOR} else UNKNOWN
 
 
 _TOLERANCES = {"float64": 1e-8, "float32": 5e-5}  # of rounding, by dtype
@@ -432,7 +432,7 @@ def tolerance_of(dtype: str) -> float:
     return _TOLERANCES.get(dtype.removeprefix("torch."), 3e-2)
 
 
-def probe(loss_of: Callable[[torch.Tensor], Any], rows: int) -> Finding:
+def probe(loss_of: Callable[[torch.Tensor], Any], rows: int) -> ProbeResult:
     """Find out how the loss of a batch follows from the losses of its parts.
 
     Parameters
@@ -442,11 +442,11 @@ def probe(loss_of: Callable[[torch.Tensor], Any], rows: int) -> Finding:
     rows : int
         Of the batch, at least 1.
     """
-    return probe_parts(lambda index: Part.of(loss_of(index), len(index)), rows)
+    return probe_parts(lambda index: PartialLoss.of(loss_of(index), len(index)), rows)
 
 
-def probe_parts(part_of: Callable[[torch.Tensor], Part], rows: int) -> Finding:
-    """Do as :func:`probe`; `part_of` gives the loss of some rows as a :class:`Part`."""
+def probe_parts(part_of: Callable[[torch.Tensor], PartialLoss], rows: int) -> ProbeResult:
+    """Do as :func:`probe`; `part_of` gives the loss of some rows as a :class:`PartialLoss`."""
     count = min(rows, _PROBED_ROWS)
     everything = torch.arange(count)
     cut = max(1, count // 3)
@@ -459,12 +459,12 @@ def probe_parts(part_of: Callable[[torch.Tensor], Part], rows: int) -> Finding:
         pairs = [(part_of(one), part_of(other)) for one, other in splits]
     except Exception as error:  # of the user's function
         text = " ".join(str(error).split())[:200]
-        return Finding(UNKNOWN, f"it cannot be computed for a part of a batch ({text})")
+        return ProbeResult(UNKNOWN, f"it cannot be computed for a part of a batch ({text})")
     return _judged(whole, pairs)
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialLoss:
     """The loss of some rows.
 
     Attributes
@@ -483,7 +483,7 @@ class Part:
     tolerance: float
 
     @classmethod
-    def of(cls, loss: Any, rows: int) -> Part:
+    def of(cls, loss: Any, rows: int) -> PartialLoss:
         """Return what there is to know of a loss of torch."""
         if not isinstance(loss, torch.Tensor):
             return cls(float(loss), rows, None, 2e-4)
@@ -500,7 +500,7 @@ class Part:
         return 0.0 if number == 0.0 else self.loss * number
 
 
-def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
+def _judged(whole: PartialLoss, pairs: Sequence[tuple[PartialLoss, PartialLoss]]) -> ProbeResult:
     parts = [part for pair in pairs for part in pair]
     everything = [whole, *parts]
     forms = [part.form for part in everything]
@@ -508,16 +508,16 @@ def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
     if is_read and not all(
         cast("LossForm", f).is_like(cast("LossForm", whole.form)) for f in forms
     ):
-        return Finding(UNKNOWN, MIXED)
+        return ProbeResult(UNKNOWN, MIXED)
     if whole.divisor == 0.0 or (math.isnan(whole.loss) and not is_read):
-        return Finding()
+        return ProbeResult()
     if any(math.isnan(part.loss) and part.divisor != 0.0 for part in everything):
-        return Finding()
+        return ProbeResult()
     size = max(abs(part.loss) for part in everything if not math.isnan(part.loss))
     if size == 0.0 or math.isinf(size):
-        return Finding()
+        return ProbeResult()
 
-    def fits(expected: Callable[[Part, Part], float]) -> bool:
+    def fits(expected: Callable[[PartialLoss, PartialLoss], float]) -> bool:
         return all(abs(whole.loss - expected(*pair)) <= whole.tolerance * size for pair in pairs)
 
     is_sum = fits(lambda one, other: one.times(1.0) + other.times(1.0))
@@ -526,7 +526,7 @@ def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
     )
     if is_read and all(math.isclose(part.divisor, whole.divisor) for part in parts):
         if is_sum:
-            return Finding(SUM)
+            return ProbeResult(SUM)
     elif is_read:
         adds_up = all(
             math.isclose(one.divisor + other.divisor, whole.divisor, rel_tol=1e-4)
@@ -540,13 +540,13 @@ def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
         )
         if is_weighted:
             is_even = is_mean and all(form and form.is_even for form in forms)
-            return Finding(ROWS if is_even else DIVISOR)
+            return ProbeResult(ROWS if is_even else DIVISOR)
     elif is_sum:
-        return Finding(SUM)
+        return ProbeResult(SUM)
     if is_mean:
-        return Finding(ROWS)
+        return ProbeResult(ROWS)
     one, other = pairs[0]
-    return Finding(
+    return ProbeResult(
         UNKNOWN,
         f"of {whole.rows} rows it is {whole.loss:.5g}, of {one.rows} and the other {other.rows} of "
         f"them {one.loss:.5g} and {other.loss:.5g}, which gives neither a mean nor a sum",
@@ -566,20 +566,23 @@ class LossWeights:
     ----------
     known : {"", "rows", "sum"}
         What is known of the loss without a look; "" if it has to be looked at.
-    given : callable, {"rows", "sum"} or None
-        ``loss_weight`` of the Estimator: ``given(output, target)`` is what a batch counts.
+    loss_weight : callable, {"rows", "sum"} or None
+        ``loss_weight`` of the Estimator: ``loss_weight(output, target)`` is what a batch counts.
 
     Attributes
     ----------
-    kind : {"", "rows", "sum", "divisor", "unknown"}
+    reduction : {"", "rows", "sum", "divisor", "unknown"}
     reason : str
         Why it is unknown.
     """
 
-    def __init__(self, known: str = "", given: Any = None):
-        self._given = given if callable(given) else None
-        self.kind = given if isinstance(given, str) else DIVISOR if given is not None else known
-        self.is_known = bool(self.kind)
+    def __init__(self, known: str = "", loss_weight: Any = None):
+        self._loss_weight = loss_weight if callable(loss_weight) else None
+        if isinstance(loss_weight, str):
+            self.reduction = loss_weight
+        else:
+            self.reduction = known if loss_weight is None else DIVISOR
+        self.is_known = bool(self.reduction)
         self.reason = ""
         self._asked = 0
         self._last = 1.0  # what a row counted last
@@ -587,12 +590,12 @@ class LossWeights:
 
     @property
     def is_sum(self) -> bool:
-        return self.kind == SUM
+        return self.reduction == SUM
 
     @property
     def is_uneven(self) -> bool:
         """True if workers have to tell each other what their parts count."""
-        return self.kind == DIVISOR
+        return self.reduction == DIVISOR
 
     def is_due(self) -> bool:
         """Count a batch; return True if the loss should be looked at with it, on all ranks alike.
@@ -601,21 +604,21 @@ class LossWeights:
         that.
         """
         self._asked += 1
-        return not self.kind or self._asked & (self._asked - 1) == 0
+        return not self.reduction or self._asked & (self._asked - 1) == 0
 
-    def settle(self, kind: str, reason: str = "") -> bool:
+    def settle(self, reduction: str, reason: str = "") -> bool:
         """Take over what workers agree on; return True if that is new and nobody can know it."""
-        if kind == "" or kind == self.kind or self.kind == UNKNOWN:
+        if reduction == "" or reduction == self.reduction or self.reduction == UNKNOWN:
             return False
-        if kind == UNKNOWN:
+        if reduction == UNKNOWN:
             # a form that was found stays: the batches in between were right by it
             is_new, self.reason = not self.reason, reason or "batches differ in what it is"
-            self.kind = self.kind or UNKNOWN
+            self.reduction = self.reduction or UNKNOWN
             return is_new
-        if not self.kind:
-            self.kind = kind
-        elif kind == DIVISOR:
-            self.kind = DIVISOR
+        if not self.reduction:
+            self.reduction = reduction
+        elif reduction == DIVISOR:
+            self.reduction = DIVISOR
         return False
 
     def of(self, loss: Any, output: Any, target: Any, rows: int) -> float:
@@ -628,10 +631,10 @@ class LossWeights:
         output, target : object
         rows : int
         """
-        if self._given is not None:
+        if self._loss_weight is not None:
             with torch.no_grad():
-                return float(self._given(output, target))
-        return self.divisor_of(loss, rows) if self.kind == DIVISOR else float(rows)
+                return float(self._loss_weight(output, target))
+        return self.divisor_of(loss, rows) if self.reduction == DIVISOR else float(rows)
 
     def divisor_of(self, loss: Any, rows: int) -> float:
         """Return what the loss of a part of a batch is divided by, as far as it can be read."""

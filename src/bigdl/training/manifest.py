@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.training.figures import EpochSums
-from bigdl.training.rest import IDS
+from bigdl.training.metrics import EpochSums
+from bigdl.training.remaining_rows import IDS
 
 FORMAT = 1
 

@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Goal:
+class StoppingCriterion:
     """End of a fit, counted from the start of the run: after an epoch or after a step.
 
     Attributes
@@ -53,7 +53,7 @@ class Goal:
     def is_begun(self, position: Position) -> bool:
         """Return True if some of this fit is done already, as in one that is resumed."""
         is_within_epoch = position.batch > 0 and position.partial is None
-        return position.epochs_with_figures > self.first or is_within_epoch
+        return position.epochs_with_metrics > self.first or is_within_epoch
 
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
         """The epoch that ends the run, where an epoch has so many batches.
@@ -70,7 +70,7 @@ class Goal:
             return self.epochs or 0
         left = self.steps - position.global_step
         begun = -(-position.batch // accumulate) if position.partial is None else 0
-        return position.epochs_with_figures + -(-(left + begun) // -(-batches // accumulate))
+        return position.epochs_with_metrics + -(-(left + begun) // -(-batches // accumulate))
 
     @property
     def key(self) -> str:
@@ -117,7 +117,7 @@ class Position:
         return {"step" if k == "batch" else k: v for k, v in asdict(self).items()}
 
     @property
-    def epochs_with_figures(self) -> int:
+    def epochs_with_metrics(self) -> int:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
 
@@ -128,26 +128,26 @@ class Position:
         self.epoch += 1
         self.batch = 0
 
-    def end_fit(self, goal: Goal) -> None:
+    def end_fit(self, criterion: StoppingCriterion) -> None:
         """Note where a fit has ended, if that is before its goal."""
-        if not goal.is_reached(self):
-            self.ends[goal.key] = self.epochs_with_figures
+        if not criterion.is_reached(self):
+            self.ends[criterion.key] = self.epochs_with_metrics
 
-    def figures(self, first: int, last: int) -> list[dict[str, Any]]:
+    def epoch_metrics(self, first: int, last: int) -> list[dict[str, Any]]:
         """Figures of the epochs after `first`, up to `last`."""
         everything = [*self.history, *([self.partial] if self.partial else [])]
         return [entry for entry in everything if first < entry["epoch"] <= last]
 
-    def end_of(self, goal: Goal) -> int | None:
+    def end_of(self, criterion: StoppingCriterion) -> int | None:
         """Epoch of the last figures of the fit with this goal; None if it has not ended."""
-        if goal.key in self.ends:
-            return self.ends[goal.key]
-        if not goal.is_reached(self):
+        if criterion.key in self.ends:
+            return self.ends[criterion.key]
+        if not criterion.is_reached(self):
             return None
-        if goal.steps is None:
-            return goal.epochs
-        passed = (e["epoch"] for e in self.history if e["global_step"] >= goal.steps)
-        return next(passed, self.epochs_with_figures)
+        if criterion.steps is None:
+            return criterion.epochs
+        passed = (e["epoch"] for e in self.history if e["global_step"] >= criterion.steps)
+        return next(passed, self.epochs_with_metrics)
 
     def __str__(self) -> str:
         return f"epoch {self.epoch + 1}, step {self.batch}" if self.global_step else "the start"
@@ -484,7 +484,7 @@ class RunSettings:
 
     Attributes
     ----------
-    goal : Goal
+    stop_at : StoppingCriterion
         Where to stop; epochs and steps are counted on from fit to fit.
     batch_size : int
         Rows of a batch over all workers together.
@@ -510,7 +510,7 @@ class RunSettings:
         Of a fit by the parameter layer.
     """
 
-    goal: Goal
+    stop_at: StoppingCriterion
     batch_size: int
     seed: int = 0
     shuffle: bool = field(default=True, kw_only=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bigdl.training.figures import headline
+from bigdl.training.metrics import headline
 
 __all__ = [
     "EpochLines",

@@ -1,8 +1,8 @@
 """The Spark engine: N workers as the N tasks of one barrier stage.
 
 With dynamic allocation, where Spark has no barrier stages, they are a
-:class:`~bigdl.orca.engines.gang.Gang` of ordinary tasks.  The stage is always the result stage of
-its job, collected directly: as such Spark does not run it again by itself, and the FailurePolicy
+:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers` of ordinary tasks.  The stage is always
+the result stage of its job, collected directly: as such Spark does not run it again by itself, and the FailurePolicy
 alone decides about retries.  Rendezvous and everything else between driver and workers goes through
 the :mod:`~bigdl.runtime.channel`, since Spark's own ``barrier()`` and ``allGather()`` look once a
 second.
@@ -32,7 +32,7 @@ from bigdl.orca.cluster.spark_calls import (
 )
 from bigdl.orca.cluster.versions import settings_for_every_task
 from bigdl.orca.engines import rank0
-from bigdl.orca.engines.gang import DecommissionWatch, Gang, StageRepeated
+from bigdl.orca.engines.dynamic_workers import DecommissionWatch, DynamicWorkers, StageRepeated
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -232,7 +232,7 @@ class SparkJob(Job):
         if self._is_gang:
             cluster, is_first = self._engine.cluster, self._attempts - self._repeats == 1
             patience, world_size = self._engine.patience, self.num_workers
-            gang = Gang(
+            gang = DynamicWorkers(
                 line, world_size, patience, lambda: cluster.slots() > 0, call.cancel, is_first
             )
             poll = gang.poll_with(poll)

@@ -25,7 +25,13 @@ import numpy as np
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.parameter_layer.messages import Message, RankState, Received, pack, unpack
+from bigdl.orca.parameter_layer.messages import (
+    ArrayMessage,
+    RankState,
+    ReceivedMessage,
+    pack,
+    unpack,
+)
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
 from bigdl.orca.parameter_layer.rank import Rank, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
@@ -192,13 +198,13 @@ class MessageExchange:
         self._memory: dict[int, Any] = {}  # for large messages, by the rank that they are from
 
     def __call__(
-        self, messages: Sequence[Message], into: Sequence[np.ndarray] | None = None
+        self, messages: Sequence[ArrayMessage], into: Sequence[np.ndarray] | None = None
     ) -> list:
         """Give a message to every rank.
 
         Parameters
         ----------
-        messages : sequence of Message
+        messages : sequence of ArrayMessage
             One for each rank; the same one may go to several.
         into : sequence of ndarray, optional
             For each rank an array where the large part of its message may be put, if it is as long
@@ -206,7 +212,7 @@ class MessageExchange:
 
         Returns
         -------
-        list of bytes-like, Message or Received
+        list of bytes-like, ArrayMessage or ReceivedMessage
             What the ranks gave, in their order, the own one as it was. They stay as they are until
             the next call.
 
@@ -219,13 +225,13 @@ class MessageExchange:
         return exchanged
 
     def begin(
-        self, messages: Sequence[Message], into: Sequence[np.ndarray] | None = None
+        self, messages: Sequence[ArrayMessage], into: Sequence[np.ndarray] | None = None
     ) -> tuple[list, Iterator[int]]:
         """Begin the same; the largest arrays are still to come.
 
         Returns
         -------
-        list of bytes-like, Message or Received
+        list of bytes-like, ArrayMessage or ReceivedMessage
             What the ranks gave, but for what is to come.
         iterator of int
             To go through it carries them: so many bytes of each have come. When it ends, all have.
@@ -238,7 +244,7 @@ class MessageExchange:
 
         by_gloo = [rank for rank in range(sync.world_size) if rank not in {*peers, sync.rank}]
         distinct = {id(messages[rank]): messages[rank] for rank in by_gloo}
-        parcels = {number: _Parcel.of(message) for number, message in distinct.items()}
+        parcels = {number: SplitMessage.of(message) for number, message in distinct.items()}
         sent = {rank: parcels[id(messages[rank])] for rank in by_gloo}
         can_ring = not peers and len(distinct) == 1 and sync.world_size > 2  # two are one anyway
         letters = np.zeros((sync.world_size, _LETTER), np.uint8)
@@ -264,7 +270,7 @@ class MessageExchange:
         exchanged[sync.rank] = messages[sync.rank]
         return exchanged, coming
 
-    def _placed(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+    def _placed(self, messages: Sequence[ArrayMessage]) -> list[tuple[int, ...]]:
         """Where peers on this machine read the messages; zeros for all others."""
         distinct = {id(messages[rank]): messages[rank].parts for rank in self._near.neighbours}
         written = self._near.write(list(distinct.values())) if distinct else []
@@ -274,7 +280,7 @@ class MessageExchange:
 
     def _by_gloo(
         self,
-        sent: "dict[int, _Parcel]",
+        sent: "dict[int, SplitMessage]",
         letters: dict[int, np.ndarray],
         into: Sequence[np.ndarray] | None,
         is_ring: bool,
@@ -309,7 +315,7 @@ class MessageExchange:
                 else:
                     memory = self._room(source, size)
                 arriving[source] = list(memory.split(_LARGE))
-                messages[source] = Received(rest[:head], memory.numpy(), rest[head:])
+                messages[source] = ReceivedMessage(rest[:head], memory.numpy(), rest[head:])
             for rank, parcel in sent.items():
                 if parcel.is_long:
                     works.append(dist.isend(parcel.rest_alone, rank))
@@ -390,7 +396,7 @@ class MessageExchange:
 
 
 @dataclass(frozen=True)
-class _Parcel:
+class SplitMessage:
     """A message for a socket, of which a large part is sent from where it lies.
 
     Attributes
@@ -424,7 +430,7 @@ class _Parcel:
         return [] if self.large is None else list(self.large.split(_LARGE))
 
     @classmethod
-    def of(cls, message: Message) -> "_Parcel":
+    def of(cls, message: ArrayMessage) -> "SplitMessage":
         """The parcel of a message; with several large parts all of it is one."""
         import torch
 
@@ -441,7 +447,7 @@ class _Parcel:
         return cls((len(head), len(array), len(tail)), head + tail, torch.from_numpy(array))
 
 
-_NOTHING = _Parcel((0, 0, 0))
+_NOTHING = SplitMessage((0, 0, 0))
 # bytes of a letter's fields: if the message may go around, its sizes, where a neighbour reads it
 _FIELDS = np.dtype(np.int64).itemsize * (1 + len(_NOTHING.sizes) + HostExchange.FIELDS)
 
@@ -484,22 +490,24 @@ class StateFiles:
             return None
         senders = [held_by[0] for held_by in holders]
         messages = [
-            Message(np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None)
+            ArrayMessage(
+                np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None
+            )
             for rank, sender in enumerate(senders)
         ]
         return unpack(self._exchange(messages)[senders[own]])
 
-    def write(self, name: str, state: Message) -> None:
+    def write(self, name: str, state: ArrayMessage) -> None:
         """Keep the own state, and the copies of others' that belong here."""
         ranks, own = range(self._sync.world_size), self._sync.rank
         with open(self._path(name, own), "wb") as file:
             file.writelines(state.parts)
         copy_holders = [self._copy_holder(rank) for rank in ranks]
-        messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
+        messages = [state if rank == copy_holders[own] else ArrayMessage(None) for rank in ranks]
         for rank, data in enumerate(self._exchange(messages)):
             if copy_holders[rank] == own != rank:
                 with open(self._path(name, rank), "wb") as file:
-                    file.writelines(data.parts if isinstance(data, Received) else [data])
+                    file.writelines(data.parts if isinstance(data, ReceivedMessage) else [data])
 
     def _copy_holder(self, rank):
         """Return the rank that has the copy: the next one in another place, or the rank itself."""

@@ -118,7 +118,7 @@ _ALIGN = 8
 _ARRAY = "__array__"  # key of what stands for one in the JSON: place, dtype, shape, is a tensor
 
 
-class Message:
+class ArrayMessage:
     """A document with arrays that nobody has copied yet; ``len`` is the number of its bytes.
 
     The arrays must not change before it has been copied to where it goes.
@@ -165,7 +165,7 @@ class Message:
         return _filled(self._text, lambda place, dtype, shape: self._arrays[place].reshape(shape))
 
 
-class Received:
+class ReceivedMessage:
     """A message that came in as three pieces, of which the middle one may lie anywhere.
 
     Parameters
@@ -202,8 +202,8 @@ class Received:
 
 
 def pack(doc: Any) -> bytes:
-    """A document as bytes; see :class:`Message`."""
-    return bytes(Message(doc))
+    """A document as bytes; see :class:`ArrayMessage`."""
+    return bytes(ArrayMessage(doc))
 
 
 def unpack(data: Any) -> Any:
@@ -211,9 +211,9 @@ def unpack(data: Any) -> Any:
 
     Parameters
     ----------
-    data : bytes-like, Message or Received
+    data : bytes-like, ArrayMessage or ReceivedMessage
     """
-    if isinstance(data, Message | Received):
+    if isinstance(data, ArrayMessage | ReceivedMessage):
         return data.opened()
     view = memoryview(data)
     end = _HEADER.size + _HEADER.unpack_from(view)[0]
@@ -265,11 +265,11 @@ def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[by
         One character.
     source : int
         The rank that it is from.
-    data : bytes-like or Message
+    data : bytes-like or ArrayMessage
     line : int
         Those who do not read this line pass over it.
     """
-    parts = data.parts if isinstance(data, Message) else [data]
+    parts = data.parts if isinstance(data, ArrayMessage) else [data]
     count = max(1, -(-len(data) // PAYLOAD_BYTES))
     for number, payload in enumerate(_payloads(parts, count)):
         yield b"".join((_FRAME.pack(kind, line, False, source, number, count), *payload))
@@ -294,7 +294,7 @@ def _payloads(parts, count) -> Iterator[list[memoryview]]:
         yield payload
 
 
-class Inbox:
+class FrameReader:
     """The frames that a task is given, read to the end and put in order.
 
     Spark fetches blocks in any order, and re-uses a Python worker only if its task has read all
@@ -350,10 +350,10 @@ class Packable:
         """Return all of it as bytes."""
         return bytes(self.message())
 
-    def message(self) -> Message:
+    def message(self) -> ArrayMessage:
         """Return a view of it."""
         arrays = {name: list(getattr(self, name).items()) for name in self.numbered}
-        return Message({**vars(self), **arrays})
+        return ArrayMessage({**vars(self), **arrays})
 
     @classmethod
     def unpack(cls, data: Any) -> Self:

@@ -18,14 +18,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.plan import places_of
+from bigdl.orca.parameter_layer.plan import ranges_of
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from bigdl.orca.parameter_layer.messages import RankState
-    from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Segment
+    from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, ParameterSegment
 
 _ELEMENTWISE = (
     "SGD",
@@ -113,7 +113,7 @@ def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
 def update_slice(
     plan: LayerPlan,
     hyper: Sequence[dict],
-    segments: Sequence[Segment],
+    segments: Sequence[ParameterSegment],
     state: RankState,
     gradient: np.ndarray,
     absent: Collection[int],
@@ -127,7 +127,7 @@ def update_slice(
     plan : LayerPlan
     hyper : sequence of dict
         The parameter groups without their parameters.
-    segments : sequence of Segment
+    segments : sequence of ParameterSegment
     state : RankState
         Its weights, and the optimizer's state of each segment, are changed.
     gradient : ndarray of float32
@@ -146,7 +146,7 @@ def update_slice(
     vector, slopes = torch.from_numpy(state.weights), torch.from_numpy(gradient)
     tensors, rows = [], touched or {}
     members: list[list] = [[] for _ in hyper]  # of the parameter groups
-    for segment, place in zip(segments, places_of(segments, rows), strict=True):
+    for segment, place in zip(segments, ranges_of(segments, rows), strict=True):
         tensor, slope = segment.of(vector), slopes[place]
         if segment.width:
             numbers = torch.from_numpy(rows[segment.parameter])[None]

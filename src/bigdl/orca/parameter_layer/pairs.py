@@ -28,7 +28,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import one_row, reported, task_directory
 from bigdl.orca.cluster.versions import python_rdd_command
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
-from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
+from bigdl.orca.parameter_layer.messages import FrameReader, frames_of, pack, unpack
 from bigdl.runtime.jobs import active_jobs
 from bigdl.runtime.task import describe, read_input, read_to_end
 
@@ -192,7 +192,7 @@ class Pairs:
         return entry[1]
 
 
-class Rows:
+class SpooledRows:
     """The rows of a feed as handles in N partitions.
 
     Parameters
@@ -247,7 +247,7 @@ class Rows:
 
             close_replicas()
             for frame in frames:
-                doc = Inbox([frame]).document(b"H")
+                doc = FrameReader([frame]).document(b"H")
                 for spool in doc["spools"].values():
                     remove_spool(spool["path"])
                 remove_spool(doc["messages"])

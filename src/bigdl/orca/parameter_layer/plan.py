@@ -46,7 +46,7 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ParameterSegment:
     """The part of a parameter that lies in a slice.
 
     Attributes
@@ -116,7 +116,7 @@ class FlatLayout:
                 return place - (place - start) % width
         return place
 
-    def segments(self, rank: int) -> list[Segment]:
+    def segments(self, rank: int) -> list[ParameterSegment]:
         """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
         low, high = self.bounds[rank]
         segments = []
@@ -128,7 +128,7 @@ class FlatLayout:
             if first < last:
                 width = self.widths[number]
                 row = (first - start) // width if width else 0
-                segments.append(Segment(number, first - low, last - low, width, row))
+                segments.append(ParameterSegment(number, first - low, last - low, width, row))
         return segments
 
     def cut(self, touched: Mapping[int, np.ndarray]) -> list[tuple[slice, dict[int, np.ndarray]]]:
@@ -151,7 +151,7 @@ class FlatLayout:
             segments = self.segments(rank)
             tables = [each for each in segments if each.width]
             rows = {each.parameter: each.touched(touched[each.parameter]) for each in tables}
-            stop = start + sum(place.stop - place.start for place in places_of(segments, rows))
+            stop = start + sum(place.stop - place.start for place in ranges_of(segments, rows))
             parts.append((slice(start, stop), rows))
             start = stop
         return parts
@@ -165,7 +165,9 @@ class FlatLayout:
         return [vector[start:stop] for start, stop in itertools.pairwise(self.offsets)]
 
 
-def places_of(segments: Sequence[Segment], touched: Mapping[int, np.ndarray]) -> list[slice]:
+def ranges_of(
+    segments: Sequence[ParameterSegment], touched: Mapping[int, np.ndarray]
+) -> list[slice]:
     """Return where segments lie in a vector that has the touched rows of tables alone."""
     lengths = [
         len(touched[each.parameter]) * each.width if each.width else each.stop - each.start

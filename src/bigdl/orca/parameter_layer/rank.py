@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.parameter_layer.messages import Message, Packable, RankState, codec_for, unpack
+from bigdl.orca.parameter_layer.messages import ArrayMessage, Packable, RankState, codec_for, unpack
 from bigdl.orca.parameter_layer.optimizers import update_slice
-from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Segment, places_of
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, ParameterSegment, ranges_of
 from bigdl.orca.parameter_layer.stragglers import run_within
 from bigdl.runtime.task import read_to_end
 
@@ -153,16 +153,16 @@ class Rank:
         return began_at, time.perf_counter() - read_s
 
     @functools.cached_property
-    def _segments(self) -> list[Segment]:
+    def _segments(self) -> list[ParameterSegment]:
         return self._geometry.segments(self.rank)
 
-    def weights(self, state: RankState) -> Message:
+    def weights(self, state: RankState) -> ArrayMessage:
         """The own slice of the weights, or its changed rows, and buffers, for all ranks."""
         weights, rows = state.weights, self._touched
         if rows is not None:
             parts = [_elements(weights, each, rows).reshape(-1) for each in self._segments]
             weights = np.concatenate([weights[:0], *parts])  # a slice may have no segment
-        return Message(
+        return ArrayMessage(
             {
                 "weights": self._weights_codec.encode(weights),
                 "touched": None if rows is None else list(rows.items()),
@@ -198,7 +198,7 @@ class Rank:
                 part[:] = decoded
             return
         rows, segments = dict(received["touched"]), self._geometry.segments(owner)
-        for segment, place in zip(segments, places_of(segments, rows), strict=True):
+        for segment, place in zip(segments, ranges_of(segments, rows), strict=True):
             here, values = segment.of(part), decoded[place]
             if segment.width:
                 here[rows[segment.parameter]] = values.reshape(-1, segment.width)
@@ -212,12 +212,12 @@ class Rank:
         weights: Sequence,
         residual: np.ndarray | None = None,
         vector: np.ndarray | None = None,
-    ) -> tuple[list[Message], np.ndarray | None]:
+    ) -> tuple[list[ArrayMessage], np.ndarray | None]:
         """Compute on the own rows.
 
         Parameters
         ----------
-        weights : sequence of bytes-like or Message
+        weights : sequence of bytes-like or ArrayMessage
             What :meth:`weights` gave on every owner.
         residual : ndarray, optional
             Of the state.
@@ -226,7 +226,7 @@ class Rank:
 
         Returns
         -------
-        list of Message, ndarray or None
+        list of ArrayMessage, ndarray or None
             A piece for every owner, and the new residual.
         """
         began_at, started = self._begin()
@@ -289,7 +289,7 @@ class Rank:
 
         Parameters
         ----------
-        pieces : sequence of bytes-like, Message or Received
+        pieces : sequence of bytes-like, ArrayMessage or ReceivedMessage
         coming : iterable of int, optional
             Bytes of their gradients that are there; when it ends, all are.
         """
@@ -343,18 +343,18 @@ class Rank:
             touched=touched,
         )
 
-    def statistics(self, summed: Contribution, state: RankState) -> Message:
+    def statistics(self, summed: Contribution, state: RankState) -> ArrayMessage:
         """Sums of squares of the own slice, for all ranks."""
         plan = self._plan
         squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
-            places = places_of(self._segments, summed.touched)
+            places = ranges_of(self._segments, summed.touched)
             for segment, place in zip(self._segments, places, strict=True):
                 slices = state.weights[segment.start : segment.stop], summed.gradient[place]
                 both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
-        return Message(np.asarray(squares))
+        return ArrayMessage(np.asarray(squares))
 
     def update(
         self,
@@ -371,7 +371,7 @@ class Rank:
             Of :meth:`reduce`.
         state : RankState
             It is changed.
-        statistics : sequence of bytes-like or Message, optional
+        statistics : sequence of bytes-like or ArrayMessage, optional
             What :meth:`statistics` gave on every owner, if the plan needs it.
         """
         (began_at, started), record = self._begin(), summed.record
@@ -436,7 +436,7 @@ def _weighted_sum(vectors, shares, length: int, coming: Iterator[int]) -> np.nda
 
 
 def _sum_with_tables(
-    segments: Sequence[Segment],
+    segments: Sequence[ParameterSegment],
     vectors: Sequence[np.ndarray],
     touched: Sequence[Mapping[int, np.ndarray]],
     shares: Sequence[np.float32],
@@ -450,9 +450,9 @@ def _sum_with_tables(
         for each in segments
         if each.width
     }
-    places = places_of(segments, rows)
+    places = ranges_of(segments, rows)
     total = np.zeros(places[-1].stop if places else 0, np.float32)
-    places_of_ranks = [places_of(segments, of_rank) for of_rank in touched]
+    places_of_ranks = [ranges_of(segments, of_rank) for of_rank in touched]
     for number, (segment, here) in enumerate(zip(segments, places, strict=True)):
         parts = [v[of[number]] for v, of in zip(vectors, places_of_ranks, strict=True)]
         if not segment.width:
@@ -469,7 +469,9 @@ def _union(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
 
 
-def _elements(vector: np.ndarray, segment: Segment, rows: Mapping[int, np.ndarray]) -> np.ndarray:
+def _elements(
+    vector: np.ndarray, segment: ParameterSegment, rows: Mapping[int, np.ndarray]
+) -> np.ndarray:
     """Return a segment of the own slice; of a table these rows alone."""
     here = segment.of(vector)
     return here[rows[segment.parameter]] if segment.width else here

@@ -39,15 +39,15 @@ from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import (
-    Inbox,
-    Message,
+    ArrayMessage,
+    FrameReader,
     RankState,
     codec_for,
     frame_of_file,
     frames_of,
     pack,
 )
-from bigdl.orca.parameter_layer.pairs import Pairs, Rows, folder_of_messages, key
+from bigdl.orca.parameter_layer.pairs import Pairs, SpooledRows, folder_of_messages, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, Replica, replica_of
 from bigdl.runtime.engine import user_import_path
@@ -122,7 +122,7 @@ class Work:
         self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
         self._folder = None if shipped.job is None else folder_of_messages(shipped.job)
         with self._rank.reading():
-            self.inbox = Inbox(frames, lines)
+            self.inbox = FrameReader(frames, lines)
 
     # -- kinds of work -------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Work:
         for owner, piece in enumerate(pieces):
             self.send([owner], b"G", piece)
         if residual is not None:
-            self.send([self._number], b"R", Message(residual))
+            self.send([self._number], b"R", ArrayMessage(residual))
 
     def reduce(self) -> None:
         """Sum the gradients and tell all owners about the sums."""
@@ -222,7 +222,7 @@ class Work:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         path = os.path.join(folder, f"{self._shipped.group}-{secrets.token_hex(8)}")
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.writelines(data.parts if isinstance(data, Message) else [data])
+            file.writelines(data.parts if isinstance(data, ArrayMessage) else [data])
         return path
 
     def _remove_old_messages(self) -> None:
@@ -362,7 +362,7 @@ class ShuffleTransport(Transport):
                 tuple(user_import_path()),
                 number if cluster.is_local else None,
             )
-            self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
+            self._rows = self._call(lambda: SpooledRows(cluster, self._pairs, feed, number))
             opened.callback(self._rows.close)
             self._resources = opened.pop_all()
 
@@ -376,7 +376,7 @@ class ShuffleTransport(Transport):
 
     def _answers(self, pairs) -> list:
         """Return what the ranks have for the driver, or raise the first error of user code."""
-        inbox = Inbox(self._pairs.values(pairs).filter(_is_for_driver).collect())
+        inbox = FrameReader(self._pairs.values(pairs).filter(_is_for_driver).collect())
         for error in inbox.documents(b"E"):
             raise user_error(error)
         return inbox.documents(b"D")
@@ -455,7 +455,7 @@ class ShuffleTransport(Transport):
 
     def states(self) -> list[RankState]:
         def collect():
-            inbox = Inbox(self._pairs.values(self._state).collect())
+            inbox = FrameReader(self._pairs.values(self._state).collect())
             states = [RankState.unpack(data) for data in inbox.messages(b"S")]
             residuals = inbox.documents(b"R") or [None] * len(states)
             for state, residual in zip(states, residuals, strict=True):

@@ -16,9 +16,9 @@ from bigdl.common.errors import UsageError, require
 require("torch", "orca")  # this module is about nothing else
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
+from bigdl.training.embedding_tables.growing import GrowingEmbedding  # noqa: E402
+from bigdl.training.embedding_tables.sharded import ShardedEmbedding  # noqa: E402
 from bigdl.training.state import dumps  # noqa: E402
-from bigdl.training.tables.growing import GrowingEmbedding  # noqa: E402
-from bigdl.training.tables.sharded import ShardedEmbedding  # noqa: E402
 
 __all__ = [
     "GrowingEmbedding",

@@ -47,14 +47,14 @@ from bigdl.training.batches import (
     zero_column,
 )
 from bigdl.training.position import RunSettings
-from bigdl.training.rest import RestOfEpoch
+from bigdl.training.remaining_rows import RemainingBatches
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
 
 
 @dataclass
-class EvaluationSettings(BatchSettings):
+class KerasEvaluationSettings(BatchSettings):
     """The arguments of ``evaluate``, or what ``fit`` says of its validation."""
 
     def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> BatchArguments:
@@ -255,7 +255,7 @@ def with_class_weight(batch: tuple[Any, ...], table: dict[int, float]) -> tuple[
     return x, y, torch.from_numpy(np.ascontiguousarray(factors, "float32"))
 
 
-class Part(NamedTuple):
+class WorkerBatch(NamedTuple):
     """A worker's part of a global batch.
 
     Attributes
@@ -337,11 +337,11 @@ class ColumnRows:
         """The rows themselves."""
         return self._data
 
-    def steps_of_pass(self, rest: RestOfEpoch | None, number: int) -> int:
+    def steps_of_pass(self, rest: RemainingBatches | None, number: int) -> int:
         """Batches of a pass; `rest` has those that are left of one."""
         return self._plan_of_pass(rest, number).steps
 
-    def _plan_of_pass(self, rest: RestOfEpoch | None, number: int) -> BatchPlan:
+    def _plan_of_pass(self, rest: RemainingBatches | None, number: int) -> BatchPlan:
         return rest if rest is not None and rest.epoch == number else self._plan
 
     def ids_from(self, step: int) -> np.ndarray | None:
@@ -352,8 +352,8 @@ class ColumnRows:
         return self._data.ids_from(order, plan.batch(step, self._rank)[0])
 
     def parts(
-        self, number: int, step: int, *, wrap: bool, rest: RestOfEpoch | None = None
-    ) -> Iterator[Part]:
+        self, number: int, step: int, *, wrap: bool, rest: RemainingBatches | None = None
+    ) -> Iterator[WorkerBatch]:
         """Yield this worker's parts from a batch of a pass on, to the end of the pass.
 
         With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
@@ -370,7 +370,7 @@ class ColumnRows:
                 start, stop, total = plan.batch(place, rank)
                 rows = stop - start
                 batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
-                yield Part(batch, rows, total)
+                yield WorkerBatch(batch, rows, total)
             if not wrap:
                 return
             number, step = number + 1, 0
@@ -405,7 +405,7 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
 
 
 def open_rows(
-    worker: Any, shard: Any, settings: EvaluationSettings, config: dict[str, Any], sync: Any
+    worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any], sync: Any
 ) -> Rows:
     """Return the rows of a shard.
 
@@ -413,7 +413,7 @@ def open_rows(
     ----------
     worker : Worker
     shard : Shard or LoaderShard
-    settings : EvaluationSettings
+    settings : KerasEvaluationSettings
         ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
     config : dict
         For a function that makes a dataset.
@@ -431,7 +431,9 @@ def open_rows(
     return DatasetRows(data, sync)
 
 
-def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dict[str, Any]) -> Any:
+def open_data(
+    worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any]
+) -> Any:
     """Return the data of a shard.
 
     Parameters
@@ -676,15 +678,15 @@ class DatasetRows:
     def source(self) -> BatchSource:
         raise TypeError("a dataset cannot be read by number")
 
-    def steps_of_pass(self, rest: RestOfEpoch | None, number: int) -> int | None:
+    def steps_of_pass(self, rest: RemainingBatches | None, number: int) -> int | None:
         return self.steps
 
     def ids_from(self, step: int) -> None:
         """Return None: batches of a dataset have no ids."""
 
     def parts(
-        self, number: int, step: int, *, wrap: bool, rest: RestOfEpoch | None = None
-    ) -> Iterator[Part]:
+        self, number: int, step: int, *, wrap: bool, rest: RemainingBatches | None = None
+    ) -> Iterator[WorkerBatch]:
         while self._passes < number:  # a dataset counts the times that it was shuffled
             iter(self._dataset)
             self._passes += 1
@@ -703,7 +705,7 @@ class DatasetRows:
                 is_checked = True
             if part is not None and rows and self._class_weight is not None:
                 part = with_class_weight(part, self._class_weight)
-            yield Part(part if rows else None, rows, total)
+            yield WorkerBatch(part if rows else None, rows, total)
 
     def _read(self, wrap: bool) -> Iterator[tuple[Any, bool]]:
         """Yield the batches of a pass (or of all from it on) and True for the first of a pass."""

@@ -22,7 +22,8 @@ from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSource, all_gather_json
-from bigdl.training.figures import score_of
+from bigdl.training.embedding_tables.keras_model import ModelTables, sharded_layers
+from bigdl.training.embedding_tables.placement import TablePlacement, table_placement
 from bigdl.training.fit import (
     EpochRunner,
     FitContext,
@@ -38,9 +39,9 @@ from bigdl.training.fit import (
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
-    EvaluationSettings,
-    Part,
+    KerasEvaluationSettings,
     Rows,
+    WorkerBatch,
     build_for,
     check_end,
     check_step,
@@ -61,18 +62,17 @@ from bigdl.training.keras.state import (
     set_values,
     values_of,
 )
+from bigdl.training.metrics import score_of
 from bigdl.training.position import RunSettings
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import capture_rng, restore_rng
-from bigdl.training.tables.keras_model import ModelTables, sharded_layers
-from bigdl.training.tables.place import Place, placed
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 @dataclass(kw_only=True)
-class KerasFitSettings(EvaluationSettings, RunSettings):
+class KerasFitSettings(KerasEvaluationSettings, RunSettings):
     """The arguments of ``fit``, and those of its validation; callbacks travel with the model.
 
     Attributes
@@ -181,7 +181,7 @@ class KerasHooks(Hooks):
         """Open the callbacks, once the steps of an epoch are known."""
         settings, self._is_open = self._settings, True
         self._callbacks = self._open_callbacks(
-            epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
+            epochs=settings.initial_epoch + (settings.stop_at.epochs or 0) - settings.stop_at.first,
             steps=self._state.epoch_steps,
             verbose=settings.verbose,
         )
@@ -199,7 +199,7 @@ class KerasHooks(Hooks):
     def number(self) -> int:
         """Number of the epoch in its own fit, which is what callbacks count by."""
         settings = self._settings
-        number: int = settings.initial_epoch + self._state.position.epoch - settings.goal.first
+        number: int = settings.initial_epoch + self._state.position.epoch - settings.stop_at.first
         return number
 
     def begin_fit(self) -> None:
@@ -207,7 +207,7 @@ class KerasHooks(Hooks):
             self.open()
         self._model.stop_training = False
         self.list.on_train_begin()
-        if self._state.goal.is_begun(self._state.position):
+        if self._state.stop_at.is_begun(self._state.position):
             self.put_numbers()
 
     def put_numbers(self) -> None:
@@ -277,7 +277,7 @@ def entry_of(
     ----------
     state : TrainState
     sums : dict
-        Of :class:`~bigdl.training.figures.EpochSums`, merged.
+        Of :class:`~bigdl.training.metrics.EpochSums`, merged.
     logs : dict
         Of the model.
     memory : sequence of int
@@ -311,7 +311,7 @@ class KerasStep(WorkerStep):
         self._tables, self.running = steps.tables, steps.running
         self._initial_metrics = values_of(model.metrics_variables)
         self._epoch_steps = self.context.state.epoch_steps
-        self._parts: Iterator[Part] | None = None
+        self._parts: Iterator[WorkerBatch] | None = None
         self._logs: dict[str, Any] = {}  # of the last step
         self._is_ended = False  # whether the epoch has no more rows
         self._is_first = True  # no step of this fit has succeeded yet
@@ -335,7 +335,7 @@ class KerasStep(WorkerStep):
 
     def run(self, triggers: Triggers) -> bool:
         started = time.perf_counter()
-        part = next(cast("Iterator[Part]", self._parts), None)
+        part = next(cast("Iterator[WorkerBatch]", self._parts), None)
         if part is None:
             if not self.context.state.position.batch:
                 raise UsageError("The training data has no rows", code="data-empty")
@@ -344,7 +344,7 @@ class KerasStep(WorkerStep):
         self._logs = self._train(part, time.perf_counter() - started) or self._logs
         return not self.is_done and triggers.ask()
 
-    def _train(self, part: Part, fetch_s: float) -> dict[str, Any]:
+    def _train(self, part: WorkerBatch, fetch_s: float) -> dict[str, Any]:
         state, position, rows = self.context.state, self.context.state.position, self.rows
         number = position.batch
         self.hooks.list.on_train_batch_begin(number)
@@ -369,7 +369,7 @@ class KerasStep(WorkerStep):
             step_s=fetch_s + step_s,
         )
         self.hooks.end_batch(number, figures)
-        epochs, steps = state.goal.epochs or 0, self._epoch_steps or position.batch
+        epochs, steps = state.stop_at.epochs or 0, self._epoch_steps or position.batch
         self.context.worker.progress(**state.progress(epochs, steps, figures.get("loss")))
         return logs
 
@@ -379,7 +379,7 @@ class KerasStep(WorkerStep):
         model, sync, rows = self.model, self.context.sync, self.rows
         with kept_values(model.metrics_variables):  # the epoch may go on
             seen = int(self.context.state.sums.rows)
-            logs = figures_of(model, self._logs, seen, sync, self._initial_metrics)
+            logs = metrics_of(model, self._logs, seen, sync, self._initial_metrics)
             # an epoch has rows
             sums = cast("dict[str, Any]", self.context.state.sums.all_reduce(sync))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -534,13 +534,13 @@ class KerasFit:
         open_shard: Callable[[Any, Any], Rows] | None = None,
         open_callbacks: Callable[..., WorkerCallbacks] = WorkerCallbacks,
     ):
-        rank, self.state = sync.rank, TrainState(settings.goal)
+        rank, self.state = sync.rank, TrainState(settings.stop_at)
         context = FitContext(settings, self.state, worker, sync)
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_keras(settings.seed)
         # rows of tables need a folder to be written to
-        with placed(None if settings.run_url is None else Place.of(worker)):
+        with table_placement(None if settings.run_url is None else TablePlacement.of(worker)):
             self.model = model = parts.build(training=True)
         check_optimizer(model)
         steps = WorkerSteps(
@@ -622,12 +622,12 @@ def evaluate_batches(
         callbacks.on_test_batch_end(index, numbers_of(logs))
     if tables is not None:
         tables.finish()
-    figures = figures_of(model, logs, rows, sync, initial)
+    figures = metrics_of(model, logs, rows, sync, initial)
     callbacks.on_test_end(figures)
     return figures
 
 
-def figures_of(
+def metrics_of(
     model: Any, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
 ) -> dict[str, float]:
     """Return the figures of an epoch, merged over the workers; a collective.
@@ -669,10 +669,10 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class EvaluateProgram(KerasProgram):
+class KerasEvaluateProgram(KerasProgram):
     """An evaluation, as shipped to the workers."""
 
-    settings: EvaluationSettings
+    settings: KerasEvaluationSettings
     seed: int
 
     def _run(
@@ -680,7 +680,7 @@ class EvaluateProgram(KerasProgram):
     ) -> dict[str, Any]:
         settings = self.settings
         seed_keras(self.seed)
-        with placed(Place.of(worker)):
+        with table_placement(TablePlacement.of(worker)):
             model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)

@@ -24,6 +24,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.embedding_tables.keras_model import ModelTables, StepErrors
 from bigdl.training.keras.backends import steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
@@ -39,15 +40,14 @@ from bigdl.training.keras.state import (
 from bigdl.training.loss_form import (
     ROWS,
     SUM,
-    Finding,
     LossWeights,
-    Part,
+    PartialLoss,
+    ProbeResult,
     agreed,
     probe_parts,
     tolerance_of,
 )
 from bigdl.training.state import isolated_rng
-from bigdl.training.tables.keras_model import ModelTables, StepErrors
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
@@ -165,7 +165,7 @@ class WorkerSteps:
             return 1.0
         loss = self._loss
         if not loss.weights.is_known and loss.weights.is_due():
-            finding = Finding("" if self.tables is None else ROWS)
+            finding = ProbeResult("" if self.tables is None else ROWS)
             if batch is not None and rows and self.tables is None:
                 finding = loss.find(batch)
             codes = [row[0] for row in self._sync.all_gather([finding.code])]
@@ -527,23 +527,23 @@ class KerasLoss:
                 code="loss-unsupported",
             )
 
-    def find(self, batch: tuple[Any, ...]) -> Finding:
+    def find(self, batch: tuple[Any, ...]) -> ProbeResult:
         """Compare the loss of a batch with those of parts of it; the model stays as it is."""
         model = self._model
         if model.optimizer is None or not isinstance(batch, tuple):
-            return Finding(ROWS)
+            return ProbeResult(ROWS)
 
         def some(value: Any, index: Any) -> Any:
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else array_of(leaf)[index.numpy()], value
             )
 
-        def part_of(index: Any) -> Part:
+        def part_of(index: Any) -> PartialLoss:
             x, y, weights = (*some(batch, index), None, None)[:3]
             outputs = model(x, training=False)
             loss = float(array_of(model.compute_loss(x, y, outputs, weights)))
             loss -= float(sum(array_of(each).sum() for each in model.losses))
-            return Part(loss, len(index), None, tolerance_of(model.compute_dtype))
+            return PartialLoss(loss, len(index), None, tolerance_of(model.compute_dtype))
 
         rows = len(array_of(keras.tree.flatten(batch[0])[0]))
         kept = [*changed_by_rows(model), *model.metrics_variables]

@@ -14,8 +14,8 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.shards.texts import TEXT
+from bigdl.training.embedding_tables.keras_model import by_number, sharded_layers
 from bigdl.training.state import RunningState, dumps, loads
-from bigdl.training.tables.keras_model import by_number, sharded_layers
 
 if TYPE_CHECKING:
     import torch

@@ -43,7 +43,7 @@ from bigdl.training.keras.data import has_own_step
 from bigdl.training.keras.loop import KerasFit, KerasFitSettings
 from bigdl.training.keras.reducer import GradientReducer, KerasLoss
 from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
-from bigdl.training.position import Goal
+from bigdl.training.position import StoppingCriterion
 
 if TYPE_CHECKING:
     from bigdl.nano.pytorch.training.options import TrainingOptions
@@ -107,7 +107,7 @@ def fit_in_processes(
             model(feed.row[0])
         callbacks = _callbacks(arguments["callbacks"])
         settings = KerasFitSettings(
-            goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
+            stop_at=StoppingCriterion(epochs=arguments["epochs"] - arguments["initial_epoch"]),
             batch_size=0,  # keeps gradients of embeddings sparse
             seed=int(np.random.randint(2**31 - 1)),
             feature_cols=None,
@@ -198,13 +198,13 @@ def _pickled(callbacks: list) -> bytes:
 
 
 def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.History:
-    entries = snapshot.position.figures(0, snapshot.position.epochs_with_figures)
+    entries = snapshot.position.epoch_metrics(0, snapshot.position.epochs_with_metrics)
     history = keras.callbacks.History()
     history.set_model(model)
     history.set_params(
         {
             "verbose": settings.verbose,
-            "epochs": settings.initial_epoch + settings.goal.epochs,
+            "epochs": settings.initial_epoch + settings.stop_at.epochs,
             "steps": entries[-1]["steps"] if entries else None,
         }
     )

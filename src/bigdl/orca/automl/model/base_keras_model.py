@@ -30,7 +30,7 @@ from bigdl.training.keras.data import (
 )
 from bigdl.training.keras.loop import KerasFit, KerasFitSettings
 from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimizers, put_weights
-from bigdl.training.position import Goal, Position
+from bigdl.training.position import Position, StoppingCriterion
 
 if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
@@ -120,7 +120,7 @@ class _KerasTrial(TrialModel):
         rows = train if isinstance(train, TrialRows) else TrialRows({}, {})
         size = batch_size_of(config, train)
         settings = KerasFitSettings(
-            goal=Goal(epochs=job.epochs),
+            stop_at=StoppingCriterion(epochs=job.epochs),
             batch_size=size,
             seed=job.seed,
             shuffle=bool(config.get("shuffle", True)),

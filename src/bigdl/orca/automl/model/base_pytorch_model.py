@@ -23,7 +23,7 @@ from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.training.position import Goal, Position
+from bigdl.training.position import Position, StoppingCriterion
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PytorchModelBuilder(Builder):
         parts = ModelParts(self.module, self.optimizer_creator, self.loss_creator, config=config)
         worker.shards = {k: of_config(data, config) for k, data in worker.shards.items()}
         settings = _TrialFitSettings(
-            goal=Goal(epochs=job.epochs),
+            stop_at=StoppingCriterion(epochs=job.epochs),
             batch_size=batch_size_of(config, worker.shards["data"]),
             seed=job.seed,
             feature_cols=(),

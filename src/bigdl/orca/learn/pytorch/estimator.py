@@ -48,17 +48,17 @@ from bigdl.orca.learn.pytorch.parts import (
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
-from bigdl.orca.parameter_layer.fit.figures import draw_phases, phase_summaries
+from bigdl.orca.parameter_layer.fit.metrics import draw_phases, phase_summaries
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, find_checkpoint
-from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
+from bigdl.training.embedding_tables.placement import NO_ROWS
+from bigdl.training.embedding_tables.torch_model import whole
 from bigdl.training.fit import FitCall
-from bigdl.training.position import EveryEpoch, Goal, Trigger
+from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
+from bigdl.training.position import EveryEpoch, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
-from bigdl.training.tables.place import NOWHERE
-from bigdl.training.tables.torch_model import whole
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -526,11 +526,11 @@ Ray also RayXShards or a ray.data.Dataset
             check_weighted(self._parts, self._metrics)
         config = self._parts.config
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
-        goal = Goal(epochs=check_positive("epochs", epochs))
+        stop_at = StoppingCriterion(epochs=check_positive("epochs", epochs))
         if max_steps is not None:
-            goal = Goal(steps=check_positive("max_steps", max_steps))
+            stop_at = StoppingCriterion(steps=check_positive("max_steps", max_steps))
         settings = FitSettings(
-            goal=goal,
+            stop_at=stop_at,
             batch_size=check_positive("batch_size", batch_size),
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
@@ -909,7 +909,7 @@ RayXShards or a ray.data.Dataset
         self._take(snapshot, parts, f"weights in {path!r}")
 
     def _take(self, snapshot, parts, what):
-        place = None if snapshot.slices is None else NOWHERE
+        place = None if snapshot.slices is None else NO_ROWS
         with isolated_rng(0):
             model = parts.build_model(place)
         load_into(model, snapshot.files["model.pt"], what)

@@ -37,10 +37,12 @@ from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource, deal_streams
-from bigdl.training.figures import EpochSums, Timers
+from bigdl.training.embedding_tables.placement import TablePlacement
+from bigdl.training.embedding_tables.torch_model import ShardedTables, has_tables
 from bigdl.training.fit import FitContext, TrainState
-from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, Finding, LossWeights, agreed
-from bigdl.training.position import Goal, Position
+from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, LossWeights, ProbeResult, agreed
+from bigdl.training.metrics import EpochSums, Timers
+from bigdl.training.position import Position, StoppingCriterion
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
     RunningState,
@@ -53,8 +55,6 @@ from bigdl.training.state import (
     to_cpu,
     to_device,
 )
-from bigdl.training.tables.place import Place
-from bigdl.training.tables.torch_model import ShardedTables, has_tables
 
 
 class TorchRunner:
@@ -107,7 +107,7 @@ class TorchRunner:
         context: FitContext | None = None,
     ):
         if context is None:
-            context = FitContext(None, TrainState(Goal()), worker)
+            context = FitContext(None, TrainState(StoppingCriterion()), worker)
         self._state, self.settings, self.sync = context.state, context.settings, context.sync
         self.worker = worker
         self.rank, self.size = worker.rank, worker.world_size
@@ -174,7 +174,7 @@ class TorchRunner:
     @property
     def history(self) -> list[dict]:
         """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
-        first = self._state.goal.first
+        first = self._state.stop_at.first
         entries = [e for e in self.position.history if e["epoch"] > first]
         newest = self.epoch_stats
         is_new = "epoch" in newest and (not entries or newest["epoch"] > entries[-1]["epoch"])
@@ -269,7 +269,7 @@ class TorchRunner:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
         self._need_whole()
         state = {
-            "epoch": self.position.epochs_with_figures,
+            "epoch": self.position.epochs_with_metrics,
             "models": [m.state_dict() for m in self.models],
         }
         for key in ("optimizers", "schedulers"):
@@ -333,7 +333,7 @@ class TorchEvaluationSettings(BatchSettings):
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
         model, criterion, weight = built.model, built.criterion, built.loss_weight
-        loss_weights = None if weight is None else LossWeights(given=weight)
+        loss_weights = None if weight is None else LossWeights(loss_weight=weight)
         if criterion is None and is_lightning(model):
             if self.weighted:
                 raise UsageError(
@@ -452,19 +452,19 @@ class _Losses:
             return (value * (1.0 if weights.is_sum else counted) if counted else 0.0), counted
         if weights.is_due():
             finding = forward_pass.find(runner.batch, *batch)
-            weights.settle(finding.kind, finding.reason)
+            weights.settle(finding.reduction, finding.reason)
         value, divisor = float(loss), weights.divisor_of(loss, rows)
         products = {ROWS: (value * rows, float(rows)), SUM: (value, float(rows))}
         products[DIVISOR] = (value * divisor if divisor else 0.0, divisor)
         for kind, product in products.items():
             sums = self._sums.setdefault(kind, [0.0, 0.0])
             sums[:] = [total + part for total, part in zip(sums, product, strict=True)]
-        return products.get(weights.kind, products[ROWS])
+        return products.get(weights.reduction, products[ROWS])
 
     def to_json(self) -> dict:
         return {
             "sums": self._sums,
-            "code": Finding(self._weights.kind).code,
+            "code": ProbeResult(self._weights.reduction).code,
             "reason": self._weights.reason,
         }
 
@@ -563,7 +563,7 @@ class TorchEvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        built = self.parts.build(training=False, place=Place.of(worker))
+        built = self.parts.build(training=False, place=TablePlacement.of(worker))
         sync = self.sync(worker)
         sync.start()
         if built.tables is not None:

@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
+from bigdl.training.embedding_tables.torch_model import has_tables
 from bigdl.training.loss_form import (
     DIVISOR,
     ROWS,
     SUM,
-    Finding,
     LossWeights,
+    ProbeResult,
     ignored_label,
     label_weights,
     map_tensors,
@@ -36,7 +37,6 @@ from bigdl.training.loss_form import (
     tensors_in,
 )
 from bigdl.training.state import isolated_rng
-from bigdl.training.tables.torch_model import has_tables
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.lightning import LightningForward
@@ -415,7 +415,7 @@ class ForwardPass(ABC):
         """Return what this worker's part of a batch counts in the mean loss."""
         return self.loss_weights.of(loss, output, target, rows)
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
         """Look at the loss of a batch; returns what can be told of it.
 
         Neither the model nor random numbers are other than before.
@@ -428,8 +428,8 @@ class ForwardPass(ABC):
         """
         form = read_form(loss)
         if form is None:
-            return Finding(ROWS)  # what Lightning expects of a training step
-        return Finding(SUM if form.is_undivided else DIVISOR)
+            return ProbeResult(ROWS)  # what Lightning expects of a training step
+        return ProbeResult(SUM if form.is_undivided else DIVISOR)
 
     def prediction(self, output: Any, takes: str) -> Any:
         """Return the output as a metric takes it, see :attr:`TorchMetric.takes`.
@@ -541,7 +541,7 @@ class PlainForward(ForwardPass):
             return self.model(**named)
         return call_model(self.model, inputs, self.columns.features or ())
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
         criterion = self.criterion
         has_rows = any(rows in tensor.shape[:2] for tensor in tensors_in(output))
         if criterion is None or loss is not self._made or not has_rows:
@@ -660,7 +660,7 @@ class OwnLossForward(PlainForward):
         loss = self._made = self._loss_of(output)
         return map_tensors(torch.Tensor.detach, output), target, loss
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
         if loss is not self._made or has_tables(self.model) or self._looks > 1:
             return ForwardPass.find(self, batch, output, target, rows, loss)
         self._looks += 1

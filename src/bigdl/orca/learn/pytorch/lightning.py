@@ -31,7 +31,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.batches import all_gather_json
 from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import LossWeights
-from bigdl.training.position import Goal, Position
+from bigdl.training.position import Position, StoppingCriterion
 from bigdl.training.state import dumps, loads
 
 GUIDE = "docs/guides/from-lightning"
@@ -327,7 +327,7 @@ class WorkerTrainer:
         self.train_dataloader, self.val_dataloaders = _Loader(self), None
         self.say: Callable[[str], None] = lambda text: print(text, flush=True)
         self.logger = _NoLogger(lambda text: self.say(text))
-        self._goal = Goal()
+        self._stop_at = StoppingCriterion()
         self._loop: Any = SimpleNamespace(position=Position(), train_loader=None)
         self._steps: int | None = None
 
@@ -357,7 +357,7 @@ class WorkerTrainer:
         """
         settings = context.settings
         self._loop, self._steps, self.say = runner, steps, context.warn
-        self._goal = settings.goal
+        self._stop_at = settings.stop_at
         self.accumulate_grad_batches = settings.accumulate
         clipping = settings.clipping
         if clipping.norm is not None:
@@ -412,11 +412,11 @@ class WorkerTrainer:
 
     @property
     def max_epochs(self) -> int | None:
-        return self._goal.epochs
+        return self._stop_at.epochs
 
     @property
     def max_steps(self) -> int:
-        return -1 if self._goal.steps is None else self._goal.steps
+        return -1 if self._stop_at.steps is None else self._stop_at.steps
 
     @property
     def num_training_batches(self) -> int:
@@ -433,9 +433,9 @@ class WorkerTrainer:
     def estimated_stepping_batches(self) -> int:
         """Steps of the optimizer from the start of the run to the end of this fit."""
         of_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
-        if self._goal.steps is not None:
-            return self._goal.steps
-        return of_epoch * max(self._goal.epochs or 1, 1)
+        if self._stop_at.steps is not None:
+            return self._stop_at.steps
+        return of_epoch * max(self._stop_at.epochs or 1, 1)
 
 
 # What is logged -----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from bigdl.training.batches import (
     shuffle_memory,
     zero_column,
 )
-from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
+from bigdl.training.embedding_tables.placement import TablePlacement
 from bigdl.training.fit import (
     EpochRunner,
     FitContext,
@@ -62,7 +62,8 @@ from bigdl.training.fit import (
     input_facts,
     start,
 )
-from bigdl.training.loss_form import Finding, agreed
+from bigdl.training.loss_form import ProbeResult, agreed
+from bigdl.training.metrics import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.position import RunSettings
 from bigdl.training.state import (
     RunningState,
@@ -75,7 +76,6 @@ from bigdl.training.state import (
     seed_everything,
     to_device,
 )
-from bigdl.training.tables.place import Place
 
 
 @dataclass(frozen=True)
@@ -474,7 +474,7 @@ class TorchHooks(Hooks):
     def begin_fit(self):
         state, accumulate = self.context.state, self.context.settings.accumulate
         steps = cast("int", state.epoch_steps)
-        self.runner.num_epochs = state.goal.last_epoch(state.position, steps, accumulate)
+        self.runner.num_epochs = state.stop_at.last_epoch(state.position, steps, accumulate)
         self.runner.call("before_run")
         if self.module is not None:
             self.module.on("on_fit_start")
@@ -817,7 +817,7 @@ class TorchStep(WorkerStep):
         is_last = position.batch == self.rows.plan.steps
         if not (update.is_due or is_last):
             return False, False
-        is_last |= position.global_step + 1 == self.context.state.goal.steps
+        is_last |= position.global_step + 1 == self.context.state.stop_at.steps
         return True, update.step(is_last=is_last)
 
     def _nan_sentence(self) -> str:
@@ -856,7 +856,7 @@ class TorchStep(WorkerStep):
 
     def _find_form(self, rows: int) -> None:
         """Find out how the loss follows from rows, with this batch; a collective."""
-        weights, finding, runner = self.forward_pass.loss_weights, Finding(), self.runner
+        weights, finding, runner = self.forward_pass.loss_weights, ProbeResult(), self.runner
         if rows and runner.loss is not None:
             batch = runner.batch, runner.output, runner.target, rows, runner.loss
             finding = self.forward_pass.find(*batch)
@@ -896,13 +896,15 @@ class TorchFit:
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
     ):
-        self.state = state = TrainState(settings.goal)
+        self.state = state = TrainState(settings.stop_at)
         context = FitContext(settings, state, worker, sync)
         self.runner = runner = TorchRunner(worker, parts.config, settings.callbacks, context)
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        self.built = built = parts.build(training=True, place=Place.of(worker), is_early=True)
+        self.built = built = parts.build(
+            training=True, place=TablePlacement.of(worker), is_early=True
+        )
         if built.tables is not None:
             _check_tables(runner, settings)
         runner.bind(built)

@@ -19,12 +19,12 @@ from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.parameter_layer.fit.figures import GROUP_PHASES
 from bigdl.orca.parameter_layer.fit.loop import (
     DriverModel,
     ParameterLayerRun,
     check_hooks,
 )
+from bigdl.orca.parameter_layer.fit.metrics import GROUP_PHASES
 from bigdl.orca.parameter_layer.fit.replica import (
     FlatModel,
     ParameterLayerReplica,
@@ -37,11 +37,11 @@ from bigdl.orca.parameter_layer.optimizers import (
     updates_rows,
 )
 from bigdl.training.checkpoint import Checkpoint
-from bigdl.training.figures import Records
+from bigdl.training.embedding_tables.growing import GrowingEmbedding
 from bigdl.training.fit import FitContext
 from bigdl.training.loss_form import DIVISOR, ROWS
+from bigdl.training.metrics import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
-from bigdl.training.tables.growing import GrowingEmbedding
 
 
 class TorchParameterLayerOptimizer:
@@ -204,11 +204,11 @@ class TorchReplica(ParameterLayerReplica):
         weights, forward_pass = self._weights, self._forward_pass
         if not weights.is_known and weights.is_due():
             finding = forward_pass.find(batch, output, target, rows, loss)
-            weights.settle(finding.kind, finding.reason)
+            weights.settle(finding.reduction, finding.reason)
         counted, notes = float(rows), {}
         if weights.is_known and (self._is_uneven or weights.is_uneven):
             counted = float(forward_pass.denominator(output, target, rows, loss))
-        elif weights.kind in (ROWS, DIVISOR):  # another rank may find the other one
+        elif weights.reduction in (ROWS, DIVISOR):  # another rank may find the other one
             counted = weights.divisor_of(loss, rows)
         if weights.reason and self.world_size > 1:
             notes["note"] = loss_sentence(forward_pass.loss_name, weights.reason)

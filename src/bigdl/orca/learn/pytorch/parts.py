@@ -34,11 +34,11 @@ from bigdl.orca.learn.pytorch.lightning import (
     set_up,
 )
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
-from bigdl.training.figures import figure_of
+from bigdl.training.embedding_tables.placement import TablePlacement, table_placement
+from bigdl.training.embedding_tables.torch_model import ShardedTables, cut_tables, has_tables
+from bigdl.training.metrics import monitored_metric
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
-from bigdl.training.tables.place import Place, placed
-from bigdl.training.tables.torch_model import ShardedTables, cut_tables, has_tables
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
@@ -204,7 +204,7 @@ class BuiltParts:
             main.on_lr_adjust(runner)
         elif figures is not None and _is_plateau(self.scheduler):
             monitor = self.monitor or getattr(self.scheduler, "monitor", None)
-            self._step_scheduler(figure_of(figures, monitor, "scheduler"))
+            self._step_scheduler(monitored_metric(figures, monitor, "scheduler"))
         else:
             self._step_scheduler()
 
@@ -320,12 +320,12 @@ class ModelParts:
         """True if the model is a module rather than a creator."""
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self, place: Place | None = None) -> torch.nn.Module:
+    def build_model(self, place: TablePlacement | None = None) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns.
 
         Parameters
         ----------
-        place : Place, optional
+        place : TablePlacement, optional
             Where sharded embeddings are made; None makes them whole.
         """
         model = self._make_model(place)
@@ -336,12 +336,12 @@ class ModelParts:
             cut_tables(model, None, place)
         return model
 
-    def _make_model(self, place: Place | None) -> torch.nn.Module:
+    def _make_model(self, place: TablePlacement | None) -> torch.nn.Module:
         if self.is_instance:
             if is_lazy(self.model):  # torch cannot copy a buffer without a size, but pickle it
                 return cloudpickle.loads(cloudpickle.dumps(self.model))
             return copy.deepcopy(self.model)
-        with placed(place):
+        with table_placement(place):
             model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
@@ -352,7 +352,7 @@ class ModelParts:
         return model
 
     def build(
-        self, *, training: bool, place: Place | None = None, is_early: bool = False
+        self, *, training: bool, place: TablePlacement | None = None, is_early: bool = False
     ) -> BuiltParts:
         """All parts, in a worker. Instances are used as they came, in this process' own copy.
 
@@ -360,7 +360,7 @@ class ModelParts:
         ----------
         training : bool
             False leaves out the optimizer.
-        place : Place, optional
+        place : TablePlacement, optional
             Where sharded embeddings are made; None makes them whole.
         is_early : bool
             True if the rows are not known yet, so that a LightningModule cannot tell its optimizer;
@@ -485,7 +485,7 @@ _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 def full_state(model: torch.nn.Module, snapshot: Checkpoint | None) -> dict[str, Any]:
     """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
     files = {} if snapshot is None else snapshot.files
-    epoch = 0 if snapshot is None else snapshot.position.epochs_with_figures
+    epoch = 0 if snapshot is None else snapshot.position.epochs_with_metrics
     state: dict[str, Any] = {"epoch": epoch, "models": [model.state_dict()]}
     for key, file in _FULL:
         if file in files:

@@ -17,10 +17,10 @@ from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model, logits_of
 from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.training.embedding_tables.placement import NO_ROWS
+from bigdl.training.embedding_tables.torch_model import SavedRows
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
-from bigdl.training.tables.place import NOWHERE
-from bigdl.training.tables.torch_model import SavedRows
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -110,13 +110,13 @@ class TorchSnapshot:
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
             return cls(parts, weights, precision, slices, names)
-        parts = replace(parts, model=parts.build_model(NOWHERE if slices else None))
+        parts = replace(parts, model=parts.build_model(NO_ROWS if slices else None))
         load_into(parts.model, weights)
         return cls(parts, None, precision, slices, names)
 
     def load_on(self, device: torch.device) -> LoadedTorchModel:
         """The model, in a process and on a device."""
-        model = self.parts.build_model(NOWHERE if self.slices else None)
+        model = self.parts.build_model(NO_ROWS if self.slices else None)
         if not self.parts.is_instance:  # of an instance the driver has said it
             _say_unused(model)
         if self.weights is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer, writer_class
-from bigdl.training.figures import Records
+from bigdl.training.metrics import Records
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner

@@ -28,21 +28,21 @@ from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
-from bigdl.orca.parameter_layer.fit.figures import PHASES
+from bigdl.orca.parameter_layer.fit.metrics import PHASES
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
-from bigdl.training.figures import NamedFigures
+from bigdl.training.embedding_tables.keras_model import whole_tables
 from bigdl.training.fit import FitCall
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
-from bigdl.training.keras.data import EvaluationSettings
-from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
+from bigdl.training.keras.data import KerasEvaluationSettings
+from bigdl.training.keras.loop import KerasEvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
-from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
+from bigdl.training.metrics import EvaluationMetrics
+from bigdl.training.position import EveryEpoch, Position, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form
-from bigdl.training.tables.keras_model import whole_tables
 
 if TYPE_CHECKING:
     import keras
@@ -398,7 +398,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
         batch_size = _check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
-            goal=Goal(epochs=count),
+            stop_at=StoppingCriterion(epochs=count),
             batch_size=batch_size,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
@@ -487,7 +487,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         config = self._data_config(data_config)
         label_cols = with_weight(label_cols, weight_col)
         feed = self._feed(data, feature_cols, label_cols, config)
-        settings = EvaluationSettings(
+        settings = KerasEvaluationSettings(
             _check_batch_size(batch_size, feed),
             feed.feature_cols,
             feed.label_cols,
@@ -496,11 +496,11 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             inputs=self._inputs(),
         )
         packed = Packed.of(self._parts, callbacks)
-        program = EvaluateProgram(packed, config, self._sync, settings, self._training.seed)
+        program = KerasEvaluateProgram(packed, config, self._sync, settings, self._training.seed)
         figures = self._run_evaluation(program, feed, max_failures)
         if figures is None:
             raise UsageError("The data to evaluate has no rows", code="data-empty")
-        return NamedFigures({f"validation_{name}": value for name, value in figures.items()})
+        return EvaluationMetrics({f"validation_{name}": value for name, value in figures.items()})
 
     @by_input
     def predict(

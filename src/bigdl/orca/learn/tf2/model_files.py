@@ -28,6 +28,7 @@ from bigdl.orca.learn.arguments import path_of, path_under, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
+from bigdl.training.embedding_tables.keras_model import whole_tables
 from bigdl.training.keras.backends import backend_of_program
 from bigdl.training.keras.state import (
     array_of,
@@ -40,7 +41,6 @@ from bigdl.training.keras.state import (
 )
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
-from bigdl.training.tables.keras_model import whole_tables
 
 if TYPE_CHECKING:
     import keras
@@ -357,7 +357,7 @@ class KerasFiles(TrainingEstimator):
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         state = {
-            "epoch": self._training.position.epochs_with_figures,
+            "epoch": self._training.position.epochs_with_metrics,
             "model": loads(dump_weights(model)),
             "optimizer": loads(dump_optimizers(model)),
             "known": self._known_inputs(sample_input),

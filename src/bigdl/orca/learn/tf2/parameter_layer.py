@@ -32,7 +32,7 @@ from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.training.keras.data import build_for, is_dataset, open_data
 from bigdl.training.keras.loop import (
-    EvaluateProgram,
+    KerasEvaluateProgram,
     KerasFitProgram,
     KerasFitSettings,
     KerasHooks,
@@ -182,7 +182,7 @@ class KerasReplica(ParameterLayerReplica):
         if not loss.weights.is_known and loss.weights.is_due():
             # by itself, as the tasks of other ranks do
             finding = loss.find(batch)
-            loss.weights.settle(finding.kind, finding.reason)
+            loss.weights.settle(finding.reduction, finding.reason)
         model.reset_metrics()
         logs, gradients = self._step(batch)
         computed = time.perf_counter()
@@ -266,7 +266,7 @@ class KerasDriverModel(DriverModel):
         """Return the program that evaluates weights on a feed."""
         settings = replace(self._settings, checkpoint_trigger=None)
         packed = Packed.of(self._parts, [])
-        return EvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
+        return KerasEvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
 
     def weights(self):
         return dump_weights(self.model)

@@ -17,13 +17,13 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.runtime.keras_objects import KerasArchive
+from bigdl.training.embedding_tables.keras_model import ModelTables, optimizers_cut
+from bigdl.training.embedding_tables.placement import NO_ROWS, current_placement, table_placement
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import BatchArguments
 from bigdl.training.keras.state import put_weights
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import isolated_rng
-from bigdl.training.tables.keras_model import ModelTables, optimizers_cut
-from bigdl.training.tables.place import NOWHERE, placed, placed_now
 
 if TYPE_CHECKING:
     import keras
@@ -115,7 +115,7 @@ class KerasParts:
         """
         self.need()
         if self.archive is not None:
-            with contextlib.nullcontext() if placed_now() is None else optimizers_cut():
+            with contextlib.nullcontext() if current_placement() is None else optimizers_cut():
                 model = self.archive.made()
         else:
             creator = cast("Callable", self.creator)
@@ -188,7 +188,7 @@ class KerasSnapshot:
     def load_on(self, device: Any) -> _LoadedKerasModel:
         """Return the model, in a process; Keras chooses the device itself."""
         (parts,) = self.packed.unpack(self.config, self.threads)
-        with placed(NOWHERE if self.slices else None):
+        with table_placement(NO_ROWS if self.slices else None):
             model = parts.build()
         assembly = BatchArguments.of(model, self.names)
         return _LoadedKerasModel(model, assembly, self.weights, self.slices)

@@ -23,7 +23,7 @@ from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
-from bigdl.orca.parameter_layer.fit.figures import ParameterLayerFigures
+from bigdl.orca.parameter_layer.fit.metrics import ParameterLayerMetrics
 from bigdl.orca.parameter_layer.fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.parameter_layer.messages import RankState, codec_for
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
@@ -42,7 +42,7 @@ from bigdl.training.fit import (
     FitCall,
     FitContext,
     Hooks,
-    Step,
+    TrainingStep,
     TrainState,
     Triggers,
     input_facts,
@@ -187,7 +187,7 @@ class DriverModel(ABC):
         return None
 
     def after_group(  # noqa: B027 - few have to do it
-        self, steps: list[LayerStep], seconds: float, figures: ParameterLayerFigures
+        self, steps: list[LayerStep], seconds: float, figures: ParameterLayerMetrics
     ) -> None:
         """Take note of a group that was made."""
 
@@ -197,13 +197,13 @@ class DriverModel(ABC):
 
     @abstractmethod
     def end_epoch(
-        self, figures: ParameterLayerFigures, evaluate: Callable[[], dict] | None
+        self, figures: ParameterLayerMetrics, evaluate: Callable[[], dict] | None
     ) -> dict | None:
         """Return the figures of an epoch and of its validation; None if no step was made.
 
         Parameters
         ----------
-        figures : ParameterLayerFigures
+        figures : ParameterLayerMetrics
         evaluate : callable or None
             Evaluates the weights of the driver's model, which are those of the ranks; None without
             validation.
@@ -293,7 +293,7 @@ class RankStates:
 
 
 @dataclass(eq=False)
-class ParameterLayerStep(Step):
+class ParameterLayerStep(TrainingStep):
     """A group of updates, made by the ranks of the parameter layer.
 
     Attributes
@@ -329,9 +329,9 @@ class ParameterLayerStep(Step):
         self._before: np.ndarray | None = None  # weights before callbacks were called
         self.figures = self._new_figures()
 
-    def _new_figures(self) -> ParameterLayerFigures:
+    def _new_figures(self) -> ParameterLayerMetrics:
         model = self.model
-        return ParameterLayerFigures(
+        return ParameterLayerMetrics(
             self.ranks.plan.ranks, weighted=model.weighted, loss_is_sum=model.loss_is_sum
         )
 
@@ -367,7 +367,7 @@ class ParameterLayerStep(Step):
             for note in (source["note"] for source in sources if "note" in source):
                 self.context.warn(note, "loss")
         self.model.after_group(steps, seconds, self.figures)
-        epochs = state.goal.last_epoch(state.position, state.epoch_steps)
+        epochs = state.stop_at.last_epoch(state.position, state.epoch_steps)
         self.on_progress(state.progress(epochs, state.epoch_steps, self.figures.mean()))
         return is_due
 
@@ -442,7 +442,7 @@ class ParameterLayerStep(Step):
                 break
             if triggers.ask():
                 return steps, True
-            if state.stop or state.goal.is_reached(position):
+            if state.stop or state.stop_at.is_reached(position):
                 break
         return steps, False
 
@@ -525,7 +525,7 @@ class ParameterLayerCheckpointer(Checkpointer):
         self.start(self._latest)
 
     def finish(self, is_changed):
-        self.context.state.position.end_fit(self.context.state.goal)
+        self.context.state.position.end_fit(self.context.state.stop_at)
         if is_changed or self._saved != self.context.state.position.to_json():
             self.save(is_last=True)
         return self._latest
@@ -561,7 +561,7 @@ class ParameterLayerFit:
         driver_model: Callable[..., DriverModel],
         step: Callable[..., ParameterLayerStep] = ParameterLayerStep,
     ):
-        self.state = TrainState(program.settings.goal)
+        self.state = TrainState(program.settings.stop_at)
         self._context = FitContext(program.settings, self.state)
         self._start, self._step = start, step
         self.model = driver_model(program, ranks, start, self._context)

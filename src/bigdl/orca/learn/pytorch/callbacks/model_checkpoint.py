@@ -11,7 +11,7 @@ from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import file_exists, remove_file
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.training.figures import figure_of
+from bigdl.training.metrics import monitored_metric
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner
@@ -68,7 +68,7 @@ class EarlyStopping(Callback):
     def after_train_epoch(self, runner: TorchRunner) -> None:
         best, waited = None, 0
         for figures in runner.history:
-            value = figure_of(figures, self.monitor, "callback EarlyStopping")
+            value = monitored_metric(figures, self.monitor, "callback EarlyStopping")
             value = value if self.mode == "min" else -value
             if best is None or value < best - self.min_delta:
                 best, waited = value, 0
@@ -207,7 +207,7 @@ class ModelCheckpoint(Callback):
         sign = 1 if self.mode == "min" else -1
 
         def rank(figures):
-            score = sign * figure_of(figures, self.monitor, "callback ModelCheckpoint")
+            score = sign * monitored_metric(figures, self.monitor, "callback ModelCheckpoint")
             return score != score, score, figures["epoch"]  # nan is the worst
 
         return {figures["epoch"] for figures in sorted(written, key=rank)[: self.num_to_keep]}

@@ -1,6 +1,6 @@
 """Embeddings whose rows lie in slices on the workers of a fit or an evaluation.
 
-A worker makes its model within :func:`~bigdl.training.tables.place.placed`, so that a
+A worker makes its model within :func:`~bigdl.training.embedding_tables.placement.placed`, so that a
 :class:`ShardedTable` allocates the worker's rows only.  Its weight is an ordinary parameter with a
 sparse gradient, so the user's optimizer updates the rows, and keeps their state, where they lie.
 """
@@ -29,9 +29,9 @@ from bigdl.runtime.collectives.rows import (
     RowTable,
     rows_of_rank,
 )
+from bigdl.training.embedding_tables.placement import TablePlacement, current_placement
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
-from bigdl.training.tables.place import Place, placed_now
 
 CHUNK_ROWS = 1 << 16  # rows that are initialized under one seed
 
@@ -56,7 +56,7 @@ class ShardedTable(torch.nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._place = placed_now()
+        self._place = current_placement()
         self.exchange: RowExchange | None = None
         self._number = 0
         self.states: Callable[[], dict[str, Any]] = dict[str, Any]
@@ -137,7 +137,7 @@ class ShardedTable(torch.nn.Module, ABC):
         """Rows of the whole table."""
 
     @abstractmethod
-    def cut(self, place: Place) -> None:
+    def cut(self, place: TablePlacement) -> None:
         """Keep the rows of a worker only, of a table that is whole."""
 
     @abstractmethod
@@ -297,7 +297,7 @@ class ShardedEmbedding(ShardedTable):
         self._sizes: torch.Tensor
         # drawn everywhere, so that what is made next has the same weights on all ranks
         seed = int(torch.randint(1 << 62, ()))
-        place = self._place or Place()
+        place = self._place or TablePlacement()
         rows = rows_of_rank(self.num_embeddings, place.rank, place.world_size or 1)
         rows = rows if place.world_size else 0
         shape = rows, self.embedding_dim
@@ -368,7 +368,7 @@ class ShardedEmbedding(ShardedTable):
         return len(self._fields)
 
     def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
-        place = self._place or Place()
+        place = self._place or TablePlacement()
         first = sum(self._fields[:field])
         numbers = torch.arange(place.rank, self.num_embeddings, place.world_size or 1)
         here = (numbers >= first) & (numbers < first + self._fields[field])
@@ -381,7 +381,7 @@ class ShardedEmbedding(ShardedTable):
     def whole_rows(self) -> int:
         return self.num_embeddings
 
-    def cut(self, place: Place) -> None:
+    def cut(self, place: TablePlacement) -> None:
         self._place = place
         own = self.own(self.weight.detach())
         if self.storage == "mmap" and len(own):
@@ -392,7 +392,7 @@ class ShardedEmbedding(ShardedTable):
         self.weight.data = rows
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        place = self._place or Place()
+        place = self._place or TablePlacement()
         return whole[place.rank :: place.world_size] if place.world_size else whole[:0]
 
     def load(
@@ -404,7 +404,7 @@ class ShardedEmbedding(ShardedTable):
                 f"The checkpoint has {count} rows of {name}, the model has {self.num_embeddings}",
                 code="checkpoint-mismatch",
             )
-        place, rows = self._place or Place(), self.weight.detach()
+        place, rows = self._place or TablePlacement(), self.weight.detach()
         found = torch.from_numpy(slices.read(name, place.rank, place.world_size, rows.numpy()))
         if found.data_ptr() != rows.data_ptr():  # of another dtype
             rows.copy_(found)
@@ -492,7 +492,7 @@ def arrow_of(ids: np.ndarray, rows: np.ndarray, id_col: str, vector_col: str) ->
 
 
 def _initialize(
-    weight: torch.Tensor, rows: int, place: Place, init: Callable[..., Any], seed: int
+    weight: torch.Tensor, rows: int, place: TablePlacement, init: Callable[..., Any], seed: int
 ) -> None:
     """Set the rows of a place to their first values, a chunk of the table after the other."""
     if not len(weight):

@@ -16,15 +16,15 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.state import dumps, loads
 
 
-class NamedFigures(dict[str, Any]):
+class EvaluationMetrics(dict[str, Any]):
     """Figures of an evaluation by the names of BigDL 2.x, also found by those of a fit.
 
     A figure ``validation_<name>`` is also found as ``val_<name>``; it is listed once.
 
     Examples
     --------
-    >>> from bigdl.training.figures import NamedFigures
-    >>> figures = NamedFigures(validation_loss=0.5)
+    >>> from bigdl.training.metrics import EvaluationMetrics
+    >>> figures = EvaluationMetrics(validation_loss=0.5)
     >>> figures["val_loss"], "val_loss" in figures, list(figures)
     (0.5, True, ['validation_loss'])
     """
@@ -305,7 +305,7 @@ def score_of(entry: dict[str, Any]) -> float | None:
     return entry[names[0]] if names else None
 
 
-def figure_of(figures: dict[str, Any], monitor: str | None, who: str) -> float:
+def monitored_metric(figures: dict[str, Any], monitor: str | None, who: str) -> float:
     """The figure of an epoch that somebody monitors.
 
     Parameters
@@ -356,7 +356,7 @@ def epoch_as_returned(
     return as_returned({k: v for k, v in entry.items() if k not in _DROPPED} | times)
 
 
-class Figure(float):
+class MetricValue(float):
     """A figure of a fit or an evaluation: a float that JSON takes.
 
     Programs for BigDL 2.x have a tensor of one number here: its methods that give the number work,
@@ -377,7 +377,7 @@ class Figure(float):
 
         return np.asarray(float(self), "float32")
 
-    def detach(self) -> Figure:
+    def detach(self) -> MetricValue:
         """Return the figure."""
         return self
 
@@ -395,13 +395,13 @@ class Figure(float):
         import torch
 
         def tensor(value: Any) -> Any:
-            return torch.tensor(float(value)) if isinstance(value, Figure) else value
+            return torch.tensor(float(value)) if isinstance(value, MetricValue) else value
 
         named = {name: tensor(value) for name, value in (keywords or {}).items()}
         return function(*map(tensor, arguments), **named)
 
 
-class Figures(dict[str, Any]):
+class MetricDict(dict[str, Any]):
     """Figures by name, where a metric answers to its name in ``fit`` and to that in ``evaluate``.
 
     ``evaluate`` gives ``Accuracy`` and the epochs of ``fit`` have ``val_accuracy``, as in BigDL
@@ -409,7 +409,7 @@ class Figures(dict[str, Any]):
 
     Examples
     --------
-    >>> figures = Figures(num_samples=2, Accuracy=0.5)
+    >>> figures = MetricDict(num_samples=2, Accuracy=0.5)
     >>> figures["val_accuracy"], "val_accuracy" in figures, list(figures)
     (0.5, True, ['num_samples', 'Accuracy'])
     """
@@ -450,7 +450,7 @@ def as_returned(figures: dict[str, Any]) -> dict[str, Any]:
 
     A metric of several numbers is a tensor, or a tuple of tensors.
     """
-    return Figures(
+    return MetricDict(
         (key, _number(value) if key in _PLAIN or "train_loss" in key else _metric(value))
         for key, value in figures.items()
     )
@@ -461,7 +461,7 @@ def _number(value: Any) -> Any:
 
 
 def _metric(value: Any) -> Any:
-    return _tensor(value) if isinstance(value, list | dict) else Figure(_number(value))
+    return _tensor(value) if isinstance(value, list | dict) else MetricValue(_number(value))
 
 
 def _tensor(value: Any) -> Any:

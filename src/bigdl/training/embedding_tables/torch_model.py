@@ -17,11 +17,11 @@ import torch
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.rows import Distinct, RowExchange
 from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.embedding_tables.growing import GrowingEmbedding
+from bigdl.training.embedding_tables.placement import TablePlacement
+from bigdl.training.embedding_tables.sharded import ShardedEmbedding, ShardedTable, of_rows
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
-from bigdl.training.tables.growing import GrowingEmbedding
-from bigdl.training.tables.place import Place
-from bigdl.training.tables.sharded import ShardedEmbedding, ShardedTable, of_rows
 
 
 def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
@@ -38,7 +38,7 @@ def has_tables(model: torch.nn.Module) -> bool:
     return any(isinstance(each, ShardedTable) and each.is_placed for each in model.modules())
 
 
-def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
+def cut_tables(model: torch.nn.Module, optimizer: Any, place: TablePlacement) -> None:
     """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
     for table in model.modules():
         if isinstance(table, ShardedTable) and not table.is_placed:
@@ -186,7 +186,7 @@ class SavedRows:
     slices : SavedSlices
         On storage that is mapped to memory.
     model : torch.nn.Module
-        Made :data:`NOWHERE`; its sharded embeddings read here from now on.
+        Made :data:`NO_ROWS`; its sharded embeddings read here from now on.
     """
 
     def __init__(self, slices: SavedSlices, model: torch.nn.Module):

@@ -23,10 +23,10 @@ from torch.nn import functional
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.rows import Distinct, RowTable
+from bigdl.training.embedding_tables.placement import TablePlacement
+from bigdl.training.embedding_tables.sharded import ShardedTable, mapped_tensor, of_rows
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
-from bigdl.training.tables.place import Place
-from bigdl.training.tables.sharded import ShardedTable, mapped_tensor, of_rows
 
 _POOL = 1 << 16  # first values that are drawn; each id takes one of them
 _FIRST_ROWS = 1 << 10
@@ -65,7 +65,7 @@ def owners_of_keys(keys: torch.Tensor, world_size: int) -> torch.Tensor:
     return torch.bucketize(keys.contiguous(), _limits(world_size), right=True)
 
 
-class KeyPlaces:
+class KeyIndex:
     """The places of keys; lookups are binary searches of all keys at once.
 
     New keys are kept apart until they are an eighth of the others, so that few of them cost little.
@@ -139,7 +139,7 @@ class KeyedRows:
         self.last_read = torch.full((len(table.weight),), _FREE)
         self.candidates = torch.empty(0, 2, dtype=torch.int64)
         self._free = self.row_keys[:0]  # places below `used`, in order
-        self._places = KeyPlaces()
+        self._places = KeyIndex()
 
     @property
     def weight(self) -> torch.nn.Parameter:
@@ -296,14 +296,14 @@ class SavedTable:
         keys, last_read, candidates = map(read, ("keys", "last_read", "candidates"))
         return cls(keys, last_read, candidates, int(read("steps")[0]))
 
-    def selection(self, place: Place) -> torch.Tensor:
+    def selection(self, place: TablePlacement) -> torch.Tensor:
         """Return which rows are those of a worker; the first, of zeros, is of every worker."""
         is_own = owners_of_keys(self.keys, place.world_size) == place.rank
         is_own &= self.last_read != _FREE
         is_own[:1] = True
         return torch.nonzero(is_own)[:, 0]
 
-    def of_place(self, place: Place, selection: torch.Tensor) -> SavedTable:
+    def of_place(self, place: TablePlacement, selection: torch.Tensor) -> SavedTable:
         """Return the part of a worker."""
         is_own = owners_of_keys(self.candidates[:, 0], place.world_size) == place.rank
         return SavedTable(
@@ -319,11 +319,11 @@ class KeyedSlices:
     slices : SavedSlices
     name : str
         Of the weight.
-    place : Place
+    place : TablePlacement
         Of the worker; rank 0 of one gets all rows that are in use.
     """
 
-    def __init__(self, slices: SavedSlices, name: str, place: Place):
+    def __init__(self, slices: SavedSlices, name: str, place: TablePlacement):
         self._slices = slices
         count = slices.count(name)
         self._own = place.rank if count == place.world_size else None
@@ -535,7 +535,7 @@ class GrowingEmbedding(ShardedTable):
 
     def _take_over(self, weight: torch.Tensor, whole: SavedTable) -> None:
         """Have this worker's rows of a whole table."""
-        place = self._place or Place()
+        place = self._place or TablePlacement()
         if not place.world_size:
             return
         self._whole_rows = len(whole.keys)
@@ -548,7 +548,7 @@ class GrowingEmbedding(ShardedTable):
             self.weight[: len(weight)] = weight
         self.rows.take_over(saved)
 
-    def cut(self, place: Place) -> None:
+    def cut(self, place: TablePlacement) -> None:
         weight = self.weight.detach()[: self.rows.used]
         saved = SavedTable.of(self.rows)
         self._place = place
@@ -556,7 +556,7 @@ class GrowingEmbedding(ShardedTable):
         self._take_over(weight, saved)
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        if not (self._place or Place()).world_size:
+        if not (self._place or TablePlacement()).world_size:
             return whole[:0]
         return self._filled(whole[self._selection])
 
@@ -579,7 +579,7 @@ class GrowingEmbedding(ShardedTable):
             raise UsageError(
                 f"The checkpoint has no growing table {name}", code="checkpoint-mismatch"
             )
-        found = KeyedSlices(slices, name, self._place or Place())
+        found = KeyedSlices(slices, name, self._place or TablePlacement())
         self._put(found.read(name), found.saved)
         for key in keys:
             states[key] = self._filled(found.read(f"{name}.{key}"))
@@ -588,7 +588,7 @@ class GrowingEmbedding(ShardedTable):
     def whole(
         cls, slices: SavedSlices, name: str, keys: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = KeyedSlices(slices, name, Place())
+        found = KeyedSlices(slices, name, TablePlacement())
         prefix = name.removesuffix("weight")
         named = {f"{prefix}{key}": each for key, each in found.saved.arrays().items()}
         states = {key: found.read(f"{name}.{key}") for key in keys}
@@ -599,7 +599,7 @@ class GrowingEmbedding(ShardedTable):
         keys, last = (
             slices.mapped(f"{name}-{each}", at_random=False) for each in ("keys", "last_read")
         )
-        known = KeyPlaces()
+        known = KeyIndex()
         starts = np.cumsum([0, *map(len, owners)])
         of_row, places = [], []
         for start, of_owner, last_read in zip(starts, keys, last, strict=False):

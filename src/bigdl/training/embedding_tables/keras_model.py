@@ -2,7 +2,7 @@
 
 A layer whose rows lie in slices has a weight without rows, the *anchor*, which stands in its place
 among the weights of the model: gradients flow to it, and so a backward pass reaches the layer.  Its
-rows are those of a table of torch (:mod:`bigdl.training.tables`), which optimizers of torch update
+rows are those of a table of torch (:mod:`bigdl.training.embedding_tables`), which torch updates
 where they lie.  A lookup leaves the graph of TensorFlow, or the compiled step of JAX, by a
 callback, and so do the gradients on their way back.  Both make the callbacks of a step one after
 the other, in the order of the model, so that they meet those of the other workers.
@@ -27,7 +27,7 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.training.tables.sharded import ShardedTable
+    from bigdl.training.embedding_tables.sharded import ShardedTable
 else:
     torch = LazyModule("torch", "orca")
 
@@ -90,7 +90,7 @@ class LayerRows:
 
     Parameters
     ----------
-    table : bigdl.training.tables.sharded.ShardedTable
+    table : bigdl.training.embedding_tables.sharded.ShardedTable
 
     Attributes
     ----------
@@ -253,7 +253,7 @@ class ModelTables:
     """
 
     def __init__(self, model: Any, *, training: bool = False):
-        from bigdl.training.tables.torch_model import ShardedTables
+        from bigdl.training.embedding_tables.torch_model import ShardedTables
 
         #: by the number of the anchor among the weights of the model, which names its files, too
         self._layers = by_number(model, [e for e in sharded_layers(model) if e.is_placed])
@@ -289,7 +289,7 @@ class ModelTables:
 
     def read_from(self, slices: SavedSlices) -> None:
         """Read rows from mapped files of a checkpoint."""
-        from bigdl.training.tables.torch_model import SavedRows
+        from bigdl.training.embedding_tables.torch_model import SavedRows
 
         SavedRows(slices, self.modules)
         self._connected()
@@ -343,7 +343,7 @@ class ModelTables:
 
     def files(self) -> dict[str, bytes]:
         """Return what a checkpoint has besides the rows: the same on all ranks."""
-        from bigdl.training.tables.sharded import of_rows
+        from bigdl.training.embedding_tables.sharded import of_rows
 
         states = {}
         for number, optimizer in self._optimizers.items():
@@ -365,7 +365,7 @@ class ModelTables:
         files : dict of str to bytes
             Of a checkpoint.
         """
-        from bigdl.training.tables.sharded import of_rows
+        from bigdl.training.embedding_tables.sharded import of_rows
 
         files = dict(files)
         states = loads(files.pop("tables.pt")) if "tables.pt" in files else {}
@@ -438,7 +438,7 @@ def whole_tables(snapshot: Checkpoint) -> Checkpoint:
     slices = snapshot.slices
     if slices is None:
         return snapshot
-    from bigdl.training.tables.torch_model import whole_table
+    from bigdl.training.embedding_tables.torch_model import whole_table
 
     model, states = loads(snapshot.files["model.pt"]), loads(snapshot.files["tables.pt"])
     for name in slices.names:

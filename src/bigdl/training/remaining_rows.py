@@ -27,7 +27,7 @@ LARGEST = 8 << 30
 _PIECE = 1 << 22  # bytes that are hashed at a time
 
 
-class RestOfEpoch(BatchPlan):
+class RemainingBatches(BatchPlan):
     """The batches that are left of an epoch, numbered from those that were made.
 
     Parameters
@@ -40,7 +40,7 @@ class RestOfEpoch(BatchPlan):
     first : int
         Batches of the epoch that were made.
     share : ndarray
-        This worker's rows, see :meth:`~bigdl.training.batches.BatchSource.share_of_rest`.
+        This worker's rows, see :meth:`~bigdl.training.batches.BatchSource.share_of_remaining`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.training.chart import PanelChart, table_of
-from bigdl.training.figures import EpochSums, LossRule, summaries_of
+from bigdl.training.metrics import EpochSums, LossRule, summaries_of
 
 PHASES = (
     "launch_s",
@@ -34,7 +34,7 @@ _OF_STEPS = (*PHASES, "step_s", "bytes_per_step")
 _TIMES_OF_BATCH = ("fetch_s", "forward_s", "backward_s")
 
 
-class ParameterLayerFigures:
+class ParameterLayerMetrics:
     """Sums over the steps of an epoch, for every rank.
 
     Parameters

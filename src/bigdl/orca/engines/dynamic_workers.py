@@ -2,8 +2,8 @@
 
 Spark has no barrier stages with dynamic allocation, since it would have to know how many executors
 will come.  Ordinary tasks make it start as many as they need.  Each waits at the driver's channel
-until all have come, which the :class:`Gang` watches, and so does what a barrier would do: it ends
-the stage when too few come in time, and when one is lost.  A task that Spark runs again by itself,
+until all have come, which :class:`DynamicWorkers` watches, and so does what a barrier would do: it
+ends the stage when too few come in time, and when one is lost.  A task that Spark runs again by itself,
 after a loss or in the hope to be faster, does nothing (see :func:`bigdl.runtime.task.await_first`).
 Where it does so before all have come, since what they read went away with an executor, it holds the
 room that another needs: then the stage is ended and run again.
@@ -73,7 +73,7 @@ class DecommissionWatch(StageWatch):
             self.line.set("leave", ",".join(leaving))
 
 
-class Gang(StageWatch):
+class DynamicWorkers(StageWatch):
     """The workers of one attempt, from the driver's view.
 
     Parameters

@@ -12,7 +12,7 @@ from bigdl.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Place:
+class TablePlacement:
     """Where a model is made.
 
     Attributes
@@ -31,7 +31,7 @@ class Place:
     is_loaded: bool = False
 
     @classmethod
-    def of(cls, worker: Worker) -> Place:
+    def of(cls, worker: Worker) -> TablePlacement:
         """Return the place of a worker."""
         options = worker.options
         has_slices = "snapshot" in options and Checkpoint.unpack_head(options["snapshot"]).slices
@@ -39,12 +39,12 @@ class Place:
         return cls(worker.rank, worker.world_size, worker.local_dir, is_loaded)
 
 
-NOWHERE = Place(0, 0)  # a model without the rows of its tables
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
+NO_ROWS = TablePlacement(0, 0)  # a model without the rows of its tables
+_place: ContextVar[TablePlacement | None] = ContextVar("place", default=None)
 
 
 @contextlib.contextmanager
-def placed(place: Place | None) -> Iterator[None]:
+def table_placement(place: TablePlacement | None) -> Iterator[None]:
     """Make models for a place within the block; None leaves it to a block around this one."""
     token = _place.set(place or _place.get())
     try:
@@ -53,6 +53,6 @@ def placed(place: Place | None) -> Iterator[None]:
         _place.reset(token)
 
 
-def placed_now() -> Place | None:
+def current_placement() -> TablePlacement | None:
     """Return the place of the block around this call."""
     return _place.get()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.training.rest import row_ids
+from bigdl.training.remaining_rows import row_ids
 
 ROWS, BATCH = 50, 6
 

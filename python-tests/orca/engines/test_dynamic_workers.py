@@ -14,7 +14,7 @@ from refusals import refused
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.engine import SparkEngine
-from bigdl.orca.engines.gang import Gang
+from bigdl.orca.engines.dynamic_workers import DynamicWorkers
 from bigdl.runtime.channel import Channel
 from bigdl.runtime.task import await_first
 
@@ -38,7 +38,7 @@ def test_too_few_workers_are_told_in_one_sentence(by_demand):
 
 def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monkeypatch):
     """As when what the second worker reads goes away with an executor, once the first waits."""
-    poll, lines = Gang.poll, []
+    poll, lines = DynamicWorkers.poll, []
 
     def repeated(gang):
         if gang.line not in lines and gang.line.has("enter/0", "enter/1"):
@@ -47,7 +47,7 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
                 gang.line.count("enter/0", 1)  # Spark's copy of the first
         poll(gang)
 
-    monkeypatch.setattr(Gang, "poll", repeated)
+    monkeypatch.setattr(DynamicWorkers, "poll", repeated)
     with refused("resource-limit", "2", "3", "6"):
         SparkEngine(patience=6.0).run(lambda w: w.line.barrier("all", 3), num_workers=3)
     assert len(lines) == 2
