@@ -1,12 +1,12 @@
-"""A gang: workers that are ordinary tasks, on a cluster that adds and removes executors by demand.
+"""Workers that run as ordinary Spark tasks, for clusters with dynamic allocation.
 
-Spark has no barrier stages with dynamic allocation, since it would have to know how many executors
-will come.  Ordinary tasks make it start as many as they need.  Each waits at the driver's channel
-until all have come, which :class:`DynamicWorkers` watches, and so does what a barrier would do: it
-ends the stage when too few come in time, and when one is lost.  A task that Spark runs again by itself,
-after a loss or in the hope to be faster, does nothing (see :func:`bigdl.runtime.task.await_first`).
-Where it does so before all have come, since what they read went away with an executor, it holds the
-room that another needs: then the stage is ended and run again.
+Spark has no barrier stages with dynamic allocation, since it cannot know how many executors will
+come.  Ordinary tasks make it start as many executors as they need.  Each task waits at the driver's
+channel until all have started.  :class:`DynamicWorkers` watches this and does the work of a
+barrier: it ends the stage when too few workers start in time, and when one is lost.  A task that
+Spark runs again, after a loss or by speculation, does nothing (see
+:func:`bigdl.runtime.task.await_first`).  If Spark repeats a task before all workers have started,
+the copy takes the slot of a missing worker: then the stage is ended and run again.
 """
 
 import logging

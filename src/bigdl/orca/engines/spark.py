@@ -1,11 +1,10 @@
-"""The Spark engine: N workers as the N tasks of one barrier stage.
+"""Spark engine: N workers as the N tasks of one barrier stage.
 
-With dynamic allocation, where Spark has no barrier stages, they are a
-:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers` of ordinary tasks.  The stage is always
-the result stage of its job, collected directly: as such Spark does not run it again by itself, and the FailurePolicy
-alone decides about retries.  Rendezvous and everything else between driver and workers goes through
-the :mod:`~bigdl.runtime.channel`, since Spark's own ``barrier()`` and ``allGather()`` look once a
-second.
+With dynamic allocation, where Spark has no barrier stages, the workers are ordinary tasks (see
+:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers`).  The stage is always the result stage
+of its job and is collected directly, so Spark does not retry it: the FailurePolicy alone decides
+about retries.  Rendezvous and all other traffic between driver and workers use the
+:mod:`~bigdl.runtime.channel`, since Spark's ``barrier()`` and ``allGather()`` poll once a second.
 """
 
 import contextlib
