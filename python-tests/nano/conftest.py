@@ -23,6 +23,6 @@ def kept(monkeypatch):
 
     def keep(name):
         found = AutotuneResult(name, {name: MedianInterval.of([2.0])})
-        monkeypatch.setattr(autotune, "find", lambda key: found)
+        monkeypatch.setattr(autotune, "load_result", lambda key: found)
 
     return keep

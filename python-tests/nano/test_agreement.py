@@ -9,7 +9,7 @@ from refusals import refused
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.agreement import difference, usual_sizes
+from bigdl.nano.acceleration.agreement import difference, typical_magnitudes
 from bigdl.nano.pytorch import InferenceOptimizer
 
 pytest.importorskip("openvino")
@@ -320,7 +320,7 @@ def test_a_search_says_what_differs():
 )
 def test_differences_are_told_in_words(one, other, words):
     found = difference(one, other, 1e-4)
-    assert (found is None) if words is None else words in found.words
+    assert (found is None) if words is None else words in found.description
 
 
 class TwoClasses(nn.Module):
@@ -349,7 +349,7 @@ def test_a_sample_whose_results_are_near_zero_is_judged_with_others():
 
 
 def test_usual_sizes_are_medians_over_samples():
-    sizes = usual_sizes([{"y": np.full(2, value), "n": 3} for value in (1e-6, 2.0, 3.0)])
+    sizes = typical_magnitudes([{"y": np.full(2, value), "n": 3} for value in (1e-6, 2.0, 3.0)])
     assert sizes == {"y": 2.0}
     near_zero = np.array([1e-6, -1e-6])
     assert difference(near_zero, near_zero + 1e-4, 1e-3) is not None

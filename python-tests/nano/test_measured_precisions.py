@@ -32,7 +32,7 @@ def race(monkeypatch):
         asked.append(list(calls))
         return {name: [seconds.get(name, 1.0)] * 5 for name in calls}
 
-    monkeypatch.setattr(autotune, "race", timed)
+    monkeypatch.setattr(autotune, "benchmark", timed)
     seconds["asked"] = asked
     return seconds
 
@@ -70,7 +70,7 @@ def test_nothing_is_measured_for_fp32(race):
 
 def test_ways_are_timed_in_turn():
     order = []
-    seconds = autotune.race({name: lambda name=name: order.append(name) for name in "ab"}, 0.0)
+    seconds = autotune.benchmark({name: lambda name=name: order.append(name) for name in "ab"}, 0.0)
     assert [len(each) for each in seconds.values()] == [3, 3]
     runs = [name for place, name in enumerate(order) if not place or order[place - 1] != name]
     assert runs[-4:] in (["a", "b", "a", "b"], ["b", "a", "b", "a"])

@@ -132,17 +132,17 @@ def test_choices_are_kept_for_their_user_alone_and_bounded(own_choices, monkeypa
     choice = AutotuneResult(
         "b", {"a": MedianInterval.of([1.0]), "b": MedianInterval.of([1.4, 1.5, 1.6])}
     )
-    keys = [autotune.key_of("model", number) for number in range(6)]
+    keys = [autotune.cache_key("model", number) for number in range(6)]
     for key in keys:
-        autotune.keep(key, choice)
-    assert autotune.find(keys[-1]) == choice
+        autotune.save_result(key, choice)
+    assert autotune.load_result(keys[-1]) == choice
     assert len(list(own_choices.iterdir())) == 3
     assert stat.S_IMODE(own_choices.stat().st_mode) == 0o700
-    assert autotune.find("0" * 40) is None
+    assert autotune.load_result("0" * 40) is None
 
 
 def test_broken_and_foreign_files_are_no_choices(own_choices):
-    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
+    autotune.save_result("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
     file = own_choices / "key.json"
     for text in (
         "",
@@ -151,17 +151,17 @@ def test_broken_and_foreign_files_are_no_choices(own_choices):
         json.dumps({"name": "c", "speedups": {"b": [1, 1, 1]}}),
     ):
         file.write_text(text)
-        assert autotune.find("key") is None
-    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
+        assert autotune.load_result("key") is None
+    autotune.save_result("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
     own_choices.chmod(0o777)
-    assert autotune.find("key") is None
+    assert autotune.load_result("key") is None
 
 
 def test_a_directory_that_cannot_be_made_costs_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    autotune.keep("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
-    assert autotune.find("key") is None
+    autotune.save_result("key", AutotuneResult("b", {"b": MedianInterval.of([1.5])}))
+    assert autotune.load_result("key") is None
 
 
 def test_the_processor_has_a_name(tmp_path):

@@ -53,11 +53,11 @@ class UnusableNetworkError(UsageError):
 class Difference(NamedTuple):
     """A difference in words, and its size: infinite where it is no matter of rounding."""
 
-    words: str
+    description: str
     size: float = math.inf
 
 
-def built_and_checked(
+def build_and_check(
     method: Method,
     source: Any,
     options: BuildOptions,
@@ -90,7 +90,7 @@ def built_and_checked(
     probes = source.probes(options) if strict else ()
     first: UsageError | None = None
     while True:
-        source.way = source.caution = None
+        source.exporter = source.conversion_warning = None
         try:
             built = method.build(source, options)
             if strict:
@@ -98,16 +98,18 @@ def built_and_checked(
                 check_agreement(source, built, computed, probes, scored=scored)
         except (DisagreementError, UnusableNetworkError) as error:
             first = first or error
-            if source.way is None or source.way in options.refused_ways:
+            if source.exporter is None or source.exporter in options.rejected_exporters:
                 raise first from None
-            options = replace(options, refused_ways=options.refused_ways | {source.way})
+            options = replace(
+                options, rejected_exporters=options.rejected_exporters | {source.exporter}
+            )
         except UsageError:
             if first is not None:  # it says more than why the last way is not possible
                 raise first from None
             raise
         else:
-            if source.caution is not None:
-                warnings.warn(source.caution, stacklevel=2)
+            if source.conversion_warning is not None:
+                warnings.warn(source.conversion_warning, stacklevel=2)
             network = getattr(built, "nano_network", None)
             if strict and network is not None and hasattr(network, "forbid_negative"):
                 network.forbid_negative(source.refused_negatives())
@@ -139,7 +141,7 @@ def check_agreement(
     method : Method
     probes : iterable of Probe
     scored : bool
-        As of :func:`built_and_checked`.
+        As of :func:`build_and_check`.
 
     Raises
     ------
@@ -147,15 +149,15 @@ def check_agreement(
         With what differs, by how much, and on which input.
     """
     bound = method.precision.error_bound
-    source.tell_side_effects(model, method)
+    source.check_side_effects(model, method)
     probes = list(probes)
-    scales = usual_sizes(probe.expected for probe in probes if probe.expected is not None)
+    scales = typical_magnitudes(probe.expected for probe in probes if probe.expected is not None)
     classes = _Classes()
     for probe in probes:
         sentence = f"The model was converted by method {method.name!r} but does not run on"
         try:
             with refusing(
-                f"{sentence} {probe.words}", code="model-unsupported", method=method.name
+                f"{sentence} {probe.description}", code="model-unsupported", method=method.name
             ):
                 actual = source.run(model, probe.inputs)
         except UsageError:
@@ -170,7 +172,7 @@ def check_agreement(
             continue
         other = source.alternative(probe.inputs)
         if other is not None and difference(other, actual, bound, scales) is None:
-            source.caution = source.caution or (
+            source.conversion_warning = source.conversion_warning or (
                 f"{type(source.model).__name__} by method {method.name!r} gives other numbers at "
                 "padded positions than the fast path of PyTorch's transformer layers, which gives "
                 "zeros there; all others agree"
@@ -180,8 +182,9 @@ def check_agreement(
             continue
         raise DisagreementError(
             f"{type(source.model).__name__} by method {method.name!r} gives another result than "
-            f"the original for {probe.words}: {distance.words}"
-            f"{_of_bound(distance, method.precision)}{classes.words}; {_advice(method, probe)}"
+            f"the original for {probe.description}: {distance.description}"
+            f"{_of_bound(distance, method.precision)}{classes.description}; "
+            f"{_advice(method, probe)}"
         )
 
 
@@ -200,13 +203,13 @@ class _Classes:
                 self._same += int(np.sum(one.argmax(1) == other.argmax(1)))
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if not self._rows:
             return ""
         return f"; the largest value of a row is in the same place in {self._same} of {self._rows}"
 
 
-def usual_sizes(results: Iterable[Any]) -> dict[str, float]:
+def typical_magnitudes(results: Iterable[Any]) -> dict[str, float]:
     """Return the usual size of each tensor of a model's results: the median of those of samples.
 
     Parameters
@@ -287,7 +290,7 @@ def difference(
     bound : float
         The ``error_bound`` of a precision.
     scales : mapping of str to float, optional
-        See :func:`usual_sizes`: smaller tensors are compared with these.
+        See :func:`typical_magnitudes`: smaller tensors are compared with these.
 
     Examples
     --------
@@ -296,8 +299,8 @@ def difference(
     >>> one = {"scores": np.array([3.0, 4.0]), "rows": 2}
     >>> difference(one, {"scores": np.array([3.0, 4.0]), "rows": 2}, 1e-4)
     >>> difference(one, {"scores": np.array([3.0, 4.5]), "rows": 2}, 1e-4)
-    Difference(words="'scores' differs by 10 %", size=0.1)
-    >>> difference(one, {"scores": np.array([3.0, 4.0]), "rows": 7}, 1e-4).words
+    Difference(description="'scores' differs by 10 %", size=0.1)
+    >>> difference(one, {"scores": np.array([3.0, 4.0]), "rows": 7}, 1e-4).description
     "'rows' is 7 instead of 2"
     """
     left, right = dict(_parts(expected)), dict(_parts(actual))
@@ -309,7 +312,7 @@ def difference(
         each = _difference(one, right[path], (scales or {}).get(path, 0.0))
         if each is not None and each.size > bound and (worst is None or each.size > worst.size):
             named = f"{path!r} " if path else "it "
-            worst = Difference(named + each.words, each.size)
+            worst = Difference(named + each.description, each.size)
     return worst
 
 

@@ -124,7 +124,7 @@ _FEWEST_ROUNDS = 3
 _LEAST_S = 1e-3  # of a round: a clock and a scheduler disturb less
 
 
-def race(
+def benchmark(
     calls: Mapping[str, Callable[[], object]], budget_s: float = 1.0
 ) -> dict[str, list[float]]:
     """Time several ways in turn.
@@ -162,35 +162,37 @@ def _seconds(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def measured(key: str, plain: str, calls: Mapping[str, Callable[[], object]]) -> AutotuneResult:
+def load_or_measure(
+    key: str, plain: str, calls: Mapping[str, Callable[[], object]]
+) -> AutotuneResult:
     """Return the choice that is kept under a key, or measure and keep it.
 
     Parameters
     ----------
     key : str
-        Of :func:`key_of`.
+        Of :func:`cache_key`.
     plain : str
         See :func:`choose`.
     calls : mapping of str to callable
-        See :func:`race`.
+        See :func:`benchmark`.
     """
-    kept = find(key)
+    kept = load_result(key)
     if kept is not None and set(calls) <= set(kept.speedups):
         return kept
-    choice = choose(race(calls), plain)
+    choice = choose(benchmark(calls), plain)
     if choice.is_clear(plain):
-        keep(key, choice)
+        save_result(key, choice)
     return choice
 
 
-def key_of(*facts: Any) -> str:
+def cache_key(*facts: Any) -> str:
     """Return a digest of values of JSON, of the processor and its usable cores."""
     surroundings = [processor_name(), sorted(isa_flags()), len(usable_cores())]
     text = json.dumps([facts, surroundings], sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
-def find(key: str) -> AutotuneResult | None:
+def load_result(key: str) -> AutotuneResult | None:
     """Return the choice that was kept under a key, or None."""
     directory = cache_directory("choices")
     file = directory / f"{key}.json"
@@ -202,7 +204,7 @@ def find(key: str) -> AutotuneResult | None:
         return None
 
 
-def keep(key: str, choice: AutotuneResult) -> None:
+def save_result(key: str, choice: AutotuneResult) -> None:
     """Keep a choice; where the directory cannot be written, or is not private, nothing happens."""
     directory = cache_directory("choices")
     with contextlib.suppress(OSError):
@@ -251,15 +253,15 @@ def warn_if_slower(
     """
     if method.precision == FP32:
         return
-    key = key_of("beside the original", method.name, facts)
-    choice = find(key)
+    key = cache_key("beside the original", method.name, facts)
+    choice = load_result(key)
     if choice is None:
         with random_numbers_kept():  # that the models may draw
-            seconds = race({"original": original, method.name: model}, _RACE_S)
+            seconds = benchmark({"original": original, method.name: model}, _RACE_S)
         if min(seconds["original"]) < _LEAST_CALL_S:
             return
         choice = choose(seconds, "original")
-        keep(key, choice)
+        save_result(key, choice)
     speedup = choice.speedups[method.name]
     times = MedianInterval(1 / speedup.middle, 1 / speedup.high, 1 / speedup.low)
     if times.exceeds(_SLOWER):

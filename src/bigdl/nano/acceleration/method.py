@@ -43,7 +43,7 @@ class Probe(NamedTuple):
 
     Attributes
     ----------
-    words : str
+    description : str
         What it is, e.g. ``"the sample"``.
     inputs : list
         Flat list of tensors.
@@ -53,7 +53,7 @@ class Probe(NamedTuple):
         True if it has other sizes than the sample.
     """
 
-    words: str
+    description: str
     inputs: list
     expected: Any
     resized: bool = False
@@ -94,7 +94,7 @@ class BuildOptions:
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
     goal : AccuracyGoal or None
         With a goal, layers that cost too much accuracy are left unquantized.
-    refused_ways : frozenset of str
+    rejected_exporters : frozenset of str
         Ways of conversion whose result was wrong.
 
     Examples
@@ -119,18 +119,18 @@ class BuildOptions:
     weight_options: WeightOptions | None = None
     conversion: Mapping[str, Any] = field(default_factory=dict)
     goal: AccuracyGoal | None = None
-    refused_ways: frozenset[str] = frozenset()
+    rejected_exporters: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
         """Return the options that are among some keywords."""
-        return replace(among(cls, keywords), **others)
+        return replace(options_from_keywords(cls, keywords), **others)
 
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
-def among(options: type[Options], keywords: Mapping[str, Any]) -> Options:
+def options_from_keywords(options: type[Options], keywords: Mapping[str, Any]) -> Options:
     """Return the options of a dataclass that are among some keywords."""
     names = {each.name for each in fields(options)}.intersection(keywords)
     return options(**{name: keywords[name] for name in names})
@@ -155,15 +155,15 @@ class ModelSource(Protocol):
     ----------
     model
         The user's model, which methods do not change.
-    way : str or None
+    exporter : str or None
         How it was converted last, where a framework has several ways.
-    caution : str or None
+    conversion_warning : str or None
         What the last conversion may have lost, to be told if the model is not refused.
     """
 
     model: Any
-    way: str | None
-    caution: str | None
+    exporter: str | None
+    conversion_warning: str | None
 
     @property
     def outputs(self) -> Structure:
@@ -191,7 +191,7 @@ class ModelSource(Protocol):
     def refused_negatives(self) -> list[int]:
         """Return positions of integer inputs in which the model takes no negative number."""
 
-    def tell_side_effects(self, model: Any, method: Any) -> None:
+    def check_side_effects(self, model: Any, method: Any) -> None:
         """Refuse, or warn of, what calls of the model change and those of an accelerated one do
         not."""
 
@@ -487,7 +487,7 @@ def find_method(name: str, framework: str = "torch") -> Method:
 
 _RUNTIMES = ("openvino", "onnxruntime")
 # Not of the user.
-_INTERNAL = {"conversion", "goal", "refused_ways"}
+_INTERNAL = {"conversion", "goal", "rejected_exporters"}
 _ALWAYS = {"input_sample", "example_kwarg_inputs", "thread_num"}
 _QUANTIZED = {each.name for each in fields(AccuracyOptions)} | {"calib_data", "sample_size"}
 _BY_ACCELERATOR: dict[str | None, set[str]] = {
@@ -522,7 +522,7 @@ class MethodChoice:
     channels_last: bool = False
 
 
-def traced_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
+def select_trace_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
     """Return the method that ``trace`` means.
 
     Raises
@@ -551,7 +551,7 @@ def traced_method(framework: str, choice: MethodChoice, options: BuildOptions) -
     return _with_flags(_of_precision(framework, FP32, choice.accelerator), choice)
 
 
-def quantized_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
+def select_quantize_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
     """Return the method that ``quantize`` means.
 
     Raises

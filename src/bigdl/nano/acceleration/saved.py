@@ -128,7 +128,7 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
 
 
 @contextmanager
-def opened(
+def open_saved_model(
     path: str | os.PathLike | Mapping[str, BinaryIO],
     thread_num: int | None = None,
     trust: bool = False,

@@ -22,7 +22,7 @@ from bigdl.common.errors import UsageError, refusing, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
-from bigdl.nano.acceleration.saved import META_FILE, opened
+from bigdl.nano.acceleration.saved import META_FILE, open_saved_model
 from bigdl.nano.acceleration.structure import CallSignature, Structure, as_array, flatten
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
@@ -239,7 +239,7 @@ def _of_path(
         return _of_file(path, thread_num, device, trust)
     # The files are copied: what is written over them must not change a model that runs.
     files = {each.name: io.BytesIO(each.read_bytes()) for each in path.iterdir() if each.is_file()}
-    with opened(files, thread_num) as (directory, meta):
+    with open_saved_model(files, thread_num) as (directory, meta):
         kind = str(meta["ModelType"])
         whole = "OpenVINO" not in kind or (directory / str(meta.get("xml_path"))).exists()
         if meta.get("onnx_path") or (meta.get("xml_path") and whole):

@@ -18,16 +18,16 @@ from bigdl.common.errors import UsageError, refusing
 from bigdl.common.stand_ins import actual
 from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
-from bigdl.nano.acceleration.agreement import built_and_checked
+from bigdl.nano.acceleration.agreement import build_and_check
 from bigdl.nano.acceleration.method import (
     ORIGINAL,
     BuildOptions,
     Method,
     MethodChoice,
-    among,
     check_applicable,
     check_threads,
     find_method,
+    options_from_keywords,
 )
 from bigdl.nano.acceleration.precision import PRECISIONS
 from bigdl.nano.acceleration.search.isolation import search
@@ -131,8 +131,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             chosen,
             MethodChoice(),
             BuildOptions.of(arguments, conversion=conversion),
-            among(AccuracyOptions, arguments),
-            among(cls._data_class, arguments),
+            options_from_keywords(AccuracyOptions, arguments),
+            options_from_keywords(cls._data_class, arguments),
             arguments.get("strict_check", True),
         )
 
@@ -164,7 +164,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         cls._compare_speed(method, source, built, options)
         return built
 
-    _accelerated = staticmethod(built_and_checked)
+    _accelerated = staticmethod(build_and_check)
     """Returns the model that a method makes of a source, compared with the original."""
 
     @classmethod

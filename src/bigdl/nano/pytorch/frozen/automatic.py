@@ -524,7 +524,7 @@ class _Build:
         if len(runs) == 1:
             return plain
         with torch.no_grad():
-            return autotune.choose(autotune.race(calls), plain).name
+            return autotune.choose(autotune.benchmark(calls), plain).name
 
 
 class _ContiguousCall:

@@ -258,7 +258,11 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         runs["eager"] = segment.eager
         calls = {name: partial(run, segment.sample) for name, run in runs.items()}
         with torch.no_grad():
-            name = autotune.choose(autotune.race(calls), "eager").name if len(runs) > 1 else "eager"
+            name = (
+                autotune.choose(autotune.benchmark(calls), "eager").name
+                if len(runs) > 1
+                else "eager"
+            )
         segment.use(name, runs[name])
 
     def _calibration(self) -> dict[FrozenSegment, list[torch.Tensor]]:

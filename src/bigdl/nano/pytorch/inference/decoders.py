@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.agreement import built_and_checked
+from bigdl.nano.acceleration.agreement import build_and_check
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.onnxruntime import OnnxNetwork, OnnxRuntimeFacade
 from bigdl.nano.acceleration.structure import TENSOR, as_array, first_batches
@@ -253,7 +253,7 @@ def accelerated(
     Parameters
     ----------
     method, source, options, **keywords
-        Of :func:`~bigdl.nano.acceleration.agreement.built_and_checked`.
+        Of :func:`~bigdl.nano.acceleration.agreement.build_and_check`.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def accelerated(
     """
     model_class = _MODELS.get(method.accelerator)
     if model_class is None or not returns_cache(source):
-        return built_and_checked(method, source, options, **keywords)
+        return build_and_check(method, source, options, **keywords)
     if not options.output_tensors:
         raise UsageError(
             "A decoder gives tensors, which generate needs; leave output_tensors out",
@@ -280,7 +280,7 @@ def accelerated(
 
         options = replace(options, goal=replace(goal, score=scored))
     options = replace(options, dynamic_axes=decoder.dynamic_axes)
-    step = built_and_checked(method, decoder, options, **keywords)
+    step = build_and_check(method, decoder, options, **keywords)
     return model_class.of(step, decoder, source)
 
 

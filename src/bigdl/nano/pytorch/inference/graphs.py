@@ -313,19 +313,19 @@ class ScriptGraph:
         name, reasons = type(module.model).__name__, []
         lost = None
         script: Any = None
-        if method != "script" and "trace" not in options.refused_ways:
+        if method != "script" and "trace" not in options.rejected_exporters:
             try:
                 script, lost = _traced(module, source.sample_tensors, options.jit_strict)
             except UsageError as error:
                 reasons.append(str(error))
-        can_script = method != "trace" and "script" not in options.refused_ways
+        can_script = method != "trace" and "script" not in options.rejected_exporters
         if can_script and (script is None or lost is not None):
             try:
                 scripted = _scripted(module.model)
             except UsageError as error:
                 reasons.append(str(error))
             else:
-                source.way = "script"
+                source.exporter = "script"
                 return cls(scripted, module.inputs)
         if script is None:
             short = "; ".join(reason[:150] for reason in reasons)
@@ -334,11 +334,11 @@ class ScriptGraph:
                 code="model-unsupported",
             )
         if lost is not None and method != "trace":
-            source.caution = (
+            source.conversion_warning = (
                 f"{name} decides by its data ({lost.filename}, line {lost.lineno}) and cannot be "
                 "scripted; its trace, jit_method='trace', always goes the way that the sample goes"
             )
-        source.way = "trace"
+        source.exporter = "trace"
         return cls(script, None, source.verified_sizes(script))
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

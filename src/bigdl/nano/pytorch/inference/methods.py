@@ -197,7 +197,7 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
         # exporting needs no copy: weights become constants of the graph
         with source.flat_module() as module, self.lowered():
             try:
-                if "torch.export" in options.refused_ways:
+                if "torch.export" in options.rejected_exporters:
                     raise UsageError(
                         f"{type(source.model).__name__} gave other results as a graph",
                         code="accuracy",
@@ -206,7 +206,7 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
             except UsageError as error:
                 _log.info("%s; its parts are compiled instead", error)
                 return graphs.ModuleGraph(self.prepared(source, options), compiled=True)
-            source.way = "torch.export"
+            source.exporter = "torch.export"
             return graphs.CompiledGraph.compile(program, source.inputs.names)
 
 

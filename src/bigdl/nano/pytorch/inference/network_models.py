@@ -111,7 +111,9 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     failures: list[str] = []
     with source.flat_module() as module:
         for way in wanted:
-            if way in options.refused_ways or (way == "script" and not options.refused_ways):
+            if way in options.rejected_exporters or (
+                way == "script" and not options.rejected_exporters
+            ):
                 continue
             try:
                 with quiet():
@@ -119,7 +121,7 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
             except Exception as error:
                 failures.append(_first_cause(error))
                 continue
-            source.way = way
+            source.exporter = way
             if failures and way == "trace":
                 _log.warning(
                     "%s was traced for ONNX, so branches of its code are fixed: torch.export "
@@ -272,7 +274,7 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 
 def _converted(source: TorchSource, options: BuildOptions):
     """The network by the first way that is possible and was not refused."""
-    name, refused = type(source.model).__name__, options.refused_ways
+    name, refused = type(source.model).__name__, options.rejected_exporters
     traced, lost, why = None, None, ""
     if "trace" not in refused:
         try:
@@ -280,7 +282,7 @@ def _converted(source: TorchSource, options: BuildOptions):
         except Exception as error:  # tracers, exporters and frontends raise whatever they like
             why = _cause(error)
     if traced is not None and lost is None:
-        source.way = "trace"
+        source.exporter = "trace"
         return traced
     others = {"torch.export": _exported, "script": _scripted}
     if traced is None:
@@ -293,12 +295,12 @@ def _converted(source: TorchSource, options: BuildOptions):
         except Exception as error:
             why = why or _cause(error)
         else:
-            source.way = way
+            source.exporter = way
             return network
     if traced is None or lost is None:
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}", code="model-unsupported")
-    source.way = "trace"
-    source.caution = (
+    source.exporter = "trace"
+    source.conversion_warning = (
         f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
         "goes the way that the sample goes"
     )

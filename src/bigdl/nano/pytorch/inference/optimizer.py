@@ -22,8 +22,8 @@ from bigdl.nano.acceleration.method import (
     BuildOptions,
     Method,
     MethodChoice,
-    quantized_method,
-    traced_method,
+    select_quantize_method,
+    select_trace_method,
 )
 from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
@@ -428,7 +428,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             conversion=kwargs,
         )
         data = TorchData(input_sample, example_kwarg_inputs)
-        method = traced_method("torch", choice, options)
+        method = select_trace_method("torch", choice, options)
         return InferenceOptimizer._accelerate(
             model, method, choice, options, AccuracyOptions(), data, strict_check
         )
@@ -569,7 +569,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         )
         accuracy = AccuracyOptions(metric, eval_func, accuracy_criterion, timeout, max_trials)
         data = TorchData(input_sample, example_kwarg_inputs, calib_data)
-        chosen = quantized_method("torch", choice, options)
+        chosen = select_quantize_method("torch", choice, options)
         return InferenceOptimizer._accelerate(
             model, chosen, choice, options, accuracy, data, strict_check
         )

@@ -12,7 +12,7 @@ import torch
 import bigdl.nano.pytorch.inference.methods  # noqa: F401 - defines the classes of saved models
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import check_threads
-from bigdl.nano.acceleration.saved import class_of, opened, write_directory
+from bigdl.nano.acceleration.saved import class_of, open_saved_model, write_directory
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
@@ -134,7 +134,7 @@ def load_model(
     True
     """
     load_options = LoadOptions(model, input_sample, inplace, device, cache_dir, shapes)
-    with opened(path, check_threads(thread_num), trust) as (directory, meta):
+    with open_saved_model(path, check_threads(thread_num), trust) as (directory, meta):
         if meta["ModelType"] != _PLAIN:
             model_class = class_of(meta, AcceleratedModel, model, "pytorch")
             return model_class.load_from(directory, meta, load_options)

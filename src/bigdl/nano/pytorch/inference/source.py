@@ -394,9 +394,9 @@ class TorchSource:
 
     Attributes
     ----------
-    way : str or None
+    exporter : str or None
         How the model was converted last, where there are several ways; converters set it.
-    caution : str or None
+    conversion_warning : str or None
         What the last conversion may have lost; converters set it.
 
     Raises
@@ -422,8 +422,8 @@ class TorchSource:
         self.data = data
         self._sample = getattr(model, "example_input_array", None) if sample is None else sample
         self._example_kwargs = dict(example_kwargs or {})
-        self.way: str | None = None
-        self.caution: str | None = None
+        self.exporter: str | None = None
+        self.conversion_warning: str | None = None
         self._calls = 0
         self._probes: dict[str, list[Probe]] = {}
         self._effects: tuple[set[str], bool] = (set(), False)  # of the last call
@@ -544,7 +544,7 @@ class TorchSource:
             for inputs in derived.candidates:
                 result = self.original(inputs)
                 if result is not None and (_finite(result) or not finite):
-                    probes.append(Probe(derived.words, inputs, result, derived.resized))
+                    probes.append(Probe(derived.description, inputs, result, derived.resized))
                     break
         return probes
 
@@ -557,7 +557,7 @@ class TorchSource:
             keeps_state = difference(once, twice, FP32.error_bound) is not None
         return attributes, keeps_state, changes_inputs
 
-    def tell_side_effects(self, model: torch.nn.Module, method: Method) -> None:
+    def check_side_effects(self, model: torch.nn.Module, method: Method) -> None:
         """Refuse a model whose results depend on earlier calls; warn of what it sets or changes.
 
         Raises
@@ -794,14 +794,14 @@ class Derived(NamedTuple):
 
     Attributes
     ----------
-    words : str
+    description : str
     resized : bool
         True if sizes differ.
     candidates : list of list of Tensor
         Flat inputs; the first that the model takes counts.
     """
 
-    words: str
+    description: str
     resized: bool
     candidates: list[list[torch.Tensor]]
 

@@ -154,7 +154,7 @@ class StepAutotuner:
                 self._end("a measurement depends on time, and the training is to be deterministic")
                 return None
             self._key = self._key_of(batch)
-            kept = self._agreed(lambda: autotune.find(self._key))
+            kept = self._agreed(lambda: autotune.load_result(self._key))
             if kept is not None and self._way(kept.name) is not None:
                 return self._chosen(kept)
             return None
@@ -235,7 +235,7 @@ class StepAutotuner:
             self._end(f"it cannot be measured ({failure})")
             return None
         if not _rank() and choice.is_clear(self.plain.name):
-            autotune.keep(self._key, choice)
+            autotune.save_result(self._key, choice)
         return self._chosen(choice)
 
     def _decided(self, seconds: Mapping[str, Sequence[float]]) -> AutotuneResult | None:
@@ -285,7 +285,7 @@ class StepAutotuner:
         facts = [parameters, layers, sizes, ways, self._device, torch.get_num_threads(), world]
         if self._device == "cuda":
             facts.append(torch.cuda.get_device_name())
-        return autotune.key_of("training step", facts, torch.__version__)
+        return autotune.cache_key("training step", facts, torch.__version__)
 
 
 def _promising(seconds: Mapping[str, Sequence[float]], plain: str) -> list[str]:

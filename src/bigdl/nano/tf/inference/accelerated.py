@@ -28,7 +28,7 @@ from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, check_threads
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
+from bigdl.nano.acceleration.saved import SavedModel, class_of, open_saved_model, write_directory
 from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.methods import preprocessed
 from bigdl.nano.openvino.model import OpenVINOFacade
@@ -344,7 +344,7 @@ def load_model(
     """
     model = actual(model)
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
-    with opened(path, check_threads(thread_num), trust) as (directory, meta), scope:
+    with open_saved_model(path, check_threads(thread_num), trust) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
             with refusing("Keras cannot load the model", code="file-damaged", path=str(directory)):
                 return read_keras(directory, meta)

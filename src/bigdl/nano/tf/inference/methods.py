@@ -73,9 +73,9 @@ class StaticInt8(QuantizedOpenVINOMethod):
         }
         sizes = [(list(each.shape), str(each.dtype)) for each in arrays]
         layers = [op.get_type_name() for op in network.get_ops()]
-        key = autotune.key_of("rest of int8", layers, sizes, options.thread_num)
+        key = autotune.cache_key("rest of int8", layers, sizes, options.thread_num)
         calls = {name: partial(each.nano_network.infer, arrays) for name, each in models.items()}
-        return models[autotune.measured(key, "f32", calls).name]
+        return models[autotune.load_or_measure(key, "f32", calls).name]
 
 
 _IN_ORDER: tuple[Method, ...] = (

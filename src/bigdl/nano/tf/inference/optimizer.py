@@ -16,15 +16,15 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
-from bigdl.nano.acceleration.agreement import built_and_checked
+from bigdl.nano.acceleration.agreement import build_and_check
 from bigdl.nano.acceleration.autotune import warn_if_slower
 from bigdl.nano.acceleration.method import (
     ORIGINAL,
     BuildOptions,
     Method,
     MethodChoice,
-    quantized_method,
-    traced_method,
+    select_quantize_method,
+    select_trace_method,
 )
 from bigdl.nano.acceleration.precision import FP32, INT8, WeightOptions
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
@@ -165,7 +165,7 @@ class KerasBench(Bench):
         if method.name == ORIGINAL:
             return Candidate(self.model, nullcontext)
         options = replace(self._options, thread_num=threads)
-        built = built_and_checked(method, self._source, options, scored=self.has_metric)
+        built = build_and_check(method, self._source, options, scored=self.has_metric)
         return Candidate(built, nullcontext)
 
     def score(self, candidate: Candidate) -> float:
@@ -322,7 +322,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         )
         return InferenceOptimizer._accelerate(
             model,
-            traced_method("keras", choice, options),
+            select_trace_method("keras", choice, options),
             choice,
             options,
             AccuracyOptions(),
@@ -442,7 +442,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         )
         return InferenceOptimizer._accelerate(
             model,
-            quantized_method("keras", choice, options),
+            select_quantize_method("keras", choice, options),
             choice,
             options,
             AccuracyOptions(metric, eval_func, accuracy_criterion, timeout, max_trials),

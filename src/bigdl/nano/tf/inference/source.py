@@ -337,8 +337,8 @@ class KerasSource:
     ):
         self.model = model
         self.data = (x, y)
-        self.way: str | None = None
-        self.caution: str | None = None
+        self.exporter: str | None = None
+        self.conversion_warning: str | None = None
         self._probes: list[Probe] | None = None
         self._input_spec = input_spec
         self._batch = batch
@@ -506,7 +506,7 @@ class KerasSource:
         """Return False: what runs is a graph."""
         return False
 
-    def tell_side_effects(self, model: keras.Model, method: object) -> None:
+    def check_side_effects(self, model: keras.Model, method: object) -> None:
         """Do nothing: layers keep what they keep in variables, which graphs have."""
 
     def sample_arrays(self) -> list[np.ndarray]:
