@@ -49,7 +49,7 @@ class Ours:
         from bigdl.runtime.channel import Channel
 
         self._channel = Channel("127.0.0.1", certificate=certificate)
-        self.store = self._channel.line(1).store
+        self.store = self._channel.attempt(1).store
         self.address = self._channel.address
 
     @staticmethod

@@ -97,7 +97,7 @@ def work(layout: str, rank: int) -> None:
     meeting = f"tcp://10.76.1.11:{PORTS[layout]}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size_of_world)
     sync = TorchDistributedSync(
-        SimpleNamespace(rank=rank, world_size=size_of_world, line=None, timeout=1800.0)
+        SimpleNamespace(rank=rank, world_size=size_of_world, channel=None, timeout=1800.0)
     )
     sync.start()
     for side, size, steps in commands():

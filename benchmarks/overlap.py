@@ -76,7 +76,7 @@ def worker(rank: int, batch: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     dist.init_process_group("gloo", init_method=MEETING, rank=rank, world_size=WORKERS)
     sync = TorchDistributedSync(
-        SimpleNamespace(rank=rank, world_size=WORKERS, timeout=60.0, line=None, certificate=None)
+        SimpleNamespace(rank=rank, world_size=WORKERS, timeout=60.0, channel=None, certificate=None)
     )
     sync.start()
     torch.manual_seed(0)

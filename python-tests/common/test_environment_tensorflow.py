@@ -28,7 +28,7 @@ def test_a_package_of_keras_that_is_missing_is_named_with_its_extra(missing, pro
 
 def test_lines_about_the_start_of_tensorflow_are_left_out_and_others_kept(capfd):
     pattern = re.compile(environment.LINE_OF_ABSL.format("IWE"), re.MULTILINE)
-    with environment.without_lines(pattern):
+    with environment.filter_stderr(pattern):
         os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are ...\n")
         os.write(2, b"I0000 00:00:1795.16  4259 port.cc:153] oneDNN custom operations are on.\n")
         os.write(2, b"the program's own line\n")

@@ -70,7 +70,7 @@ def test_what_an_import_changes_is_put_back():
     logger = logging.getLogger("of a package")
     logger.setLevel(logging.ERROR)
     before = program_state.snapshot()
-    with kept_state.kept(), kept_state.kept():
+    with kept_state.preserve_program_state(), kept_state.preserve_program_state():
         logging.getLogger().addHandler(logging.StreamHandler())
         logging.setLoggerClass(type("Other", (logging.Logger,), {}))
         logger.setLevel(logging.INFO)

@@ -12,7 +12,7 @@ import time
 import cloudpickle
 import numpy as np
 
-from bigdl.runtime.channel import Channel, Inbox
+from bigdl.runtime.channel import Channel, QueueReader
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.launch import launch
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
@@ -63,7 +63,7 @@ class Crew:
         """
         line = self._task((program, shards), state, options)
         outcomes = [self._outcome(line, rank) for rank in range(len(shards))]
-        messages = list(Inbox(line, "messages", data=True).take())
+        messages = list(QueueReader(line, "messages", data=True).take())
         for message in messages if on_event else ():
             on_event("message", message)
         causes = [o for o in outcomes if isinstance(o, Exception)]
@@ -82,7 +82,7 @@ class Crew:
 
     def _task(self, task, state=None, options=None):
         self._runs += 1
-        line = self._channel.line(self._runs)
+        line = self._channel.attempt(self._runs)
         line.set_json("options", options or {})
         if state is not None:
             line.put_bytes("state", state)
@@ -106,7 +106,7 @@ def serve(rank, address):
                 len(shards),
                 threads=1,
                 shards={k: spooled(directory, k, v) for k, v in shards[rank].items()},
-                line=line,
+                channel=line,
                 driver=ChannelConnection(line),
                 host="127.0.0.1",
                 local_dir=directory,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.channel import CHUNK, Address, Channel, Inbox, Unreachable
+from bigdl.runtime.channel import CHUNK, Address, Channel, QueueReader, Unreachable
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.key_value_store import GREETING_SIZE, TRY_AGAIN, Handshake
 
@@ -44,7 +44,7 @@ def test_close_leaves_no_port_and_no_thread_even_if_a_line_is_held():
     Channel("127.0.0.1").close()  # what torch keeps for good
     before, threads = faults.listening(), psutil.Process().num_threads()
     channel = Channel("127.0.0.1")
-    line = channel.line(1)
+    line = channel.attempt(1)
     line.set("key", "value")
     channel.close()
     gc.collect()
@@ -63,7 +63,7 @@ def test_a_fixed_port_can_be_used_again_at_once():
         assert channel.address.port == port
         worker = channel.address.connect(1)
         worker.set("key", b"value")
-        assert channel.line(1).get("key") == b"value"
+        assert channel.attempt(1).get("key") == b"value"
         channel.close()
 
 
@@ -97,7 +97,7 @@ def test_a_worker_is_let_in_where_others_open_more_connections_than_may_wait(cha
     worker = channel.address.connect(1)
     more = [socket.create_connection(where) for _ in range(300)]
     worker.set("key", b"value")
-    assert channel.line(1).get("key") == b"value"
+    assert channel.attempt(1).get("key") == b"value"
     assert channel.address.connect(1).get("key") == b"value"
     for each in silent:  # the oldest ones had to go
         each.settimeout(10)
@@ -147,7 +147,7 @@ def test_a_worker_that_is_sent_away_tries_again_and_gives_up_in_one_sentence(mon
 
 
 def test_jobs_and_attempts_do_not_see_each_other(channel):
-    first, second = channel.line(1), channel.line(2)
+    first, second = channel.attempt(1), channel.attempt(2)
     worker = channel.address.connect(1)
     worker.set("key", "value")
     assert first.has("key")
@@ -157,7 +157,7 @@ def test_jobs_and_attempts_do_not_see_each_other(channel):
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 5])
 def test_bytes_of_any_size(channel, size):
     data = os.urandom(size)
-    worker, driver = channel.address.connect(1), channel.line(1)
+    worker, driver = channel.address.connect(1), channel.attempt(1)
     worker.put_bytes("value", data)
     assert driver.take_bytes("value", delete=False) == data
     assert driver.take_bytes("value") == data
@@ -166,7 +166,7 @@ def test_bytes_of_any_size(channel, size):
 
 
 def test_taking_frees_the_memory_of_the_driver(channel):
-    worker, driver = channel.address.connect(1), channel.line(1)
+    worker, driver = channel.address.connect(1), channel.attempt(1)
     data = os.urandom(CHUNK)
     memory = psutil.Process().memory_info
     driver_end = []
@@ -179,21 +179,21 @@ def test_taking_frees_the_memory_of_the_driver(channel):
 
 
 def test_json_keeps_its_types(channel):
-    worker, driver = channel.address.connect(1), channel.line(1)
+    worker, driver = channel.address.connect(1), channel.attempt(1)
     doc = {"a": [1, 2.5, None, True], "b": {"ü": "x"}}
     worker.set_json("doc", doc)
     assert driver.get_json("doc") == doc
 
 
 def test_counting(channel):
-    worker, driver = channel.address.connect(1), channel.line(1)
+    worker, driver = channel.address.connect(1), channel.attempt(1)
     assert worker.count("n") == 0
     assert worker.count("n", 2) == 2
     assert driver.count("n") == 2
 
 
 def test_has_asks_for_all(channel):
-    line = channel.line(1)
+    line = channel.attempt(1)
     line.set("a", "")
     assert line.has("a")
     assert not line.has("a", "b")
@@ -203,8 +203,8 @@ def test_has_asks_for_all(channel):
 
 
 def test_a_queue_keeps_its_order(channel):
-    worker, driver = channel.address.connect(1), channel.line(1)
-    inbox = Inbox(driver, "q", data=True)
+    worker, driver = channel.address.connect(1), channel.attempt(1)
+    inbox = QueueReader(driver, "q", data=True)
     assert list(inbox.take()) == []
     for i in range(5):
         worker.push("q", {"i": i}, bytes([i]))
@@ -215,8 +215,8 @@ def test_a_queue_keeps_its_order(channel):
 
 
 def test_a_half_written_entry_holds_the_queue_up_only_while_it_can_be_finished(channel):
-    worker, driver = channel.address.connect(1), channel.line(1)
-    inbox = Inbox(driver, "q")
+    worker, driver = channel.address.connect(1), channel.attempt(1)
+    inbox = QueueReader(driver, "q")
     worker.push("q", "first")
     worker.count("q#", 1)  # and the worker dies
     worker.push("q", "third")
@@ -226,8 +226,8 @@ def test_a_half_written_entry_holds_the_queue_up_only_while_it_can_be_finished(c
 
 
 def test_many_workers_write_one_queue(channel):
-    driver = channel.line(1)
-    inbox, seen = Inbox(driver, "q"), []
+    driver = channel.attempt(1)
+    inbox, seen = QueueReader(driver, "q"), []
 
     def write(rank):
         line = channel.address.connect(1)
@@ -282,7 +282,7 @@ DRIVER = """
     from bigdl.runtime.channel import Channel
 
     channel = Channel("127.0.0.1")
-    channel.line(1).set("key", "value")
+    channel.attempt(1).set("key", "value")
     print(channel.address.port, channel.address.secret.hex(), flush=True)
     sys.stdin.read()
 """

@@ -32,7 +32,7 @@ def total(worker):
     is_tunneled = "bigdl-tunnels" in {thread.name for thread in threading.enumerate()}
     return [
         sum(each for (each,) in numbers),
-        worker.line.store.address.certificate is not None,
+        worker.channel.store.address.certificate is not None,
         is_tunneled,
     ]
 

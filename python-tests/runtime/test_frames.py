@@ -14,15 +14,15 @@ import pytest
 from torch.distributed import DistError, TCPStore
 
 from bigdl.runtime.certificate import Certificate
-from bigdl.runtime.channel import Address, Channel, LineLost, Unreachable
+from bigdl.runtime.channel import Address, Channel, ConnectionLost, Unreachable
 from bigdl.runtime.key_value_store import (
     ANSWER_SIZE,
     BODY_LIMIT,
     GREETING_SIZE,
     HEAD_LIMIT,
     PROOF_SIZE,
+    AuthenticationFailed,
     Handshake,
-    NotProved,
     new_secret,
     read_sizes,
 )
@@ -31,7 +31,7 @@ from bigdl.runtime.key_value_store import (
 @pytest.fixture
 def channel():
     channel = Channel("127.0.0.1")
-    channel.line(1).set("options", "{}")
+    channel.attempt(1).set("options", "{}")
     yield channel
     channel.close()
 
@@ -69,7 +69,7 @@ def proved(address):
     hands = Handshake(address.secret)
     connection.sendall(hands.answer(received(connection, GREETING_SIZE)))
     hands.finish(received(connection, PROOF_SIZE))
-    return connection, hands.seal(b"client")
+    return connection, hands.authenticator(b"client")
 
 
 def is_closed(connection):
@@ -87,21 +87,24 @@ def test_both_ends_prove_that_they_know_the_secret():
     secret = new_secret()
     client, server = Handshake(secret), Handshake(secret)
     client.finish(server.check(client.answer(server.greeting())))
-    frame = client.seal(b"client").close(["has", ["ü"], 0], b"body")
+    frame = client.authenticator(b"client").close(["has", ["ü"], 0], b"body")
     sizes, head = frame[0][:8], frame[0][8:]
-    assert server.seal(b"client").open(sizes, head, *frame[1:]) == (["has", ["ü"], 0], b"body")
+    assert server.authenticator(b"client").open(sizes, head, *frame[1:]) == (
+        ["has", ["ü"], 0],
+        b"body",
+    )
 
 
 def test_who_does_not_know_the_secret_is_not_believed():
     secret = new_secret()
     server = Handshake(secret)
-    with pytest.raises(NotProved, match="does not know the secret"):
+    with pytest.raises(AuthenticationFailed, match="does not know the secret"):
         server.check(Handshake(b"guess").answer(server.greeting()))
     client = Handshake(secret)
     client.answer(server.greeting())
-    with pytest.raises(NotProved, match="does not know the secret"):
+    with pytest.raises(AuthenticationFailed, match="does not know the secret"):
         client.finish(os.urandom(PROOF_SIZE))
-    with pytest.raises(NotProved, match="no channel"):
+    with pytest.raises(AuthenticationFailed, match="no channel"):
         client.answer(b"HTTP/1.1 400 Bad Request\r\n".ljust(GREETING_SIZE))
 
 
@@ -110,7 +113,7 @@ def test_the_proof_of_one_end_is_none_of_the_other():
     server = Handshake(secret)
     answer = Handshake(secret).answer(server.greeting())
     proof = server.check(answer)
-    with pytest.raises(NotProved):  # what the server said, said to the server
+    with pytest.raises(AuthenticationFailed):  # what the server said, said to the server
         server.check(answer[:32] + proof)
 
 
@@ -121,13 +124,13 @@ def test_two_connections_have_different_keys():
         client, server = Handshake(secret), Handshake(secret)
         server.check(client.answer(server.greeting()))
         for side in (b"client", b"server"):
-            tags.add(client.seal(side).close(1, b"")[-1])
+            tags.add(client.authenticator(side).close(1, b"")[-1])
     assert len(tags) == 4
 
 
 @pytest.mark.parametrize("sizes", [(HEAD_LIMIT + 1, 0), (0, BODY_LIMIT + 1), (2**32 - 1,) * 2])
 def test_sizes_are_limited(sizes):
-    with pytest.raises(NotProved, match="larger than any"):
+    with pytest.raises(AuthenticationFailed, match="larger than any"):
         read_sizes(struct.pack("!II", *sizes))
 
 
@@ -213,7 +216,7 @@ def test_a_forged_message_changes_nothing(channel, closed):
     connection.sendall(pieces.replace(b"about", b"abort"))
     assert is_closed(connection)
     assert closed(1) == ["a message is forged, repeated, or not in its place"]
-    assert not channel.line(1).has("abort")
+    assert not channel.attempt(1).has("abort")
 
 
 def test_a_repeated_message_changes_nothing(channel, closed):
@@ -221,11 +224,11 @@ def test_a_repeated_message_changes_nothing(channel, closed):
     pieces = b"".join(seal.close(["add", "1:failed", 1]))
     connection.sendall(pieces + pieces)
     assert closed(1) == ["a message is forged, repeated, or not in its place"]
-    assert channel.line(1).count("failed") == 1
+    assert channel.attempt(1).count("failed") == 1
     other, _ = proved(channel.address)
     other.sendall(pieces)  # nor in another connection
     assert closed(2)[1] == "a message is forged, repeated, or not in its place"
-    assert channel.line(1).count("failed") == 1
+    assert channel.attempt(1).count("failed") == 1
     connection.close()
     other.close()
 
@@ -235,7 +238,7 @@ def test_a_message_that_is_cut_off_changes_nothing(channel, closed):
     connection.sendall(b"".join(seal.close(["set", "1:abort"], b"value"))[:-1])
     connection.close()
     assert closed(1) == ["a message is cut off"]
-    assert not channel.line(1).has("abort")
+    assert not channel.attempt(1).has("abort")
 
 
 def test_an_oversize_message_is_not_waited_for(channel, closed):
@@ -283,7 +286,7 @@ def test_an_answer_that_was_changed_ends_the_line(channel):
         thread = threading.Thread(target=between)
         thread.start()
         line = address.connect(1)
-        with pytest.raises(LineLost):
+        with pytest.raises(ConnectionLost):
             line.has("abort")
         thread.join()
 
@@ -316,7 +319,7 @@ def test_a_hundred_workers_at_once(channel):
 def test_one_who_waits_is_woken(channel):
     line = channel.address.connect(1)
     assert line.has("abort", seconds=0.05) is False
-    threading.Timer(0.2, channel.line(1).set, ("abort", "")).start()
+    threading.Timer(0.2, channel.attempt(1).set, ("abort", "")).start()
     started = time.monotonic()
     assert line.has("abort", seconds=60) is True
     assert time.monotonic() - started < 30
@@ -355,7 +358,7 @@ def test_an_encrypted_channel_says_the_same_and_shows_nothing(closed):
         line = Address("127.0.0.1", port, channel.address.secret, certificate).connect(1)
         data = b"plain text" * 1_000_000
         line.put_bytes("data", data)
-        assert channel.line(1).take_bytes("data") == data
+        assert channel.attempt(1).take_bytes("data") == data
         line.store.close()
         thread.join()
     assert sum(map(len, seen)) > len(data)
@@ -375,5 +378,5 @@ def test_an_encrypted_channel_takes_its_own_certificate_only(closed):
         other.connect(1).has("key")
     assert all(said.startswith("it does not speak TLS as this run does") for said in closed(2))
     address.connect(1).set("key", "value")
-    assert channel.line(1).get("key") == b"value"
+    assert channel.attempt(1).get("key") == b"value"
     channel.close()

@@ -116,7 +116,7 @@ def six():
 @pytest.mark.slow
 def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
     def program(worker):
-        torch_distributed.MANY = host_memory.MANY = 6
+        torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = 6
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
         given = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
@@ -134,7 +134,9 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
             bits = [array.tobytes() for array in (*(p.grad.numpy() for p in parameters), *sums)]
             found.append((type(sync.groups.dense[0].buffer).__name__, bits))
         sync.stop()
-        torch_distributed.MANY = host_memory.MANY = halving.MANY
+        torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = (
+            halving.HALVING_MIN_WORLD_SIZE
+        )
         return found
 
     SIZES = (1, 30_001, (1 << 20) + 1, 2_000_003)
@@ -165,7 +167,7 @@ def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
 def test_a_rank_that_ends_before_its_block_is_noticed(six):
     def program(worker):
         worker.timeout = 20.0
-        torch_distributed.MANY = host_memory.MANY = 6
+        torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = 6
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
         near = {r: p for r, p in sync.neighbours.items() if r // 2 == sync.rank // 2}
@@ -181,7 +183,9 @@ def test_a_rank_that_ends_before_its_block_is_noticed(six):
             return "noticed"
         finally:
             sync.stop()
-            torch_distributed.MANY = host_memory.MANY = halving.MANY
+            torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = (
+                halving.HALVING_MIN_WORLD_SIZE
+            )
 
     found, _ = six.run(program, [{}] * 6)
     assert found[4] == "left"
@@ -197,13 +201,13 @@ def test_a_rank_that_leaves_is_noticed(six):
         if sync.rank == 4:
             sync.stop()
             return "left"
-        torch_distributed.MANY = 6
+        torch_distributed.HALVING_MIN_WORLD_SIZE = 6
         try:
             sync.all_reduce(torch.ones(1000))
         except PeerLost:
             return "noticed"
         finally:
-            torch_distributed.MANY = halving.MANY
+            torch_distributed.HALVING_MIN_WORLD_SIZE = halving.HALVING_MIN_WORLD_SIZE
             sync.stop()
 
     found, _ = six.run(program, [{}] * 6)

@@ -19,13 +19,13 @@ def two_hosts(monkeypatch):
     def execute(spec, attempt, place, directory):
         host = f"127.0.0.{1 + place % 2}"
         with (
-            mock.patch.object(task, "own_address", return_value=host),
+            mock.patch.object(task, "outgoing_address", return_value=host),
             mock.patch.dict("os.environ", GLOO_SOCKET_IFNAME="lo"),
         ):
             return task.execute(spec, attempt, iter(()), place, directory)
 
     monkeypatch.setattr(local, "execute_task", execute)
-    monkeypatch.setattr(LocalEngine, "places_tasks", True)
+    monkeypatch.setattr(LocalEngine, "cluster_places_tasks", True)
 
 
 def test_workers_of_one_host_have_ranks_side_by_side(two_hosts):
@@ -55,7 +55,7 @@ def training(callbacks=()):
 def test_rows_and_retries_go_by_rank(two_hosts, tmp_path):
     """What a rank reads, learns and reads again after a loss does not depend on where it runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalEngine, "places_tasks", False)
+        patch.setattr(LocalEngine, "cluster_places_tasks", False)
         expected = training()
     assert training() == expected
     kill = faults.Kill(tmp_path / "killed", 1, 20)

@@ -14,14 +14,14 @@ from refusals import refused
 from bigdl.common.cpu import THREAD_VARIABLES, usable_cores
 from bigdl.common.errors import WorkerLost
 from bigdl.runtime.messages import decode, encode
-from bigdl.runtime.pool import CpuSlot, Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import CpuSlot, PoolStage, TaskError, WorkerPool
 
 CORE = usable_cores()[0]
 LARGE = 1 << 18  # float64 numbers: 2 MB
 
 
 def stage(function, workers=1, name="work", core=CORE):
-    return Stage(name, lambda: function, [CpuSlot((core,), 1)] * workers)
+    return PoolStage(name, lambda: function, [CpuSlot((core,), 1)] * workers)
 
 
 def gone(pid):
@@ -105,7 +105,7 @@ def test_a_worker_is_pinned_and_has_its_threads_from_the_start():
         found = sorted(os.sched_getaffinity(0)), [os.environ[name] for name in THREAD_VARIABLES]
         return lambda item: found
 
-    with WorkerPool([Stage("work", find, [CpuSlot((core,), 1)])]) as pool:
+    with WorkerPool([PoolStage("work", find, [CpuSlot((core,), 1)])]) as pool:
         assert pool.run([0]) == [([core], ["1"] * len(THREAD_VARIABLES))]
 
 
@@ -243,7 +243,7 @@ def test_a_function_that_cannot_be_made_leaves_no_worker():
 
     before = psutil.Process().children()
     with pytest.raises(TaskError, match="no such model"):
-        WorkerPool([Stage("work", make, [CpuSlot((CORE,), 1)] * 2)])
+        WorkerPool([PoolStage("work", make, [CpuSlot((CORE,), 1)] * 2)])
     assert psutil.Process().children() == before
 
 
@@ -329,8 +329,8 @@ def test_workers_end_with_the_last_reference():
 def test_no_worker_outlives_the_program(end, busy):
     program = (
         "import os, threading, time\n"
-        "from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool\n"
-        f"pool = WorkerPool([Stage('a', lambda: time.sleep, [CpuSlot(({CORE},), 1)] * 2)])\n"
+        "from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool\n"
+        f"pool = WorkerPool([PoolStage('a', lambda: time.sleep, [CpuSlot(({CORE},), 1)] * 2)])\n"
         "print(*pool.pids[0], flush=True)\n"
         f"if {busy}:\n"
         "    threading.Thread(target=pool.run, args=([600, 600],), daemon=True).start()\n"
@@ -349,10 +349,10 @@ def test_no_worker_outlives_the_program(end, busy):
 def test_an_interrupted_run_leaves_a_pool_that_works():
     program = (
         "import signal, threading, time\n"
-        "from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool\n"
+        "from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool\n"
         # a program that was started in the background ignores the signal
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"pool = WorkerPool([Stage('a', lambda: time.sleep, [CpuSlot(({CORE},), 1)])])\n"
+        f"pool = WorkerPool([PoolStage('a', lambda: time.sleep, [CpuSlot(({CORE},), 1)])])\n"
         "main = threading.main_thread().ident\n"
         "threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()\n"
         "try:\n"

@@ -113,7 +113,7 @@ def test_a_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs
 
 def test_a_failed_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs):
     def fail(worker):
-        worker.line.barrier("spooled", worker.world_size)
+        worker.channel.barrier("spooled", worker.world_size)
         return 1 // 0
 
     rows = as_feed(local_cluster.range(4), "id")

@@ -32,7 +32,7 @@ def test_too_few_workers_are_told_in_one_sentence(by_demand):
     engine = SparkEngine(patience=2.0)
     expected = r"^2 of 3 workers came, and no other within 2 s; .*maxExecutors.*or try later$"
     with pytest.raises(UsageError, match=expected):
-        engine.run(lambda worker: worker.line.barrier("all", 3), num_workers=3)
+        engine.run(lambda worker: worker.channel.barrier("all", 3), num_workers=3)
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
 
 
@@ -49,7 +49,7 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
 
     monkeypatch.setattr(DynamicWorkers, "poll", repeated)
     with refused("resource-limit", "2", "3", "6"):
-        SparkEngine(patience=6.0).run(lambda w: w.line.barrier("all", 3), num_workers=3)
+        SparkEngine(patience=6.0).run(lambda w: w.channel.barrier("all", 3), num_workers=3)
     assert len(lines) == 2
 
 
@@ -80,7 +80,7 @@ def test_an_error_of_the_program_is_reported_once(by_demand):
     def program(worker):
         if worker.rank == 1:
             raise KeyError("this one")
-        worker.line.barrier("never", 3)
+        worker.channel.barrier("never", 3)
 
     with pytest.raises(WorkerError, match=r"^KeyError in worker 1"):
         SparkEngine().run(program, num_workers=2)
@@ -104,7 +104,7 @@ def test_ordinary_tasks_train_as_those_of_a_barrier_also_after_a_loss(
 
 def test_a_second_run_waits_for_the_first():
     channel = Channel("127.0.0.1")
-    driver = channel.line(1)
+    driver = channel.attempt(1)
     first, second = channel.address.connect(1), channel.address.connect(1)
     first.set_on_disconnect("gone/0")
     first.set("left/0", "")

@@ -32,7 +32,7 @@ PROGRAM = """
 
         TorchDistributedSync(worker).start()
         threads = {thread.name for thread in threading.enumerate()}
-        return [worker.line.store._address.certificate is not None, "bigdl-tunnels" in threads]
+        return [worker.channel.store._address.certificate is not None, "bigdl-tunnels" in threads]
 
     data = faults.frame(OrcaContext.get_spark_session())
     kill = [faults.KillExecutor(folder / "killed", 1, 17)] if conf else []

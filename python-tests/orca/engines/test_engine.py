@@ -426,7 +426,7 @@ def test_a_reused_python_worker_is_as_before(orca_spark):
         import torch
         import torch.distributed as dist
 
-        group = worker.line.group_store()
+        group = worker.channel.group_store()
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", store=group, rank=worker.rank, world_size=2)
         os.environ.pop("GLOO_SOCKET_IFNAME")
@@ -486,7 +486,7 @@ def test_a_stage_that_spark_runs_again_is_void(orca_spark, engine, tmp_path):
         return 0
 
     with engine.open(program, num_workers=2) as job, quiet(engine.cluster.sc):
-        job.channel.line(1).set_json("options", {})
+        job.channel.attempt(1).set_json("options", {})
         engine.cluster.sc.setLocalProperty("bigdl.attempt", "1")
         stage = orca_spark.range(0, 2, 1, 2).mapInArrow(
             spark.stage_task(job.spec, is_barrier=True), spark.ROWS, barrier=True

@@ -148,7 +148,7 @@ def join_group_if(block, worker):
 def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))
-        worker.line.barrier("all", worker.world_size)
+        worker.channel.barrier("all", worker.world_size)
         if worker.rank == 0:
             block(worker)
         join_group_if(block, worker)
@@ -170,7 +170,7 @@ def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
 def test_error_frees_the_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))
-        worker.line.barrier("all", worker.world_size)
+        worker.channel.barrier("all", worker.world_size)
         if worker.rank == 0:
             block(worker)
         join_group_if(block, worker)

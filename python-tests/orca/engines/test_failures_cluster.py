@@ -98,7 +98,7 @@ def test_lost_executor_is_named(local_cluster, tmp_path):
     def program(worker):
         import psutil
 
-        worker.line.barrier("all", worker.world_size)
+        worker.channel.barrier("all", worker.world_size)
         if worker.rank == 1:
             (tmp_path / "time").write_text(str(time.time()))
             psutil.Process().parent().parent().kill()

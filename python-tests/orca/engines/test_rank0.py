@@ -106,7 +106,7 @@ def test_waits_for_those_who_meet_later(without_driver):
     def program(worker):
         if worker.rank:
             time.sleep(2)
-            worker.line.count("late", 1)
+            worker.channel.count("late", 1)
         return worker.rank
 
     assert without_driver.run(program, num_workers=2) == [0, 1]

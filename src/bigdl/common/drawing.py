@@ -160,7 +160,7 @@ class Chart:
             ) from error
 
 
-class Scale:
+class AxisScale:
     """From values to places, with a little room at the ends; 0 is an end of its own.
 
     Parameters

@@ -73,7 +73,7 @@ def quiet_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
 
 
-def without_lines_of_start() -> contextlib.AbstractContextManager[None]:
+def suppress_import_logs() -> contextlib.AbstractContextManager[None]:
     """Leave out the lines that TensorFlow logs while it is imported within the block.
 
     It logs about oneDNN and CUDA whatever ``TF_CPP_MIN_LOG_LEVEL`` says. Without that variable, or
@@ -83,7 +83,7 @@ def without_lines_of_start() -> contextlib.AbstractContextManager[None]:
     if level not in ("2", "3"):
         return contextlib.nullcontext()
     levels = "IW" if level == "2" else "IWE"
-    return without_lines(re.compile(LINE_OF_ABSL.format(levels), re.MULTILINE))
+    return filter_stderr(re.compile(LINE_OF_ABSL.format(levels), re.MULTILINE))
 
 
 LINE_OF_ABSL = (
@@ -93,7 +93,7 @@ LINE_OF_ABSL = (
 
 
 @contextlib.contextmanager
-def without_lines(dropped: re.Pattern[str]) -> Iterator[None]:
+def filter_stderr(dropped: re.Pattern[str]) -> Iterator[None]:
     """Leave lines of a form out of what this process writes to its standard error."""
     try:
         before = os.dup(2)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Self
 
-from bigdl.common.program_state import kept
+from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import imported_without_telemetry, turn_off
 
 __all__ = [
@@ -264,7 +264,7 @@ class JobStopped(BigDLError, RuntimeError):
     >>> from bigdl.common.errors import JobStopped
     >>> from bigdl.orca.engine import LocalEngine
     >>> def stop(worker):  # an order to all workers, with its reason
-    ...     worker.line.set("abort", "the budget is spent")
+    ...     worker.channel.set("abort", "the budget is spent")
     ...     time.sleep(60)
     >>> try:
     ...     LocalEngine().run(stop)
@@ -477,14 +477,14 @@ def _importing(package: str) -> Iterator[None]:
     tqdm warns in a notebook without ipywidgets, where bars are of text.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(kept())
+        stack.enter_context(preserve_program_state())
         stack.enter_context(imported_without_telemetry(package))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "IProgress not found")
         if package in ("keras", "tensorflow"):
-            from bigdl.common.environment import without_lines_of_start
+            from bigdl.common.environment import suppress_import_logs
 
-            stack.enter_context(without_lines_of_start())
+            stack.enter_context(suppress_import_logs())
         if package in ("torchao", "neural_compressor", "transformers"):
             # of libraries for GPUs that cannot be loaded, and of its own use of torch
             for logger in map(logging.getLogger, ("torchao", "torch.utils._pytree")):

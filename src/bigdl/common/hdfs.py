@@ -116,7 +116,7 @@ def _passes(error: Exception) -> bool:
     return any(word in text for word in _PASSING)
 
 
-def by_web(url: str) -> tuple[WebHdfs, str]:
+def open_webhdfs(url: str) -> tuple[WebHdfs, str]:
     """The file system of an ``hdfs://`` URL, and the path within it.
 
     The address is that of Hadoop's configuration in ``HADOOP_CONF_DIR``, where the URL names no

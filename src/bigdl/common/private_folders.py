@@ -453,7 +453,7 @@ def private_cache(name: str) -> Path:
     if folder in _replaced:
         return _replaced[folder]
     try:
-        make_own(folder)
+        make_private_directory(folder)
     except OSError as error:
         logger.warning("The cache %s is not used: %s", folder, error)
         _replaced[folder] = scratch_directory(f"{name}-")
@@ -461,7 +461,7 @@ def private_cache(name: str) -> Path:
     return folder
 
 
-def make_own(folder: Path) -> None:
+def make_private_directory(folder: Path) -> None:
     """Make a folder with mode 0700, or check that only this user has been able to write to it.
 
     Its parents may let the user's group write, as home directories often do.

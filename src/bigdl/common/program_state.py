@@ -53,7 +53,7 @@ class SharedChange:
                 self._undo.close()
 
 
-def kept() -> SharedChange:
+def preserve_program_state() -> SharedChange:
     """Leave the program's state as it was when the last thread that is inside leaves.
 
     Variables of the environment that a package adds for itself stay; those that were there before,
@@ -63,7 +63,7 @@ def kept() -> SharedChange:
 
 
 @contextlib.contextmanager
-def start_method_kept() -> Iterator[None]:
+def preserve_start_method() -> Iterator[None]:
     """Leave it to the program to choose how its processes start, as long as it has not."""
     restore = _start_method()
     try:
@@ -73,7 +73,7 @@ def start_method_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def random_numbers_kept() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Leave the program's random numbers as they were before the block drew from them."""
     restores = _random_numbers()
     try:

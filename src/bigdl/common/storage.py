@@ -173,10 +173,10 @@ def listdir(path: str) -> list[str]:
 
 def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
     """HDFS by HTTP, where libhdfs cannot be used."""
-    from bigdl.common.hdfs import by_web
+    from bigdl.common.hdfs import open_webhdfs
 
     try:
-        return by_web(path)
+        return open_webhdfs(path)
     except OSError as error:
         reasons = [str(each).partition("\n")[0] for each in (error, without)]
         raise UsageError(

@@ -19,7 +19,7 @@ import secrets
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
-from bigdl.common.private_folders import cache_directory, make_own
+from bigdl.common.private_folders import cache_directory, make_private_directory
 
 logger = logging.getLogger("bigdl")
 
@@ -79,7 +79,7 @@ def user_key(file: Path) -> bytes:
     """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
     key = secrets.token_bytes(32)
     try:
-        make_own(file.parent)
+        make_private_directory(file.parent)
         whole = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
         whole.touch(0o600)
         try:

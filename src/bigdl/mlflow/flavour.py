@@ -165,7 +165,7 @@ def save_model(
         input_example, feature_cols, batch_size, output_cols, accelerate
     )
     if signature is None and input_example is not None:
-        outputs = Predictor(data, options).predict(input_example)
+        outputs = PyfuncPredictor(data, options).predict(input_example)
         signature = infer_signature(input_example, outputs)
     if pip_requirements is None and conda_env is None:
         # MLflow itself would load the model in another process to see what it imports
@@ -270,13 +270,13 @@ def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None =
     return KerasEstimator.of_packed_model(data, backend)
 
 
-def _load_pyfunc(path: str) -> Predictor:
+def _load_pyfunc(path: str) -> PyfuncPredictor:
     """Load what MLflow calls; it passes the directory of the model's data."""
     options = json.loads(Path(path, _OPTIONS).read_text())
-    return Predictor(Path(path, _MODEL).read_bytes(), PredictOptions(**options))
+    return PyfuncPredictor(Path(path, _MODEL).read_bytes(), PredictOptions(**options))
 
 
-class Predictor:
+class PyfuncPredictor:
     """A model as MLflow calls it.
 
     Parameters

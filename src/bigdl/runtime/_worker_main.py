@@ -22,12 +22,12 @@ from bigdl.runtime.messages import encode, opened, receive, send
 _PR_SET_PDEATHSIG = 1
 
 
-def main(line: int, parent: int) -> None:
+def main(fd: int, parent: int) -> None:
     """Serve on a pipe until the parent closes it."""
-    os.set_inheritable(line, False)
+    os.set_inheritable(fd, False)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
-    with Connection(line) as connection:
+    with Connection(fd) as connection:
         try:
             _set_up(*opened(receive(connection)))
             _serve(connection)
@@ -35,12 +35,14 @@ def main(line: int, parent: int) -> None:
             return  # the parent needs no more
 
 
-def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool) -> None:
+def _set_up(
+    cores: tuple[int, ...], argv: list[str], capture_output: bool, dies_with_parent: bool
+) -> None:
     """Tie and pin this process, and give it the parent's streams and arguments."""
-    if tied:
+    if dies_with_parent:
         end_with_parent(os.getppid())
     os.sched_setaffinity(0, cores)
-    encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if captured else {}
+    encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if capture_output else {}
     for stream in (sys.stdout, sys.stderr):
         # typeshed: a TextIO, not a TextIOWrapper
         stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
@@ -56,7 +58,7 @@ def end_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(line: Connection) -> None:
+def _serve(connection: Connection) -> None:
     function: Callable[[Any], Any] | None = None
 
     def call(item: Any) -> Any:
@@ -67,13 +69,13 @@ def _serve(line: Connection) -> None:
         return None
 
     while True:
-        message = receive(line)
+        message = receive(connection)
         try:
             answer = encode(call(opened(message)))
         except BaseException as error:
             answer = encode(Failure.of(error))
             answer.failed = True
-        send(line, answer)
+        send(connection, answer)
         answer.close()
 
 

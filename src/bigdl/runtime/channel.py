@@ -30,10 +30,10 @@ from bigdl.runtime.key_value_store import (
     PROOF_SIZE,
     SIZES_SIZE,
     TRY_AGAIN,
+    AuthenticationFailed,
     Handshake,
     KeyValueServer,
     KeyValueStore,
-    NotProved,
     keep_alive,
     listen,
     new_secret,
@@ -54,7 +54,7 @@ class _Displaced(Exception):
     """The other end has closed a connection to take others, before it could be proved."""
 
 
-class LineLost(RuntimeError):
+class ConnectionLost(RuntimeError):
     """The process at the other end of a line, or the way to it, is gone."""
 
 
@@ -81,7 +81,7 @@ class Address:
         return AttemptChannel(Connection(self), attempt)
 
 
-def own_address(host: str, port: int) -> str:
+def outgoing_address(host: str, port: int) -> str:
     """The address of this machine on the route to another one; nothing is sent."""
     family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -208,20 +208,20 @@ class Connection:
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, _Displaced) as error:
             connection.close()
             raise _Displaced from error
-        except (OSError, NotProved) as error:
+        except (OSError, AuthenticationFailed) as error:
             connection.close()
             if not is_greeted and isinstance(error, ConnectionError):
                 raise _Displaced from error
             raise Unreachable(f"{where} ({error})") from error
         self._socket = connection
-        self._ours, self._theirs = hands.seal(b"client"), hands.seal(b"server")
+        self._ours, self._theirs = hands.authenticator(b"client"), hands.authenticator(b"server")
 
     def _ask(
         self, head: list[Any], body: bytes | str = b"", *, is_answered: bool = True
     ) -> tuple[Any, bytes]:
         with self._lock:
             if self._lost is not None:
-                raise LineLost(self._lost)
+                raise ConnectionLost(self._lost)
             try:
                 if self._socket is None:  # an exception of this process broke off a message
                     self._open()
@@ -235,10 +235,10 @@ class Connection:
                 answer = [_received(connection, size) for size in read_sizes(sizes)]
                 tag = _received(connection, self._theirs.tag_size)
                 return self._theirs.open(sizes, answer[0], answer[1], tag)
-            except (OSError, NotProved, Unreachable) as error:
+            except (OSError, AuthenticationFailed, Unreachable) as error:
                 self.close()
                 self._lost = f"The connection to the channel is gone: {error}"
-                raise LineLost(self._lost) from error
+                raise ConnectionLost(self._lost) from error
             except BaseException:
                 self.close()
                 raise
@@ -287,7 +287,7 @@ class Channel:
     Attributes
     ----------
     address : Address
-    lines : list of AttemptChannel
+    attempts : list of AttemptChannel
         Of all attempts.
     """
 
@@ -307,18 +307,18 @@ class Channel:
             listener = listen(host, port)
             port = listener.getsockname()[1]
             self._server = KeyValueServer(self._store, secret, listener, certificate)
-        self.lines: list[AttemptChannel] = []
+        self.attempts: list[AttemptChannel] = []
         self.address = Address(host, port, secret, certificate)
 
-    def line(self, attempt: int) -> AttemptChannel:
+    def attempt(self, attempt: int) -> AttemptChannel:
         """The keys of one attempt."""
-        self.lines.append(AttemptChannel(self._store, attempt))
-        return self.lines[-1]
+        self.attempts.append(AttemptChannel(self._store, attempt))
+        return self.attempts[-1]
 
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
-        for line in self.lines:
-            line.store = None
+        for each in self.attempts:
+            each.store = None
         self._store = None
         server, self._server = self._server, None
         if server is not None:
@@ -435,26 +435,26 @@ class AttemptChannel:
             self.delete(key)
 
     def push(self, queue: str, doc: object, data: bytes | None = None) -> None:
-        """Append to a queue that the driver reads as an :class:`Inbox`."""
+        """Append to a queue that the driver reads as an :class:`QueueReader`."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
             self.put_bytes(f"{queue}@{index}/data", data)
         self.set_json(f"{queue}@{index}", doc)
 
 
-class Inbox:
+class QueueReader:
     """The driver's end of a queue.
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
     queue : str
     data : bool
         Whether the entries have bytes.
     """
 
-    def __init__(self, line: AttemptChannel, queue: str, *, data: bool = False):
-        self._line, self._queue, self._data = line, queue, data
+    def __init__(self, channel: AttemptChannel, queue: str, *, data: bool = False):
+        self._channel, self._queue, self._data = channel, queue, data
         self._next = 0
 
     def take(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes | None]]:
@@ -462,13 +462,13 @@ class Inbox:
 
         With `final` nobody writes any more: what a worker left half written is passed over.
         """
-        line = self._line
-        for index in range(self._next, line.count(f"{self._queue}#")):
+        channel = self._channel
+        for index in range(self._next, channel.count(f"{self._queue}#")):
             key = f"{self._queue}@{index}"
-            if line.has(key):
-                doc = line.get_json(key)
-                line.delete(key)
+            if channel.has(key):
+                doc = channel.get_json(key)
+                channel.delete(key)
                 self._next = index + 1
-                yield doc, line.take_bytes(f"{key}/data") if self._data else None
+                yield doc, channel.take_bytes(f"{key}/data") if self._data else None
             elif not final:
                 return

@@ -134,7 +134,7 @@ class Engine(ABC):
         return False
 
     @property
-    def places_tasks(self) -> bool:
+    def cluster_places_tasks(self) -> bool:
         """True if the hosts of the workers are known only once they run."""
         return False
 

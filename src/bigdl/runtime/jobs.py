@@ -29,7 +29,7 @@ from bigdl.common.timeouts import (
     WORKERS_END_S,
 )
 from bigdl.runtime.certificate import Certificate
-from bigdl.runtime.channel import AttemptChannel, Channel, Inbox
+from bigdl.runtime.channel import AttemptChannel, Channel, QueueReader
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, InputPlan
@@ -62,7 +62,7 @@ class NoRows(UsageError):
     code = "data-empty"
 
 
-class WorkersMoved(WorkerLost):
+class WorkersRelocated(WorkerLost):
     """All workers have kept their state and ended, since a machine is about to go: no loss."""
 
 
@@ -103,20 +103,20 @@ OTHER_LOST = "another worker was lost"
 BY_DRIVER = "stopped by the driver"
 
 
-def request_stop(line: AttemptChannel, why: str) -> None:
+def request_stop(channel: AttemptChannel, why: str) -> None:
     """Tell all workers of an attempt to end, unless somebody has told them already."""
-    if not line.has("abort"):
-        line.set("abort", why)
+    if not channel.has("abort"):
+        channel.set("abort", why)
 
 
-def raise_if_stopped(line: AttemptChannel) -> None:
+def raise_if_stopped(channel: AttemptChannel) -> None:
     """Raise what an order to stop means that did not come from the engine itself.
 
     Raises
     ------
     JobStopped
     """
-    why = line.get("abort").decode(errors="replace") if line.has("abort") else OTHER_FAILED
+    why = channel.get("abort").decode(errors="replace") if channel.has("abort") else OTHER_FAILED
     if why not in (OTHER_FAILED, OTHER_LOST, BY_DRIVER):
         raise JobStopped(f"The job was stopped: {why or 'no reason was given'}")
 
@@ -150,7 +150,7 @@ class AttemptMonitor:
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
     cancel : callable
         Ends the workers that still run.
     on_event : callable, optional
@@ -162,12 +162,14 @@ class AttemptMonitor:
         What the workers reported.
     """
 
-    def __init__(self, line: AttemptChannel, cancel: Callable[[], None], on_event: OnEvent | None):
-        self._line, self._cancel = line, cancel
+    def __init__(
+        self, channel: AttemptChannel, cancel: Callable[[], None], on_event: OnEvent | None
+    ):
+        self._channel, self._cancel = channel, cancel
         self._on_event = on_event or (lambda kind, value: None)
         self.errors: list[dict[str, Any]] = []
-        self._logs, self._errors = Inbox(line, "logs"), Inbox(line, "errors")
-        self._messages = Inbox(line, "messages", data=True)
+        self._logs, self._errors = QueueReader(channel, "logs"), QueueReader(channel, "errors")
+        self._messages = QueueReader(channel, "messages", data=True)
         self._failed_at: float | None = None
         self._shown = None
 
@@ -178,8 +180,8 @@ class AttemptMonitor:
                 print(f"[worker {doc['rank']}] {text}", flush=True)
         for message in self._messages.take(final=final):
             self._on_event("message", message)
-        if self._line.has("progress/0"):
-            progress = self._line.get_json("progress/0")
+        if self._channel.has("progress/0"):
+            progress = self._channel.get_json("progress/0")
             if progress != self._shown:
                 self._shown = progress
                 self._on_event("progress", progress)
@@ -189,13 +191,13 @@ class AttemptMonitor:
 
     def _stop_others(self) -> None:
         """End those that wait for a peer which will not come, or compute without end."""
-        if self._failed_at is None and self._line.count("failed"):
+        if self._failed_at is None and self._channel.count("failed"):
             self._failed_at = time.monotonic()
         if self._failed_at is None:
             return
         waited = time.monotonic() - self._failed_at
         if waited > ERROR_GRACE_S:
-            request_stop(self._line, OTHER_FAILED)
+            request_stop(self._channel, OTHER_FAILED)
         # One cannot look for the order where native code keeps the GIL.
         if waited > 2 * ERROR_GRACE_S:
             self._cancel()
@@ -207,29 +209,31 @@ class AttemptMonitor:
         return min(self.errors, key=lambda doc: doc["order"], default=None)
 
 
-def await_survivors(line: AttemptChannel, world_size: int) -> None:
+def await_survivors(channel: AttemptChannel, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
     end = time.monotonic() + STAGE_LEAVE_S
-    while (remaining := unfinished(line, world_size)) and time.monotonic() < end:
+    while (remaining := unfinished(channel, world_size)) and time.monotonic() < end:
         if len(remaining) == 1:
             end = min(end, time.monotonic() + 0.3)
         time.sleep(DRIVER_LOOK_S)
 
 
-def disconnected(line: AttemptChannel, world_size: int) -> list[int]:
+def disconnected(channel: AttemptChannel, world_size: int) -> list[int]:
     """Places of the workers whose connections ended before they left."""
-    return [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
+    return [
+        p for p in range(world_size) if channel.has(f"gone/{p}") and not channel.has(f"left/{p}")
+    ]
 
 
-def unfinished(line: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
+def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers that came and did not leave."""
-    return workers_at(line, [p for p in range(world_size) if not line.has(f"left/{p}")])
+    return workers_at(channel, [p for p in range(world_size) if not channel.has(f"left/{p}")])
 
 
-def workers_at(line: AttemptChannel, places: Iterable[int]) -> list[dict[str, Any]]:
+def workers_at(channel: AttemptChannel, task_indices: Iterable[int]) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers of some tasks, as far as they have said so."""
-    keys = [f"who/{place}" for place in places]
-    return [line.get_json(key) for key in keys if line.has(key)]
+    keys = [f"who/{index}" for index in task_indices]
+    return [channel.get_json(key) for key in keys if channel.has(key)]
 
 
 PROCESS_ENDED = (
@@ -340,7 +344,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         """The parts of a TaskSpec that the input decides."""
         plan = self._input_plan
         # only a frame says which task has which rows
-        by_host = self._engine.places_tasks and plan.frame is None
+        by_host = self._engine.cluster_places_tasks and plan.frame is None
         return {"reader": plan.reader, "accept": plan.accept, "by_host": by_host}
 
     def _next_spec(self) -> TaskSpec:
@@ -375,18 +379,18 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         """
         while True:
             self._attempts += 1
-            line = self.channel.line(self._attempts)
-            line.set_json("options", options or {})
+            channel = self.channel.attempt(self._attempts)
+            channel.set_json("options", options or {})
             if state is not None:
-                line.put_bytes("state", state)
-            results = self._attempt(line, on_event, options or {}, state)
+                channel.put_bytes("state", state)
+            results = self._attempt(channel, on_event, options or {}, state)
             if results is not None:
                 return results
 
     @abstractmethod
     def _attempt(
         self,
-        line: AttemptChannel,
+        channel: AttemptChannel,
         on_event: OnEvent | None,
         options: dict[str, Any],
         state: bytes | None,
@@ -400,7 +404,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answers(self, line: AttemptChannel, watch: AttemptMonitor) -> list[Any] | None:
+    def _answers(self, channel: AttemptChannel, watch: AttemptMonitor) -> list[Any] | None:
         """Take what the workers have left: results in rank order, None if they are not complete.
 
         Raises
@@ -412,34 +416,37 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         """
         ranks = range(self.num_workers)
         watch.poll(final=True)
-        line.delete_bytes("state")
+        channel.delete_bytes("state")
         if self._spools is None and self._feed is not None:
-            spools = self._spools_of(line)
+            spools = self._spools_of(channel)
             if len(spools) == self.num_workers:
                 self._spools = [spools[rank] for rank in ranks]
         if watch.first_error is not None:
             raise user_error(watch.first_error) from None
-        if not line.has(*(f"result/{rank}/kind" for rank in ranks)):
-            raise_if_stopped(line)
+        if not channel.has(*(f"result/{rank}/kind" for rank in ranks)):
+            raise_if_stopped(channel)
             return None
         return [
-            decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
+            decode(
+                channel.get(f"result/{rank}/kind").decode(), channel.take_bytes(f"result/{rank}")
+            )
             for rank in ranks
         ]
 
-    def _spools_of(self, line: AttemptChannel) -> dict[int, dict[str, Any]]:
+    def _spools_of(self, channel: AttemptChannel) -> dict[int, dict[str, Any]]:
         """Spools that the workers of one attempt made, by their rank."""
         keys = {rank: f"spool/{rank}" for rank in range(self.num_workers)}
-        return {rank: line.get_json(key) for rank, key in keys.items() if line.has(key)}
+        return {rank: channel.get_json(key) for rank, key in keys.items() if channel.has(key)}
 
     def _remove_spools(self) -> None:
         """Remove what is left of them on this machine; workers on others removed theirs."""
         from bigdl.runtime.shards.shard import remove_spool
 
         with contextlib.suppress(Exception):
-            for doc in (d for line in self.channel.lines for d in self._spools_of(line).values()):
-                for spool in doc.values():
-                    remove_spool(spool["path"])
+            for channel in self.channel.attempts:
+                for spools in self._spools_of(channel).values():
+                    for spool in spools.values():
+                        remove_spool(spool["path"])
 
 
 class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
@@ -449,31 +456,31 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
     calls : sequence of concurrent.futures.Future
-        Of :func:`~bigdl.runtime.task.execute` on the worker of each place.
+        Of :func:`~bigdl.runtime.task.execute` on the worker of each task.
     kills : sequence of callable
-        What ends the process of each place.
+        What ends the process of each task.
     death : type of exception
         What a call raises whose process died.
 
     Attributes
     ----------
     outcomes : dict of int to tuple
-        What the workers returned, by their place.
+        What the workers returned, by task index.
     lost : dict of int to exception
         The workers that died.
     """
 
     def __init__(
         self,
-        line: AttemptChannel,
+        channel: AttemptChannel,
         calls: Sequence[Future[tuple[int, str, str]]],
         kills: Sequence[Callable[[], None]],
         death: type[Exception],
     ):
-        self._line, self._kills, self._death = line, kills, death
-        self._running = {call: place for place, call in enumerate(calls)}
+        self._channel, self._kills, self._death = channel, kills, death
+        self._running = {call: task_index for task_index, call in enumerate(calls)}
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
 
@@ -498,25 +505,25 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
 
     def cancel(self) -> None:
         """End the workers that have not returned."""
-        for place in (*self._running.values(), *self.lost):
-            self._kills[place]()
+        for task_index in (*self._running.values(), *self.lost):
+            self._kills[task_index]()
 
     def _take(self) -> None:
         for call in wait(self._running, DRIVER_LOOK_S, FIRST_COMPLETED).done:
-            place, error = self._running.pop(call), call.exception()
+            task_index, error = self._running.pop(call), call.exception()
             if error is None:
-                self.outcomes[place] = call.result()
+                self.outcomes[task_index] = call.result()
             elif not isinstance(error, self._death):
                 raise error
-            elif self._line.has("abort"):  # it ended as it was told
-                self.outcomes[place] = place, "aborted", str(error)
+            elif self._channel.has("abort"):  # it ended as it was told
+                self.outcomes[task_index] = task_index, "aborted", str(error)
             else:
-                self.lost[place] = error
+                self.lost[task_index] = error
 
     def _stop(self, why: str) -> None:
         """End the workers: by themselves if they can."""
         with contextlib.suppress(Exception):
-            request_stop(self._line, why)
+            request_stop(self._channel, why)
         with contextlib.suppress(Exception):
             end = time.monotonic() + WORKERS_END_S
             while self._running and time.monotonic() < end:
@@ -528,7 +535,7 @@ class CalledJob(Job):
     """A job whose workers are processes that are called by :class:`WorkerCalls`."""
 
     @abstractmethod
-    def _calls(self, line: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
+    def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
         """The calls of an attempt; the workers are there for the time of the block."""
 
     def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
@@ -536,28 +543,28 @@ class CalledJob(Job):
         return watch.poll
 
     def _attempt(
-        self, line: AttemptChannel, on_event: OnEvent | None, *told: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *told: Any
     ) -> list[Any] | None:
-        with interruptible(), self._calls(line) as calls:
-            watch = AttemptMonitor(line, calls.cancel, on_event)
+        with interruptible(), self._calls(channel) as calls:
+            watch = AttemptMonitor(channel, calls.cancel, on_event)
             calls.run(self._poll(watch))
-        results = self._answers(line, watch)
+        results = self._answers(channel, watch)
         if results is not None:
             return results
         outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
         if "nospool" in outcomes and not calls.lost:
             self._read_again()
             return None
-        raise self._failure(line, calls, outcomes)
+        raise self._failure(channel, calls, outcomes)
 
     def _failure(
-        self, line: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
+        self, channel: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
     ) -> Exception:
         """The error of an attempt that has no result of every rank."""
         reason = PROCESS_ENDED if calls.lost else (next(iter(outcomes.values())),)
-        return worker_lost(lost_workers(line, calls), *reason)
+        return worker_lost(lost_workers(channel, calls), *reason)
 
 
-def lost_workers(line: AttemptChannel, calls: WorkerCalls) -> list[dict[str, Any]]:
+def lost_workers(channel: AttemptChannel, calls: WorkerCalls) -> list[dict[str, Any]]:
     """Rank, pid and host of the workers that died, as far as they had said so."""
-    return workers_at(line, sorted(calls.lost))
+    return workers_at(channel, sorted(calls.lost))

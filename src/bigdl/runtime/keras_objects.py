@@ -7,7 +7,7 @@ to, and two classes may have one name. :class:`KerasArchive` therefore holds the
 to the configuration, each under a unique name, to be pickled by value.
 
 Of a subclassed model without ``get_config`` Keras writes the defaults of ``__init__``, whatever its
-arguments were. Such a model or layer is written as its attributes (:class:`_Attributes`).
+arguments were. Such a model or layer is written as its attributes (:class:`_LayerAttributes`).
 
 The pickler of :mod:`bigdl.runtime.serialization` writes every Keras object as such an archive.
 """
@@ -220,7 +220,7 @@ class _Names(dict[str, Any]):
 
 def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
     """Return what a function of Keras writes of an object, and the named objects."""
-    attributes = {id(layer): _Attributes.of(layer) for layer in _without_config(value)}
+    attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
     with _lock, contextlib.ExitStack() as stack:
         before = registration.GLOBAL_CUSTOM_NAMES
@@ -352,7 +352,7 @@ class _Makers(list[Any]):
 
 
 @dataclass(frozen=True)
-class _Attributes:
+class _LayerAttributes:
     """A layer or model as its class and what it has set on itself.
 
     Attributes
@@ -375,7 +375,7 @@ class _Attributes:
     weights: int
 
     @classmethod
-    def of(cls, layer: Any) -> _Attributes:
+    def of(cls, layer: Any) -> _LayerAttributes:
         """Return the attributes of a layer.
 
         Raises

@@ -8,9 +8,9 @@ closed, with one line in the log, and changes nothing.  :mod:`~bigdl.runtime.cha
 Both ends know a secret that never goes over the connection.  At its start (:class:`Handshake`) each
 end sends a random nonce, and proves by an HMAC over both nonces that it knows the secret; the keys
 of the connection are made of the same nonces, so nothing of another connection can be said again in
-this one.  A frame (:class:`Seal`) is a short JSON head and a body of bytes, of limited sizes, under
-a tag that also covers the number of the frame.  What is forged, repeated, left out or out of order
-is a :class:`NotProved`.  Nothing is ever unpickled.
+this one.  A frame (:class:`MessageAuthenticator`) is a short JSON head and a body of bytes, of
+limited sizes, under a tag that also covers the number of the frame.  What is forged, repeated,
+left out or out of order is a :class:`AuthenticationFailed`.  Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SIZES_SIZE = _SIZES.size
 TRY_AGAIN = b"BigDL\x00\x00\xff"  # instead of the server's proof, where it must take others
 
 
-class NotProved(Exception):
+class AuthenticationFailed(Exception):
     """The other end does not prove that it knows the secret, or breaks the rules of the frames."""
 
 
@@ -98,7 +98,7 @@ class Handshake:
     def answer(self, greeting: bytes) -> bytes:
         """Answer to the server's greeting."""
         if greeting[: len(_MAGIC)] != _MAGIC:
-            raise NotProved("it is no channel, or that of another version")
+            raise AuthenticationFailed("it is no channel, or that of another version")
         self._nonces = greeting[len(_MAGIC) :] + self._own
         return self._own + self._made(b"client")
 
@@ -108,19 +108,19 @@ class Handshake:
 
     # -- of both ----------------------------------------------------------------------------------
 
-    def seal(self, sender: bytes) -> Seal:
+    def authenticator(self, sender: bytes) -> MessageAuthenticator:
         """The seal of what ``b"client"`` or ``b"server"`` says from now on."""
-        return Seal(self._made(b"key of the " + sender))
+        return MessageAuthenticator(self._made(b"key of the " + sender))
 
     def _made(self, purpose: bytes) -> bytes:
         return hmac.digest(self._secret, purpose + b"\0" + self._nonces, hashlib.sha256)
 
     def _verify(self, who: bytes, proof: bytes) -> None:
         if not hmac.compare_digest(self._made(who), proof):
-            raise NotProved("it does not know the secret of the run")
+            raise AuthenticationFailed("it does not know the secret of the run")
 
 
-class Seal:
+class MessageAuthenticator:
     """The tags of one direction of a connection, in the order of its frames.
 
     Parameters
@@ -154,10 +154,10 @@ class Seal:
 
         Raises
         ------
-        NotProved
+        AuthenticationFailed
         """
         if not hmac.compare_digest(self._tag(sizes, head, body), tag):
-            raise NotProved("a message is forged, repeated, or not in its place")
+            raise AuthenticationFailed("a message is forged, repeated, or not in its place")
         return json.loads(head), body
 
     def _tag(self, *pieces: Any) -> bytes:
@@ -174,16 +174,16 @@ def read_sizes(sizes: bytes) -> tuple[int, int]:
 
     Raises
     ------
-    NotProved
+    AuthenticationFailed
         If they are larger than any frame.
     """
     head, body = _SIZES.unpack(sizes)
     if head > HEAD_LIMIT or body > BODY_LIMIT:
-        raise NotProved(f"a message of {head} + {body} bytes is larger than any")
+        raise AuthenticationFailed(f"a message of {head} + {body} bytes is larger than any")
     return head, body
 
 
-class Waiting:
+class KeyWaiter:
     """Somebody who waits until some keys are there."""
 
     def __init__(self, keys: set[str], wake: Callable[[], object]):
@@ -199,7 +199,7 @@ class KeyValueStore:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._waiting: dict[str, set[Waiting]] = {}  # by the key that is missing
+        self._waiting: dict[str, set[KeyWaiter]] = {}  # by the key that is missing
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
@@ -287,15 +287,15 @@ class KeyValueStore:
         with self._lock:
             return self._values.pop(key, None) is not None
 
-    def when(self, keys: Sequence[str], wake: Callable[[], object]) -> Waiting | None:
+    def when(self, keys: Sequence[str], wake: Callable[[], object]) -> KeyWaiter | None:
         """Call `wake` from some thread when all `keys` are there; None if they are."""
         with self._lock:
-            waiting = Waiting({key for key in keys if key not in self._values}, wake)
+            waiting = KeyWaiter({key for key in keys if key not in self._values}, wake)
             for key in waiting.missing:
                 self._waiting.setdefault(key, set()).add(waiting)
         return waiting if waiting.missing else None
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, waiting: KeyWaiter) -> None:
         """Call nobody any more."""
         with self._lock:
             for key in waiting.missing:
@@ -304,7 +304,7 @@ class KeyValueStore:
                 if not others:
                     self._waiting.pop(key, None)
 
-    def _take_ready(self, key: str) -> list[Waiting]:
+    def _take_ready(self, key: str) -> list[KeyWaiter]:
         candidates = self._waiting.pop(key, ())
         for waiting in candidates:
             waiting.missing.discard(key)
@@ -402,7 +402,7 @@ class KeyValueServer:
                 late = isinstance(error, TimeoutError)
                 reason = f"it did not prove itself within {PROOF_S:g} s" if late else "it went away"
                 self._tell(writer, reason)
-        except NotProved as error:
+        except AuthenticationFailed as error:
             self._tell(writer, str(error))
         except (ValueError, TypeError, LookupError) as error:
             self._tell(writer, f"a message makes no sense ({error})")
@@ -414,7 +414,7 @@ class KeyValueServer:
 
     async def _meet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Seal, Seal]:
+    ) -> tuple[MessageAuthenticator, MessageAuthenticator]:
         """The seals of what the other end says and of what is said to it."""
         while len(self._strangers) >= _most_strangers():
             self._displace()
@@ -426,7 +426,7 @@ class KeyValueServer:
                 hands = Handshake(self._secret)
                 writer.write(hands.greeting())
                 writer.write(hands.check(await reader.readexactly(ANSWER_SIZE)))
-                return hands.seal(b"client"), hands.seal(b"server")
+                return hands.authenticator(b"client"), hands.authenticator(b"server")
         finally:
             self._strangers.pop(writer, None)
 
@@ -451,8 +451,8 @@ class KeyValueServer:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        theirs: Seal,
-        ours: Seal,
+        theirs: MessageAuthenticator,
+        ours: MessageAuthenticator,
         wills: list[str],
     ) -> None:
         """Answer until the other end hangs up; `wills` are the keys to set then."""

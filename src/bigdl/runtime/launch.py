@@ -22,7 +22,7 @@ from typing import Any, cast
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
 from bigdl.common.timeouts import LAUNCH_GRACE_S, LAUNCH_LOOK_S, OUTPUT_DRAIN_S
-from bigdl.runtime.messages import Message, encode, encoded, opened
+from bigdl.runtime.messages import PickledMessage, encode, encoded, opened
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
 
 __all__ = ["LaunchTimeout", "launch"]
@@ -140,17 +140,17 @@ class _LaunchedWorker(WorkerProcess):
         self,
         rank: int,
         slot: CpuSlot,
-        make: Message,
+        make: PickledMessage,
         env: Mapping[str, str | None] | None,
         log: FileIO | None,
         show: bool,
     ):
-        super().__init__(rank, slot, make, env=env, captured=True, tied=True)
+        super().__init__(rank, slot, make, env=env, capture_output=True, dies_with_parent=True)
         self.has_answered = False
         self.returned: Any = None
         self.failure: tuple[float, int, BigDLError] | None = None
         self._output, self._errors = (
-            Output(cast("FileIO", pipe), name, f"[{rank}] ", log, show)
+            OutputForwarder(cast("FileIO", pipe), name, f"[{rank}] ", log, show)
             for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
         )
         self.start_call(encode(rank))
@@ -159,7 +159,7 @@ class _LaunchedWorker(WorkerProcess):
         """Take the answers that have come; note the loss of a worker that is gone without any."""
         has_ended = self.has_ended()
         while not self.has_answered:
-            if wait([self.line], 0):
+            if wait([self.connection], 0):
                 self._take()
             elif has_ended:
                 self._note_loss()
@@ -226,9 +226,9 @@ def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[
                 f"{len(running)} of {len(workers)} workers (rank {ranks}) had not ended "
                 f"after {timeout:g} s and were stopped; raise timeout if they need longer"
             )
-        lines = [worker.line for worker in running if not worker.has_answered]
-        if lines:
-            wait(lines, LAUNCH_LOOK_S)
+        connections = [worker.connection for worker in running if not worker.has_answered]
+        if connections:
+            wait(connections, LAUNCH_LOOK_S)
         else:
             with suppress(subprocess.TimeoutExpired):
                 running[0].process.wait(LAUNCH_LOOK_S)
@@ -264,7 +264,7 @@ class _Logged(io.BufferedReader):
         return chunk
 
 
-class Output(threading.Thread):
+class OutputForwarder(threading.Thread):
     """Passes on the lines of one output stream of one worker, until the worker closes it.
 
     Parameters

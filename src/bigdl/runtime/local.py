@@ -239,36 +239,36 @@ class LocalJob(CalledJob):
     """One program on processes of this machine; made by :meth:`LocalEngine.open`."""
 
     @contextlib.contextmanager
-    def _calls(self, line: AttemptChannel) -> Iterator[WorkerCalls]:
+    def _calls(self, channel: AttemptChannel) -> Iterator[WorkerCalls]:
         with (
             _processes.lend(self.num_workers, self.spec.threads) as workers,
             ThreadPoolExecutor(self.num_workers) as threads,
         ):
             spec, directory = self._next_spec(), session_directory()
-            for place, worker in enumerate(workers):
-                worker.submit(execute_task, spec, self._attempts, place, directory)
+            for task_index, worker in enumerate(workers):
+                worker.submit(execute_task, spec, self._attempts, task_index, directory)
             answers = [threads.submit(worker.result) for worker in workers]
             kills = [worker.kill for worker in workers]
-            with WorkerCalls(line, answers, kills, EOFError) as calls:
+            with WorkerCalls(channel, answers, kills, EOFError) as calls:
                 yield calls
 
     def _failure(
-        self, line: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
+        self, channel: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
     ) -> Exception:
         if "unreachable" in outcomes:
             return DriverUnreachable(
                 f"A worker cannot connect to the driver at {outcomes['unreachable']}; see what "
                 "else connects to that port, or give another one with channel_port="
             )
-        return super()._failure(line, calls, outcomes)
+        return super()._failure(channel, calls, outcomes)
 
 
-def execute_task(spec: Any, attempt: int, place: int, directory: str) -> tuple[int, str, str]:
+def execute_task(spec: Any, attempt: int, task_index: int, directory: str) -> tuple[int, str, str]:
     """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
     try:
-        return execute(spec, attempt, iter(()), place, directory)
+        return execute(spec, attempt, iter(()), task_index, directory)
     except Unreachable as error:
-        return place, "unreachable", str(error)
+        return task_index, "unreachable", str(error)
 
 
 class InProcessJob(Job):
@@ -290,17 +290,17 @@ class InProcessJob(Job):
         return Channel(None)
 
     def _attempt(
-        self, line: AttemptChannel, on_event: OnEvent | None, *told: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *told: Any
     ) -> list[Any] | None:
-        watch = AttemptMonitor(line, lambda: None, on_event)
-        driver = InProcessConnection(line, watch.poll)
+        watch = AttemptMonitor(channel, lambda: None, on_event)
+        driver = InProcessConnection(channel, watch.poll)
         spec = self._next_spec()
-        task = Task(spec, 0, session_directory(), line, self.channel.address, driver)
+        task = Task(spec, 0, session_directory(), channel, self.channel.address, driver)
         _, outcome, detail = task.run(iter(()))
         watch.poll(final=True)
         if watch.errors and watch.errors[0]["kind"] == "KeyboardInterrupt":
             raise KeyboardInterrupt
-        answers = self._answers(line, watch)
+        answers = self._answers(channel, watch)
         if answers is None and outcome == "nospool":
             self._read_again()
             return None
@@ -312,12 +312,12 @@ class InProcessJob(Job):
 class InProcessConnection(ChannelConnection):
     """Hands progress and messages over at once."""
 
-    def __init__(self, line: AttemptChannel, poll: Callable[[], None]):
-        super().__init__(line)
+    def __init__(self, channel: AttemptChannel, poll: Callable[[], None]):
+        super().__init__(channel)
         self._poll = poll
 
     def note_progress(self, values: dict[str, Any]) -> None:
-        self._line.set_json("progress/0", values)
+        self._channel.set_json("progress/0", values)
         self._poll()
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:

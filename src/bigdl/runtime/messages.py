@@ -6,7 +6,7 @@ there are no memory files. The bytes of a large object lie in a memory file with
 the file and works on arrays in place. Nothing can stay behind in ``/dev/shm``, nor does its size
 matter, which is 64 MB in most containers.
 
-A :class:`Message` can be passed on without being opened.
+A :class:`PickledMessage` can be passed on without being opened.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bigdl.common.errors import UsageError
 from bigdl.runtime.serialization import value_pickler
 
 _IN_MEMORY_FILE = 1 << 18  # bytes from which on they are worth one
-_ALIGNMENT = 64  # of an array in the content: a cache line, and what AVX512 likes
+_ALIGNMENT = 64  # of an array in the content: a cache connection, and what AVX512 likes
 
 
 @dataclass
-class Message:
+class PickledMessage:
     """A pickled object and, apart from it, the bytes of its arrays.
 
     Attributes
@@ -58,7 +58,7 @@ class Message:
             self.memory = None
 
 
-def encode(value: Any) -> Message:
+def encode(value: Any) -> PickledMessage:
     """Turn an object into a message.
 
     Lambdas, closures and classes of a script travel (``cloudpickle``); a tensor keeps its memory
@@ -71,7 +71,7 @@ def encode(value: Any) -> Message:
 
     Returns
     -------
-    Message
+    PickledMessage
         To be closed by its owner.
     """
     buffers: list[pickle.PickleBuffer] = []
@@ -79,16 +79,16 @@ def encode(value: Any) -> Message:
     _pickler()(file, protocol=5, buffer_callback=buffers.append).dump(value)
     parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
     sizes = [len(part) for part in parts]
-    places = _places(sizes)
-    memory = _memory_file(parts, places) if places[-1] >= _IN_MEMORY_FILE else None
-    content = bytearray(places[-1] if memory is None else 0)
+    offsets = _part_offsets(sizes)
+    memory = _memory_file(parts, offsets) if offsets[-1] >= _IN_MEMORY_FILE else None
+    content = bytearray(offsets[-1] if memory is None else 0)
     if memory is None:
-        for part, start in zip(parts, places, strict=False):
+        for part, start in zip(parts, offsets, strict=False):
             content[start : start + len(part)] = part
-    return Message(sizes, content, memory)
+    return PickledMessage(sizes, content, memory)
 
 
-def encoded(value: Any, what: str) -> Message:
+def encoded(value: Any, what: str) -> PickledMessage:
     """Turn an object into a message, or raise a UsageError that calls it `what`."""
     try:
         return encode(value)
@@ -98,21 +98,21 @@ def encoded(value: Any, what: str) -> Message:
         ) from error
 
 
-def decode(message: Message) -> Any:
+def decode(message: PickledMessage) -> Any:
     """The object in a message. Its arrays are its own to write to, and lie in the message."""
-    places = _places(message.sizes)
+    offsets = _part_offsets(message.sizes)
     content: Any = message.content
     if message.memory is not None:
         # Private: a message may be decoded by several processes.
-        content = mmap.mmap(message.memory, places[-1], flags=mmap.MAP_PRIVATE)
+        content = mmap.mmap(message.memory, offsets[-1], flags=mmap.MAP_PRIVATE)
     view = memoryview(content)
     pickled, *arrays = [
-        view[start : start + size] for size, start in zip(message.sizes, places, strict=False)
+        view[start : start + size] for size, start in zip(message.sizes, offsets, strict=False)
     ]
     return pickle.loads(pickled, buffers=arrays)
 
 
-def opened(message: Message) -> Any:
+def opened(message: PickledMessage) -> Any:
     """The object in a message that is not needed any more."""
     try:
         return decode(message)
@@ -120,16 +120,16 @@ def opened(message: Message) -> Any:
         message.close()
 
 
-def send(line: Connection, message: Message) -> None:
+def send(connection: Connection, message: PickledMessage) -> None:
     """Send a message; it stays open."""
-    line.send((message.sizes, message.memory is not None, message.failed))
+    connection.send((message.sizes, message.memory is not None, message.failed))
     if message.memory is None:
-        line.send_bytes(message.content)
+        connection.send_bytes(message.content)
     else:
-        send_handle(line, message.memory, None)
+        send_handle(connection, message.memory, None)
 
 
-def receive(line: Connection) -> Message:
+def receive(connection: Connection) -> PickledMessage:
     """Wait for a message, to be closed by its owner.
 
     Raises
@@ -138,25 +138,25 @@ def receive(line: Connection) -> Message:
         If the other side is gone.
     """
     try:
-        sizes, in_memory_file, failed = line.recv()
+        sizes, in_memory_file, failed = connection.recv()
         if in_memory_file:
-            memory = recv_handle(line)
+            memory = recv_handle(connection)
             os.set_inheritable(memory, False)
-            return Message(sizes, bytearray(), memory, failed)
-        content = bytearray(_places(sizes)[-1])
-        line.recv_bytes_into(content)
-        return Message(sizes, content, failed=failed)
+            return PickledMessage(sizes, bytearray(), memory, failed)
+        content = bytearray(_part_offsets(sizes)[-1])
+        connection.recv_bytes_into(content)
+        return PickledMessage(sizes, content, failed=failed)
     except ConnectionError as error:
         raise EOFError from error
 
 
-def _places(sizes: list[int]) -> list[int]:
+def _part_offsets(sizes: list[int]) -> list[int]:
     """Return where each part begins, and at last where the content ends."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return list(accumulate(rounded, initial=0))
 
 
-def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
+def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
     """Return a memory file with the parts; None where there can be none."""
     if not hasattr(os, "memfd_create"):
         return None
@@ -165,9 +165,9 @@ def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
     except OSError:
         return None
     try:
-        os.truncate(memory, places[-1])
+        os.truncate(memory, offsets[-1])
         # Written, not mapped: memory that is not there is an error here and not a bus error.
-        for content, start in zip(parts, places, strict=False):
+        for content, start in zip(parts, offsets, strict=False):
             done = 0
             while done < len(content):
                 done += os.pwrite(memory, content[done:], start + done)
@@ -179,12 +179,12 @@ def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
 
 @functools.cache
 def _pickler() -> type:
-    class Pickler(value_pickler()):  # type: ignore[misc]  # made where it is first used
+    class TensorPickler(value_pickler()):  # type: ignore[misc]  # made where it is first used
         def reducer_override(self, value: Any) -> Any:
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
-    return Pickler
+    return TensorPickler
 
 
 def _reduced_tensor(value: Any) -> Any:

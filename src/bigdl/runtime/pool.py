@@ -27,14 +27,14 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.common.timeouts import POOL_GRACE_S
-from bigdl.runtime.messages import Message, encoded
+from bigdl.runtime.messages import PickledMessage, encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess
 
-__all__ = ["CpuSlot", "PoolWorker", "Stage", "TaskError", "WorkerManager", "WorkerPool"]
+__all__ = ["CpuSlot", "PoolStage", "PoolWorker", "TaskError", "WorkerManager", "WorkerPool"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class PoolStage:
     """Workers that hold the same function.
 
     Attributes
@@ -97,7 +97,7 @@ class TaskError(WorkerError):
 class PoolWorker(WorkerProcess):
     """A worker of a stage, by the stage's number."""
 
-    def __init__(self, stage: int, rank: int, slot: CpuSlot, make: Message):
+    def __init__(self, stage: int, rank: int, slot: CpuSlot, make: PickledMessage):
         super().__init__(rank, slot, make)
         self.stage = stage
 
@@ -111,10 +111,10 @@ class WorkerManager:
         Of each stage.
     """
 
-    def __init__(self, stages: Sequence[Stage], error: type[TaskError]):
+    def __init__(self, stages: Sequence[PoolStage], error: type[TaskError]):
         self._error = error
         self._owner = os.getpid()
-        self._functions: list[Message] = []
+        self._functions: list[PickledMessage] = []
         self._stages = list(stages)
         self.workers: list[list[PoolWorker]] = [[] for _ in stages]
         try:
@@ -145,16 +145,16 @@ class WorkerManager:
 
     def task_error(self, worker: PoolWorker, item: int | None, error: WorkerError) -> TaskError:
         """Return the exception for what the function of a worker raised."""
-        place = self._stages[worker.stage].name, item, worker.rank
-        made = self._error(*place, error.kind, error.traceback, error.original)
+        stage = self._stages[worker.stage].name
+        made = self._error(stage, item, worker.rank, error.kind, error.traceback, error.original)
         made.__cause__ = error.original
         return made
 
     def loss(self, worker: PoolWorker) -> WorkerLost:
         """Return the error of a worker that has hung up; it is ended for sure."""
         worker.end(POOL_GRACE_S)
-        place = f"worker {worker.rank} of {self._stages[worker.stage].name}"
-        return WorkerLost(f"{place} {worker.exit_message()}; the next call starts a new one")
+        name = f"worker {worker.rank} of {self._stages[worker.stage].name}"
+        return WorkerLost(f"{name} {worker.exit_message()}; the next call starts a new one")
 
     def end(self) -> None:
         """End all workers."""
@@ -168,11 +168,11 @@ class WorkerManager:
         for function in self._functions:
             function.close()
 
-    def _start(self, places: Sequence[tuple[int, int]]) -> list[PoolWorker]:
+    def _start(self, stage_ranks: Sequence[tuple[int, int]]) -> list[PoolWorker]:
         """Start workers by (stage, rank), all at the same time, and wait until they are ready."""
         workers: list[PoolWorker] = []
         try:
-            for stage, rank in places:
+            for stage, rank in stage_ranks:
                 for former in self.workers[stage][rank : rank + 1]:
                     former.end()
                 slot, make = self._stages[stage].slots[rank], self._functions[stage]
@@ -205,7 +205,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
 
     Parameters
     ----------
-    stages : sequence of Stage
+    stages : sequence of PoolStage
         In the order in which items go through them.
     error : type
         :class:`TaskError` or a subclass, which gives the message the words of its users.
@@ -220,7 +220,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
         If a worker ended meanwhile.
     """
 
-    def __init__(self, stages: Sequence[Stage], error: type[TaskError] = TaskError):
+    def __init__(self, stages: Sequence[PoolStage], error: type[TaskError] = TaskError):
         self._lock = threading.Lock()
         self.manager = WorkerManager(stages, error)
         self._end_workers = weakref.finalize(self, self.manager.end)
@@ -270,7 +270,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
                     "The workers were closed; make a new object to go on", code="state"
                 )
             self.manager.fill()
-            run = _Run(self.manager)
+            run = _PipelineRun(self.manager)
             try:
                 return run.results(iter(items))
             finally:
@@ -285,12 +285,12 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
         self.close()
 
 
-class _Run:
+class _PipelineRun:
     """The way of some items through the stages."""
 
     def __init__(self, manager: WorkerManager):
         self.manager = manager
-        self._waiting: list[deque[tuple[int, Message]]] = [deque() for _ in manager.workers]
+        self._waiting: list[deque[tuple[int, PickledMessage]]] = [deque() for _ in manager.workers]
         self._idle = [deque(workers) for workers in manager.workers]
         self._busy: dict[PoolWorker, int] = {}
         self._done: dict[int, Any] = {}
@@ -347,7 +347,7 @@ class _Run:
             return True
         return len(self._waiting[stage]) < _AHEAD * len(self.manager.workers[stage])
 
-    def _give(self, worker: PoolWorker, item: int, message: Message) -> None:
+    def _give(self, worker: PoolWorker, item: int, message: PickledMessage) -> None:
         self._busy[worker] = item
         try:
             worker.call(message)
@@ -360,13 +360,13 @@ class _Run:
                 return
             self._busy[worker] = item
             worker.call(message)
-        self._selector.register(worker.line, selectors.EVENT_READ, worker)
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def _hear(self, wait: bool) -> None:
         """Take what workers have answered."""
         for key, _ in self._selector.select(None if wait else 0):
             worker = key.data
-            self._selector.unregister(worker.line)
+            self._selector.unregister(worker.connection)
             try:
                 answer = worker.answer()
             except EOFError:
@@ -377,7 +377,7 @@ class _Run:
             self._idle[worker.stage].append(worker)
             self._take(worker, item, answer)
 
-    def _take(self, worker: PoolWorker, item: int, answer: Message) -> None:
+    def _take(self, worker: PoolWorker, item: int, answer: PickledMessage) -> None:
         next_stage = worker.stage + 1
         if self._failures and not answer.failed:
             answer.close()

@@ -30,7 +30,7 @@ from bigdl.common.cpu import (
 )
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import KERNEL_KILL_S
-from bigdl.runtime.messages import Message, encode, opened, receive, send
+from bigdl.runtime.messages import PickledMessage, encode, opened, receive, send
 
 # A parent's pinning to cores that are not the worker's defeats the worker's own.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -108,21 +108,21 @@ class WorkerProcess:
     rank : int
         Number of the worker, for messages.
     slot : CpuSlot
-    make : Message
+    make : PickledMessage
         A function without arguments that returns the function of all calls. It is the first call
         itself, with the answer None.
     env : mapping of str to str or None, optional
         Additions to the environment of this process; None removes a variable.
-    captured : bool
+    capture_output : bool
         Whether its output comes by pipes, in UTF-8, and not on this process's streams.
-    tied : bool
+    dies_with_parent : bool
         Whether it also ends with the thread that starts it. That ends even a worker that never lets
         go of the interpreter lock.
 
     Attributes
     ----------
     process : subprocess.Popen
-    line : multiprocessing.connection.Connection
+    connection : multiprocessing.connection.Connection
         Readable when there is an answer, or the worker is gone.
     pending : int
         Calls that it has not answered.
@@ -132,22 +132,22 @@ class WorkerProcess:
         self,
         rank: int,
         slot: CpuSlot,
-        make: Message,
+        make: PickledMessage,
         *,
         env: Mapping[str, str | None] | None = None,
-        captured: bool = False,
-        tied: bool = False,
+        capture_output: bool = False,
+        dies_with_parent: bool = False,
     ):
         self.rank, self.slot = rank, slot
         self.pending = 0
         self._children_ended = False
         env = env or {}
-        stream = subprocess.PIPE if captured else None
+        stream = subprocess.PIPE if capture_output else None
         added = env.get("PYTHONPATH") or ""
         paths = [*filter(None, added.split(os.pathsep)), *sys.path]
         path = repr([entry for entry in paths if isinstance(entry, str)])
         with _within_limits(rank):
-            self.line, worker_end = multiprocessing.Pipe()
+            self.connection, worker_end = multiprocessing.Pipe()
             ends = worker_end.fileno(), os.getpid()
             with worker_end:
                 self.process = subprocess.Popen(
@@ -161,28 +161,28 @@ class WorkerProcess:
                     # the terminal's Ctrl-C is for the parent, which then stops its workers in order
                     process_group=0,
                 )
-            settings = (slot.cores, sys.argv, captured, tied)
+            settings = (slot.cores, sys.argv, capture_output, dies_with_parent)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
-                send(self.line, encode(settings))
+                send(self.connection, encode(settings))
             self.start_call(make)
 
-    def call(self, message: Message) -> None:
+    def call(self, message: PickledMessage) -> None:
         """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""
         self.pending += 1
-        send(self.line, message)
+        send(self.connection, message)
 
-    def start_call(self, message: Message) -> None:
+    def start_call(self, message: PickledMessage) -> None:
         """Send the argument of a call; who waits for the answer is told if the worker is gone."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 
-    def answer(self) -> Message:
+    def answer(self) -> PickledMessage:
         """Wait for an answer, unopened; an EOFError if the worker is gone."""
-        message = receive(self.line)
+        message = receive(self.connection)
         self.pending -= 1
         return message
 
-    def opened(self, answer: Message) -> Any:
+    def opened(self, answer: PickledMessage) -> Any:
         """Return the result in an answer, or raise the WorkerError that it is."""
         content = opened(answer)
         if answer.failed:
@@ -213,9 +213,12 @@ class WorkerProcess:
     def hang_up(self) -> None:
         """Let the worker end by itself after the call that it is at."""
         # Also where a forked process holds the socket too, which close() alone would not reach.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.line.fileno())) as end:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self.connection.fileno())) as end,
+        ):
             end.shutdown(socket.SHUT_RDWR)
-        self.line.close()
+        self.connection.close()
 
     def kill(self) -> None:
         """Kill the worker and its own children; the line then says that it is gone."""

@@ -65,7 +65,7 @@ def value_pickler() -> type:
     """
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):
+    class ValuePickler(cloudpickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if type(value) is not types.CodeType:
                 of_keras: Any = NotImplemented
@@ -76,7 +76,7 @@ def value_pickler() -> type:
             named = [_file_of(value) if part == "<dynamic-code>" else part for part in parts]
             return make, tuple(named)
 
-    return Pickler
+    return ValuePickler
 
 
 def _file_of(code: types.CodeType) -> str:

@@ -26,16 +26,16 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.common.timeouts import CAUSE_S, CLEAN_UP_S
 from bigdl.runtime.certificate import Certificate
-from bigdl.runtime.channel import Address, AttemptChannel, LineLost, own_address
+from bigdl.runtime.channel import Address, AttemptChannel, ConnectionLost, outgoing_address
 from bigdl.runtime.engine import Leaving, PeerLost
 from bigdl.runtime.failure import user_traceback
 from bigdl.runtime.worker import (
+    CapturedOutput,
     ChannelConnection,
     DriverConnection,
     HeartbeatThread,
-    Log,
     Worker,
-    captured,
+    capture_output,
     encode,
 )
 
@@ -81,11 +81,11 @@ def read_to_end(source: Iterable[Any]) -> None:
         pass
 
 
-def is_accepted(spec: TaskSpec, shards: dict[str, Any], rank: int, line: AttemptChannel) -> bool:
+def is_accepted(spec: TaskSpec, shards: dict[str, Any], rank: int, channel: AttemptChannel) -> bool:
     """Return True if the input accepts the sizes that its shards turned out to have."""
     rows = sum(shard.rows for shard in shards.values())
     accept = cast("Callable[..., bool]", spec.accept)
-    return bool(accept(line.all_gather("rows", rank, rows, spec.world_size)))
+    return bool(accept(channel.all_gather("rows", rank, rows, spec.world_size)))
 
 
 def reopen(spools: dict[str, Any]) -> dict[str, Any] | None:
@@ -124,12 +124,12 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
     hosts : sequence of str
         Of the tasks.
     """
-    order = sorted(range(len(hosts)), key=lambda place: hosts.index(hosts[place]))
-    return [order.index(place) for place in range(len(hosts))]
+    order = sorted(range(len(hosts)), key=lambda task: hosts.index(hosts[task]))
+    return [order.index(task) for task in range(len(hosts))]
 
 
 def choose_shards(
-    spec: TaskSpec, place: int, line: AttemptChannel, wanted: Sequence[int]
+    spec: TaskSpec, task_index: int, channel: AttemptChannel, wanted: Sequence[int]
 ) -> tuple[int, dict[str, Any]] | None:
     """Choose the rank of this task and its shards, of those that its machine sees; None if none is.
 
@@ -138,7 +138,8 @@ def choose_shards(
     """
     reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools or ()))
     opened = {rank: shards for rank, shards in reopened if shards is not None}
-    rank = match(line.all_gather("seen", place, [*opened], spec.world_size), wanted).get(place)
+    views = channel.all_gather("seen", task_index, [*opened], spec.world_size)
+    rank = match(views, wanted).get(task_index)
     return None if rank is None else (rank, opened[rank])
 
 
@@ -249,7 +250,7 @@ class TaskSpec:
 
 
 def execute(
-    spec: TaskSpec, attempt: int, batches: Iterator[pa.RecordBatch], place: int, local_dir: str
+    spec: TaskSpec, attempt: int, batches: Iterator[pa.RecordBatch], task_index: int, local_dir: str
 ) -> tuple[int, str, str]:
     """Run one task of a job.
 
@@ -261,7 +262,7 @@ def execute(
         be starting when the next one runs.
     batches : iterator of pyarrow.RecordBatch
         The input of this task; an empty one when the spools of an earlier attempt are used.
-    place : int
+    task_index : int
         Number of the task. It is also its rank, unless spools or ranks by host are used.
     local_dir : str
 
@@ -277,31 +278,31 @@ def execute(
     wait_passively()
     with task_environment(spec):
         address = cast("Address", spec.address)
-        line = address.connect(attempt)
-        if line.count(f"enter/{place}", 1) > 1:
-            return place, await_first(line, place), "The cluster ran this task again"
-        line.set_on_disconnect(f"gone/{place}")
-        with captured(spec.log_to_driver, spec.drops_output) as log:
-            task = Task(spec, place, local_dir, line, address, ChannelConnection(line))
-            watcher = HeartbeatThread(address.connect(attempt), place, task.worker, log)
+        channel = address.connect(attempt)
+        if channel.count(f"enter/{task_index}", 1) > 1:
+            return task_index, await_first(channel, task_index), "The cluster ran this task again"
+        channel.set_on_disconnect(f"gone/{task_index}")
+        with capture_output(spec.log_to_driver, spec.drops_output) as log:
+            task = Task(spec, task_index, local_dir, channel, address, ChannelConnection(channel))
+            watcher = HeartbeatThread(address.connect(attempt), task_index, task.worker, log)
             watcher.start()
             try:
                 return task.run(batches)
             finally:
-                watcher.stop(line)
+                watcher.stop(channel)
                 with contextlib.suppress(Exception):
-                    line.set(f"left/{place}", "")
+                    channel.set(f"left/{task_index}", "")
 
 
-def await_first(line: AttemptChannel, place: int) -> str:
+def await_first(channel: AttemptChannel, task_index: int) -> str:
     """The outcome of a task that the cluster runs although it has been run.
 
     Where the first run still works, the cluster speculates that this one will be faster: it must
     not be, for the cluster would take its outcome and end the other.
     """
-    while not line.has(f"left/{place}"):
-        if line.has(f"gone/{place}", seconds=0.5):
-            line.count("failed", 1)  # nobody shall wait for this task
+    while not channel.has(f"left/{task_index}"):
+        if channel.has(f"gone/{task_index}", seconds=0.5):
+            channel.count("failed", 1)  # nobody shall wait for this task
             return "void"
     return "copy"
 
@@ -345,31 +346,31 @@ class Task:
     def __init__(
         self,
         spec: TaskSpec,
-        place: int,
+        task_index: int,
         local_dir: str,
-        line: AttemptChannel,
+        channel: AttemptChannel,
         address: Address,
         driver: DriverConnection,
     ):
-        self._spec, self._place, self._line = spec, place, line
+        self._spec, self._task_index, self._channel = spec, task_index, channel
         self.worker = Worker(
-            place,
+            task_index,
             spec.world_size,
             threads=spec.threads,
-            line=line,
+            channel=channel,
             driver=driver,
-            host=own_address(address.host, address.port),
+            host=outgoing_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
             may_leave=spec.may_leave,
             certificate=None if spec.are_collectives_clear else spec.certificate,
         )
-        self._take_rank(place)
+        self._take_rank(task_index)
 
     def _take_rank(self, rank: int) -> None:
         self.worker.rank = rank
         who = {"rank": rank, "pid": os.getpid(), "host": self.worker.host}
-        self._line.set_json(f"who/{self._place}", who)
+        self._channel.set_json(f"who/{self._task_index}", who)
 
     def run(self, batches: Iterator[Any]) -> tuple[int, str, str]:
         """Return the rank, the outcome and its detail.
@@ -402,27 +403,27 @@ class Task:
     def _attempt(self, batches: Iterator[pa.RecordBatch]) -> str:
         import cloudpickle
 
-        spec, line, worker = self._spec, self._line, self.worker
+        spec, channel, worker = self._spec, self._channel, self.worker
         wanted: Sequence[int] = range(spec.world_size)  # where no spools ask for other ranks
         if spec.by_host and spec.world_size > 1:
-            hosts = line.all_gather("host", self._place, worker.host, spec.world_size)
+            hosts = channel.all_gather("host", self._task_index, worker.host, spec.world_size)
             wanted = ranks_by_host(hosts)
         if spec.spools is not None:
             read_to_end(batches)  # of an empty frame
-            chosen = choose_shards(spec, self._place, line, wanted)
+            chosen = choose_shards(spec, self._task_index, channel, wanted)
             if chosen is None:
                 return "nospool"
             rank, worker.shards = chosen
             self._take_rank(rank)
         else:
-            if (rank := wanted[self._place]) != self._place:
+            if (rank := wanted[self._task_index]) != self._task_index:
                 self._take_rank(rank)
             shards = read_input(spec, batches, rank, worker.local_dir)
-            if spec.accept is not None and not is_accepted(spec, shards, rank, line):
+            if spec.accept is not None and not is_accepted(spec, shards, rank, channel):
                 remove_spools(shards)
                 return "refused"
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
-            line.set_json(f"spool/{rank}", docs)
+            channel.set_json(f"spool/{rank}", docs)
             worker.shards = shards
         with exits_as_errors():
             kind, data = encode(cloudpickle.loads(spec.program)(worker))
@@ -430,7 +431,7 @@ class Task:
         worker.driver.give(worker.rank, kind, data)
         if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
-            line.barrier("results", spec.world_size, longest=0.5)
+            channel.barrier("results", spec.world_size, longest=0.5)
             remove_spools(worker.shards)
         return "ok"
 
@@ -444,7 +445,7 @@ class Task:
         end = time.monotonic() + CAUSE_S
         with contextlib.suppress(RuntimeError):  # it may be the line that went away
             while time.monotonic() < end:
-                if self._line.count("failed"):  # an error ends the job, so no attempt will follow
+                if self._channel.count("failed"):  # an error ends the job: no attempt follows
                     remove_spools(self.worker.shards)
                     break
                 time.sleep(0.05)
@@ -457,7 +458,7 @@ class Task:
         worker = self.worker
         order, report = worker.driver.failing(), describe(error)
         worker.driver.report({"order": order, "rank": worker.rank, **report})
-        if isinstance(sys.stderr, Log):  # who reads the logs of a cluster finds it there, too
+        if isinstance(sys.stderr, CapturedOutput):  # for readers of the executor's log
             sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")
         worker.clean_up(CLEAN_UP_S)
         remove_spools(worker.shards)
@@ -471,7 +472,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
     A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
     """
-    if isinstance(error, PeerLost | LineLost):
+    if isinstance(error, PeerLost | ConnectionLost):
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
     return _TRANSPORT in text and "enforce fail" not in text

@@ -43,7 +43,7 @@ class Worker:
         Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
-    line : bigdl.runtime.channel.AttemptChannel
+    channel : bigdl.runtime.channel.AttemptChannel
         Keys that all workers of this attempt share; None in processes that no engine runs, which
         are in a process group before the program begins.
     may_leave : bool
@@ -57,7 +57,7 @@ class Worker:
     _: KW_ONLY
     threads: int = 1
     shards: dict[str, Any] = field(default_factory=dict)
-    line: Any = None
+    channel: Any = None
     driver: DriverConnection = field(default_factory=lambda: DriverConnection(), repr=False)
     host: str = "127.0.0.1"
     local_dir: str = ""
@@ -71,13 +71,18 @@ class Worker:
         self._cleaner: threading.Thread | None = None
 
     @property
+    def line(self) -> Any:
+        """The former name of `channel`."""
+        return self.channel
+
+    @property
     def shard(self) -> Any:  # a Shard, where the job has a feed
         """The shard of the only feed, or None."""
         return next(iter(self.shards.values()), None)
 
     def is_leaving(self) -> bool:
         """Return True if a machine of the workers is about to go; asks the driver."""
-        return self.may_leave and self.line.has("leave")
+        return self.may_leave and self.channel.has("leave")
 
     def state(self) -> bytes | None:
         """Return the driver's `state` of the attempt; for rank 0 only."""
@@ -184,27 +189,27 @@ class DriverConnection:
 class ChannelConnection(DriverConnection):
     """A connection by the channel, which sends each thing at once."""
 
-    def __init__(self, line: AttemptChannel):
-        super().__init__(line.get_json("options"))
-        self._line = line
+    def __init__(self, channel: AttemptChannel):
+        super().__init__(channel.get_json("options"))
+        self._channel = channel
 
     def state(self) -> bytes | None:
-        has = self._line.has("state")
-        return self._line.take_bytes("state", delete=False) if has else None
+        has = self._channel.has("state")
+        return self._channel.take_bytes("state", delete=False) if has else None
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:
         check_size("message", data)
-        self._line.push("messages", doc, data)
+        self._channel.push("messages", doc, data)
 
     def give(self, rank: int, kind: str, data: bytes) -> None:
-        self._line.put_bytes(f"result/{rank}", data)
-        self._line.set(f"result/{rank}/kind", kind)
+        self._channel.put_bytes(f"result/{rank}", data)
+        self._channel.set(f"result/{rank}/kind", kind)
 
     def failing(self) -> int:
-        return self._line.count("failed", 1)
+        return self._channel.count("failed", 1)
 
     def report(self, doc: dict[str, Any]) -> None:
-        self._line.push("errors", doc)
+        self._channel.push("errors", doc)
 
 
 def encode(result: object) -> tuple[str, bytes]:
@@ -249,55 +254,57 @@ class HeartbeatThread(threading.Thread):
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
         A connection of its own.
-    place : int
+    task_index : int
         Number of the task.
     worker : Worker
         Its connection to the driver has the progress.
-    log : Log
+    log : CapturedOutput
     """
 
-    def __init__(self, line: AttemptChannel, place: int, worker: Worker, log: Log):
+    def __init__(
+        self, channel: AttemptChannel, task_index: int, worker: Worker, log: CapturedOutput
+    ):
         super().__init__(name="bigdl-watcher", daemon=True)
-        self._line, self._place, self._worker, self._log = line, place, worker, log
+        self._channel, self._task_index, self._worker, self._log = channel, task_index, worker, log
         self._stopping = threading.Event()
         self._flushing = threading.Lock()
 
     def run(self) -> None:
         while not self._stopping.is_set():
             try:
-                if self._line.has("abort", seconds=HEARTBEAT_S):
+                if self._channel.has("abort", seconds=HEARTBEAT_S):
                     self._exit()
                 with self._flushing:
-                    self.flush(self._line)
+                    self.flush(self._channel)
             except Exception:  # a slow or stopped driver answers late; a dead one hangs up
                 self._exit()
 
-    def flush(self, line: AttemptChannel) -> None:
+    def flush(self, channel: AttemptChannel) -> None:
         progress = self._worker.driver.progress
         if progress is not None:
-            line.set_json(f"progress/{self._worker.rank}", progress)
+            channel.set_json(f"progress/{self._worker.rank}", progress)
         while lines := self._log.take():
-            line.push("logs", {"rank": self._worker.rank, "lines": lines})
+            channel.push("logs", {"rank": self._worker.rank, "lines": lines})
 
-    def stop(self, line: AttemptChannel) -> None:
+    def stop(self, channel: AttemptChannel) -> None:
         """End the thread at once, and send what is left by another connection."""
         with self._flushing:
             self._stopping.set()
-            self._line.store.hang_up()  # it waits for a beat to be over
+            self._channel.store.hang_up()  # it waits for a beat to be over
         self.join(timeout=10)
         self._log.end_line()
         with contextlib.suppress(Exception):
-            self.flush(line)
+            self.flush(channel)
 
     def _exit(self) -> None:
         if self._stopping.is_set():
             return
         with contextlib.suppress(Exception):
-            self.flush(self._line)
+            self.flush(self._channel)
         with contextlib.suppress(Exception):
-            self._line.set(f"left/{self._place}", "")
+            self._channel.set(f"left/{self._task_index}", "")
         _end_children()
         os._exit(17)
 
@@ -312,7 +319,7 @@ def _end_children() -> None:
                 child.kill()
 
 
-class Log:
+class CapturedOutput:
     """Stands in for stdout and stderr.
 
     Parameters
@@ -367,11 +374,11 @@ class Log:
 
 
 @contextlib.contextmanager
-def captured(to_driver: bool, drop: bool) -> Iterator[Log]:
+def capture_output(to_driver: bool, drop: bool) -> Iterator[CapturedOutput]:
     """Take what is written meanwhile, for the driver or, with `drop`, for nobody.
 
     The log of an executor gets it in any case; that of local mode is the driver's own output.
     """
-    log = Log(sys.stderr, keep=to_driver, tee=not drop)
+    log = CapturedOutput(sys.stderr, keep=to_driver, tee=not drop)
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield log

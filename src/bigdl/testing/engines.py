@@ -239,7 +239,7 @@ class EngineContract:
 
         def program(worker: Worker) -> None:
             if worker.rank == 1:
-                worker.line.set("abort", "the budget is spent")
+                worker.channel.set("abort", "the budget is spent")
             time.sleep(_WAIT_S)
 
         with pytest.raises(JobStopped, match=r"^The job was stopped: the budget is spent$"):
@@ -252,7 +252,7 @@ class EngineContract:
         def program(worker: Worker) -> list[object]:
             if worker.rank == 1 and not worker.options:
                 os.kill(os.getpid(), signal.SIGKILL)
-            worker.line.barrier("end", worker.world_size)
+            worker.channel.barrier("end", worker.world_size)
             return [worker.rank, worker.shard.spool.path, worker.shard.fingerprint]
 
         with self.engine().open(program, feed, keep_spools=True) as job:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.drawing import Chart, Scale
+from bigdl.common.drawing import AxisScale, Chart
 from bigdl.training.metrics import headline
 
 __all__ = ["FitChart", "PanelChart", "table_of"]
@@ -56,11 +56,11 @@ class PanelChart(Chart):
             draw = self._draw_bars if is_stacked else self._draw_lines
             draw(number * height, title, values)
 
-    def _draw_frame(self, top: float, title: str, values: Sequence[float]) -> Scale:
+    def _draw_frame(self, top: float, title: str, values: Sequence[float]) -> AxisScale:
         """Draw the grid of a panel; return the scale of its values."""
         bottom = top + self._panel - _BOTTOM
         known = [value for value in values if math.isfinite(value)]
-        up = Scale(known or [0.0, 1.0], bottom, top + _TOP)
+        up = AxisScale(known or [0.0, 1.0], bottom, top + _TOP)
         for tick in up.ticks():
             self.line([(_LEFT, up(tick)), (self._right, up(tick))], "#ddd")
             self.text(_short(tick, 3), _LEFT - 6, up(tick) + 4, "end")

@@ -30,7 +30,7 @@ from bigdl.common.timeouts import VOTE_S
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.runtime.jobs import NoRows, WorkersMoved
+from bigdl.runtime.jobs import NoRows, WorkersRelocated
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
 from bigdl.training.checkpoint import (
@@ -356,7 +356,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
             except WorkerLost as error:
                 saved = None if call.run is None else call.run.latest()
                 latest = saved[1] if saved else kept.get("checkpoint", latest)
-                is_moved = isinstance(error, WorkersMoved)
+                is_moved = isinstance(error, WorkersRelocated)
                 reason = "no step is lost" if is_moved else call.policy.allow_retry(error)
                 where = Position() if latest is None else latest.position
                 logger.warning("%s; going on from %s (%s)", error, where, reason)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import LazyModule, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.messages import encode
-from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
+from bigdl.runtime.pool import PoolStage, PoolWorker, TaskError, WorkerManager
 from bigdl.runtime.process import cpu_slots
 from bigdl.tuning.study import propose_again, record_process
 
@@ -171,7 +171,7 @@ class TrialPool:
     ):
         make = functools.partial(_TrialProcess, study, objective)
         self._study, self._count = study, count
-        stage = Stage("the search", make, cpu_slots(count, cores))
+        stage = PoolStage("the search", make, cpu_slots(count, cores))
         self._manager = WorkerManager([stage], TaskError)
         self._idle: queue.SimpleQueue[PoolWorker] = queue.SimpleQueue()
         self._interrupted = threading.Event()

@@ -132,14 +132,14 @@ class LocalWorkers(Host):
     """
 
     def __init__(self, workers: int | None = None):
-        from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
+        from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool
 
         cores = sorted(os.sched_getaffinity(0))
         if workers is not None:
             check_integer("workers", workers, 1)
         self.workers = workers or len(cores)
         slots = [CpuSlot((cores[i % len(cores)],), 1) for i in range(self.workers)]
-        self._pool = WorkerPool([Stage("the pipeline", _caller, slots)])
+        self._pool = WorkerPool([PoolStage("the pipeline", _caller, slots)])
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with scratch_folder("pipeline") as folder:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
 from bigdl.common.private_folders import cache_directory, remove_old
-from bigdl.common.program_state import random_numbers_kept
+from bigdl.common.program_state import preserve_rng_state
 from bigdl.common.timeouts import OLD_CHOICE_S
 from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import Method
@@ -256,7 +256,7 @@ def warn_if_slower(
     key = cache_key("beside the original", method.name, facts)
     choice = load_result(key)
     if choice is None:
-        with random_numbers_kept():  # that the models may draw
+        with preserve_rng_state():  # that the models may draw
             seconds = benchmark({"original": original, method.name: model}, _RACE_S)
         if min(seconds["original"]) < _LEAST_CALL_S:
             return

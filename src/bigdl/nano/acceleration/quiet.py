@@ -5,12 +5,12 @@ import io
 import logging
 import warnings
 
-from bigdl.common.program_state import SharedChange, kept
+from bigdl.common.program_state import SharedChange, preserve_program_state
 from bigdl.training.progress import in_notebook
 
 
 def _silence(stack: contextlib.ExitStack) -> None:
-    stack.enter_context(kept())  # exporters import, and draw random numbers
+    stack.enter_context(preserve_program_state())  # exporters import, and draw random numbers
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))

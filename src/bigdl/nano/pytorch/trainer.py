@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
-from bigdl.common.program_state import start_method_kept
+from bigdl.common.program_state import preserve_start_method
 from bigdl.nano.acceleration.precision import INT8
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
@@ -266,7 +266,7 @@ class Trainer(pl.Trainer):
         self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
-            with start_method_kept():  # Lightning asks for it
+            with preserve_start_method():  # Lightning asks for it
                 super().fit(
                     model,
                     train_dataloaders,
@@ -287,7 +287,7 @@ class Trainer(pl.Trainer):
     ) -> list[Mapping[str, float]]:
         """As Lightning's; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
-        with start_method_kept():
+        with preserve_start_method():
             return super().validate(steps, dataloaders, path, verbose, datamodule, weights_only)
 
     def test(
@@ -301,7 +301,7 @@ class Trainer(pl.Trainer):
     ) -> list[Mapping[str, float]]:
         """As Lightning's; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
-        with start_method_kept():
+        with preserve_start_method():
             return super().test(steps, dataloaders, path, verbose, datamodule, weights_only)
 
     def predict(
@@ -315,7 +315,7 @@ class Trainer(pl.Trainer):
     ) -> _PREDICT_OUTPUT | None:
         """As Lightning's; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
-        with start_method_kept():
+        with preserve_start_method():
             return super().predict(
                 steps, dataloaders, datamodule, return_predictions, path, weights_only
             )

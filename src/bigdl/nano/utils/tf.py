@@ -12,7 +12,7 @@ require("keras", "nano,tf")
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from bigdl.common.stand_ins import actual  # noqa: E402
+from bigdl.common.placeholders import resolve_placeholder  # noqa: E402
 from bigdl.nano.lazy_names import public_names  # noqa: E402
 from bigdl.nano.tf.serialization import compiled_like, is_of_keras  # noqa: E402
 from bigdl.runtime.launch import launch  # noqa: E402
@@ -45,7 +45,7 @@ def patch_attrs(target: Any, source: keras.Model) -> Any:
     >>> list(patch_attrs(SimpleNamespace(), model).labels)
     ['cat', 'dog']
     """
-    source = actual(source)
+    source = resolve_placeholder(source)
     classes = [each for each in type(source).__mro__ if not is_of_keras(each)]
     names = set(vars(source)).union(*map(vars, classes))
     for name in sorted(names - set(dir(keras.Model()))):
@@ -78,7 +78,7 @@ def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
     >>> target.evaluate(keras.ops.zeros((4, 2)), keras.ops.ones((4, 1)), verbose=0)
     1.0
     """
-    return compiled_like(target, actual(source))
+    return compiled_like(target, resolve_placeholder(source))
 
 
 def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:

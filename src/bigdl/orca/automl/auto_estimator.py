@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import private_root
-from bigdl.common.program_state import random_numbers_kept, start_method_kept
+from bigdl.common.program_state import preserve_rng_state, preserve_start_method
 from bigdl.orca.automl.model.data import trial_data
 from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.results import (
@@ -316,7 +316,7 @@ class AutoEstimator:
         trials = n_sampling * space.grid_size
         finalists = strategy.finalists(trials)
         with ExitStack() as stack:
-            stack.enter_context(random_numbers_kept())  # trials may run in this process
+            stack.enter_context(preserve_rng_state())  # trials may run in this process
             require("optuna", "automl")
             stack.enter_context(quieter(logging.ERROR, "optuna"))
             sampler = strategy.sampler(seed, on_ray)
@@ -357,7 +357,7 @@ class AutoEstimator:
             records.plan_finalists(finalists)
             run_waiting(Strategy())
             check_that_one_is_finished(records)
-        with start_method_kept():  # tensorboardX makes a queue
+        with preserve_start_method():  # tensorboardX makes a queue
             write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
 
@@ -428,7 +428,7 @@ class AutoEstimator:
                 allowed=known,
             )
         weights = records.weights_file(trials[0].number).read_bytes()
-        with random_numbers_kept():  # its first weights are drawn, and replaced
+        with preserve_rng_state():  # its first weights are drawn, and replaced
             return self.model_builder.load(records.config_of(trials[0]), weights)
 
     def trials(self) -> pd.DataFrame:

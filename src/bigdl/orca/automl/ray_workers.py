@@ -92,7 +92,7 @@ class TrialWorker:
             config,
             self._rank,
             self._size,
-            line=self._address and self._address.connect(number),
+            channel=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
         )
 
@@ -177,7 +177,7 @@ class TuneTrial(tune.Trainable):
                 self._start(len(self._job.bundles))
             self._number += 1
             if self._channel is not None:
-                self._line = self._channel.line(self._number)
+                self._line = self._channel.attempt(self._number)
             self._together("begin", self._number, reference, self._values)
             self._is_begun = True
         return cast("TrialRun", cast("TrialWorker", self._member).run)

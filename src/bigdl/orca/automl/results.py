@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bigdl.common.drawing import Chart, Scale
+from bigdl.common.drawing import AxisScale, Chart
 from bigdl.common.errors import MissingExtraError
 from bigdl.orca.automl.records import TrialRecords
 
@@ -41,8 +41,8 @@ def draw_history(records: TrialRecords, path: Path) -> None:
         if not line:  # of a search by several metrics
             line.append((trial.user_attrs["result"]["epochs"], records.figures(trial)[0]))
     epochs = sorted({epoch for line in lines for epoch, _ in line})
-    across = Scale(epochs, _LEFT, _WIDTH - _RIGHT)
-    up = Scale([figure for line in lines for _, figure in line], _HEIGHT - _MARGIN, _MARGIN)
+    across = AxisScale(epochs, _LEFT, _WIDTH - _RIGHT)
+    up = AxisScale([figure for line in lines for _, figure in line], _HEIGHT - _MARGIN, _MARGIN)
     chart = Chart(_WIDTH, _HEIGHT)
     _draw_axis(chart, _LEFT, records.goal.first.name, [(f"{v:.3g}", up(v)) for v in up.ticks()])
     for epoch in epochs[:: max(1, len(epochs) // _MOST_TICKS)]:
@@ -93,11 +93,11 @@ def _axis(values: list[Any]) -> tuple[list[float], list[tuple[str, float]]]:
     Names have places in the order of their first use.
     """
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
-        scale = Scale(values, _HEIGHT - _MARGIN, _MARGIN)
+        scale = AxisScale(values, _HEIGHT - _MARGIN, _MARGIN)
         return list(map(scale, values)), [(f"{tick:.3g}", scale(tick)) for tick in scale.ticks()]
     names = list(map(str, values))
     numbers = {name: float(number) for number, name in enumerate(dict.fromkeys(names))}
-    scale = Scale(numbers.values(), _HEIGHT - _MARGIN, _MARGIN)
+    scale = AxisScale(numbers.values(), _HEIGHT - _MARGIN, _MARGIN)
     return [scale(numbers[n]) for n in names], [(n, scale(i)) for n, i in numbers.items()]
 
 

@@ -137,9 +137,9 @@ class ConnectCluster(SparkCluster):
         """The address of this process on the route to the server."""
         if self.host in _LOOPBACK:
             return "127.0.0.1"
-        from bigdl.runtime.channel import own_address
+        from bigdl.runtime.channel import outgoing_address
 
-        return own_address(self.host, 15002)
+        return outgoing_address(self.host, 15002)
 
     @property
     def dynamic_allocation(self) -> bool:

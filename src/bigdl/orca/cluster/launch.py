@@ -38,7 +38,7 @@ from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_ho
 from bigdl.orca.cluster.versions import another_python
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
-from bigdl.runtime.launch import Output
+from bigdl.runtime.launch import OutputForwarder
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -559,7 +559,7 @@ def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool =
     pipes = {}
     for name in ("stdout", "stderr") if log_output else ("stderr",):
         source, pipes[name] = os.pipe()
-        reader = Output(FileIO(source), name, hidden=_START_LINES)
+        reader = OutputForwarder(FileIO(source), name, hidden=_START_LINES)
         cleanup.callback(reader.join, timeout=1)
     try:
         return launch_gateway(conf, dict(pipes))

@@ -25,14 +25,14 @@ from typing import Any
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.common.private_folders import LockedFolder
-from bigdl.common.program_state import kept
+from bigdl.common.program_state import preserve_program_state
 from bigdl.common.telemetry import is_allowed, opt_out_variables
 from bigdl.common.timeouts import RAY_ANSWER_S, RAY_LOOK_S, RAY_SHUTDOWN_S, RAY_START_S
 from bigdl.orca.cluster import connect, supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.runtime.channel import own_address
+from bigdl.runtime.channel import outgoing_address
 from bigdl.runtime.engine import user_import_path
 
 logger = logging.getLogger("bigdl.orca")
@@ -231,7 +231,8 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
         _check_answer(options["address"])
         cleanup.callback(set_variables, set_variables(_usage_stats()))
     try:
-        with kept():  # its handler of SIGTERM, which would end the program, among others
+        # Ray installs a handler of SIGTERM that would end the program, among other changes.
+        with preserve_program_state():
             context = ray.init(
                 **{"namespace": "bigdl", "logging_level": logging.WARNING, **options}
             )
@@ -352,7 +353,7 @@ def shortened(line: str) -> str:
 def _disconnect() -> None:
     import ray
 
-    with kept(), contextlib.suppress(Exception):
+    with preserve_program_state(), contextlib.suppress(Exception):
         ray.shutdown()
 
 
@@ -518,7 +519,7 @@ def start_on_spark(
 def _command(order: Mapping[str, Any]) -> list[str]:
     """The command of a node on this machine, whose address is that on the route to the head."""
     host, _, port = order["head"].rpartition(":")
-    options = {"node-ip-address": own_address(host, int(port)), **order["options"]}
+    options = {"node-ip-address": outgoing_address(host, int(port)), **order["options"]}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
     quiet = [] if is_allowed() else ["--disable-usage-stats"]
     return [sys.executable, "-m", "ray.scripts.scripts", "start", *given, *quiet, "--block"]

@@ -32,7 +32,7 @@ from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes, spark_home
-from bigdl.runtime.channel import own_address
+from bigdl.runtime.channel import outgoing_address
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -479,7 +479,8 @@ def standalone_masters(master: str) -> list[Address]:
 def local_address(towards: Address | None = None) -> str:
     """The address of this machine on the route to a cluster, or else on its default route."""
     try:
-        return own_address(*(towards or ("192.0.2.1", 9)))  # of documentation: the default route
+        # 192.0.2.1 is reserved for documentation: it selects the default route.
+        return outgoing_address(*(towards or ("192.0.2.1", 9)))
     except OSError:
         return "127.0.0.1"
 

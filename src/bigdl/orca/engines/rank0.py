@@ -17,9 +17,16 @@ from collections.abc import Iterator
 from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import RANK0_LEAVE_S
 from bigdl.orca.cluster.spark_calls import reported
-from bigdl.runtime.channel import CHUNK, Address, AttemptChannel, Channel, LineLost, Unreachable
+from bigdl.runtime.channel import (
+    CHUNK,
+    Address,
+    AttemptChannel,
+    Channel,
+    ConnectionLost,
+    Unreachable,
+)
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
-from bigdl.runtime.worker import ChannelConnection, DriverConnection, captured
+from bigdl.runtime.worker import ChannelConnection, DriverConnection, capture_output
 
 Row = tuple[int, str, str, bytes | None]
 
@@ -34,7 +41,7 @@ class RowConnection(DriverConnection):
     def failing(self):
         try:
             return self._line.count("failed", 1)
-        except LineLost:  # rank 0 and its channel are gone
+        except ConnectionLost:  # rank 0 and its channel are gone
             return self._world_size + 1
 
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
@@ -79,7 +86,7 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
     with task_environment(spec), contextlib.ExitStack() as hosted:
         line, address = _meet(spec, context, place, hosted)
         driver = RowConnection(spec, line)
-        with captured(False, spec.drops_output):
+        with capture_output(False, spec.drops_output):
             outcome = Task(spec, place, local_dir, line, address, driver).run(batches)
         _leave(spec, line, place, driver.error)
         hosted.close()
@@ -97,7 +104,7 @@ def _meet(spec, context, place, hosted):
             said = json.dumps([host, channel.address.port])
         host, port = json.loads(context.allGather(said)[0])
         address = Address(host, port, spec.secret, spec.certificate)
-        line = channel.line(0) if channel is not None else address.connect(0)
+        line = channel.attempt(0) if channel is not None else address.connect(0)
         return line, address
     except Unreachable as error:
         failure = UsageError(
@@ -112,7 +119,7 @@ def _meet(spec, context, place, hosted):
 
 def _leave(spec, line, place, error):
     """End together, rank 0 with its channel as the last; after an error wait for nobody long."""
-    with contextlib.suppress(LineLost):  # rank 0 and its channel may be gone
+    with contextlib.suppress(ConnectionLost):  # rank 0 and its channel may be gone
         line.set(f"left/{place}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]
         end = time.monotonic() + RANK0_LEAVE_S

@@ -42,7 +42,7 @@ from bigdl.runtime.jobs import (
     DriverUnreachable,
     Job,
     NoRows,
-    WorkersMoved,
+    WorkersRelocated,
     await_survivors,
     request_stop,
     unfinished,
@@ -133,7 +133,7 @@ class SparkEngine(Engine):
         return self.cluster.is_local
 
     @property
-    def places_tasks(self) -> bool:
+    def cluster_places_tasks(self) -> bool:
         # a gang's first workers read while the others wait for executors
         return not (self.cluster.is_local or self.cluster.dynamic_allocation)
 
@@ -331,7 +331,7 @@ class SparkJob(Job):
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "leaving" in outcomes:
-            raise WorkersMoved("The workers have ended before an executor goes")
+            raise WorkersRelocated("The workers have ended before an executor goes")
         if "nospool" in outcomes:
             return self._read_again()
         if "refused" in outcomes:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any, TypeVar
 
-MANY = 8
+HALVING_MIN_WORLD_SIZE = 8
 """From so many workers on; with fewer a ring has hardly more rounds."""
 
 _TAG = 7  # of messages; not that of the others between two ranks

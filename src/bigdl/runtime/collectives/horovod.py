@@ -87,14 +87,16 @@ class HorovodSync(GradientSync):
         hvd = require_horovod()
         if hvd.is_initialized():  # left by a task that was killed inside a reused process
             hvd.shutdown()
-        line = self._worker.line
-        slots = slots_of(line.all_gather("horovod", self.rank, self._worker.host, self.world_size))
+        channel = self._worker.channel
+        slots = slots_of(
+            channel.all_gather("horovod", self.rank, self._worker.host, self.world_size)
+        )
         with contextlib.ExitStack() as stack:
             if self.rank == 0:
                 port = stack.enter_context(_rendezvous(self._worker.host, slots))
-                line.set_json("horovod/address", [self._worker.host, port])
-            line.barrier("horovod address", self.world_size)
-            address = line.get_json("horovod/address")
+                channel.set_json("horovod/address", [self._worker.host, port])
+            channel.barrier("horovod address", self.world_size)
+            address = channel.get_json("horovod/address")
             stack.enter_context(self._environment(slots[self.rank], address))
             try:
                 hvd.init()
@@ -102,7 +104,7 @@ class HorovodSync(GradientSync):
                 raise PeerLost(f"Horovod's workers did not find each other: {error}") from error
             self._library = hvd
             self._worker.at_exit(self.stop)
-            line.barrier("horovod joined", self.world_size)  # the server is needed until then
+            channel.barrier("horovod joined", self.world_size)  # the server is needed until then
 
     def _environment(self, slot: Slot, address: tuple[str, int]) -> EnvContext:
         host, port = address

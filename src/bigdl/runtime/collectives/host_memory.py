@@ -23,7 +23,13 @@ import numpy as np
 
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
-from bigdl.runtime.collectives.halving import MANY, HalvingDoubling, cut, factors, tree_sum
+from bigdl.runtime.collectives.halving import (
+    HALVING_MIN_WORLD_SIZE,
+    HalvingDoubling,
+    cut,
+    factors,
+    tree_sum,
+)
 from bigdl.runtime.engine import PeerLost
 
 if TYPE_CHECKING:
@@ -82,7 +88,7 @@ def mapped(process: int, fd: int) -> np.ndarray:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
 
-def neighbours_of(sync: GradientSync) -> dict[int, int]:
+def local_peers(sync: GradientSync) -> dict[int, int]:
     """The other ranks that can be read here and can read what is here; a collective.
 
     Parameters
@@ -149,7 +155,7 @@ class HostExchange:
     Parameters
     ----------
     neighbours : dict of int to int
-        See :func:`neighbours_of`.
+        See :func:`local_peers`.
 
     Notes
     -----
@@ -234,7 +240,7 @@ class SharedBuffer(SumBuffer):
     sync : GradientSync
         By ``torch.distributed``.
     neighbours : dict of int to int
-        See :func:`neighbours_of`.
+        See :func:`local_peers`.
     size : int
     dtype : torch.dtype
         float32 or float64.
@@ -340,7 +346,7 @@ class HostBuffer(SharedBuffer):
 
     def _add_up(self, start: int, stop: int) -> None:
         """Put the sum of a part where the own numbers were."""
-        if self._world >= MANY:
+        if self._world >= HALVING_MIN_WORLD_SIZE:
             self._add_up_tree(start, stop)
             return
         # as in gloo's ring the own numbers come last
@@ -432,7 +438,7 @@ def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
     Parameters
     ----------
     sync, neighbours
-        See :func:`neighbours_of`.
+        See :func:`local_peers`.
 
     Returns
     -------

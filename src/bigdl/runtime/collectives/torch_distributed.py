@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 from bigdl.runtime.collectives.buckets import SumBuffer
-from bigdl.runtime.collectives.halving import MANY, HalvingDoubling
+from bigdl.runtime.collectives.halving import HALVING_MIN_WORLD_SIZE, HalvingDoubling
 from bigdl.runtime.collectives.host_memory import (
     BlockBuffer,
     HostBuffer,
     block_of,
-    neighbours_of,
+    local_peers,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class TorchDistributedSync(GradientSync):
     def _join(self) -> None:
         import torch.distributed as dist
 
-        if self._worker.line is None:  # they are in a process group already
+        if self._worker.channel is None:  # they are in a process group already
             self._library = dist
             self._meet_neighbours()
             return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
-        self._worker.line.barrier("group", self.world_size)
+        self._worker.channel.barrier("group", self.world_size)
         store = self._meeting_place()
         with _meeting(self._worker.host), as_peer_lost():
             dist.init_process_group(
@@ -80,21 +80,21 @@ class TorchDistributedSync(GradientSync):
             )
         # Wait for all: a worker that ends early would close sockets to which its peers are still
         # connecting.
-        self._worker.line.barrier("grouped", self.world_size)
+        self._worker.channel.barrier("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
         self._meet_neighbours()
 
     def _meet_neighbours(self) -> None:
-        self.neighbours = neighbours_of(self)
-        if self.world_size >= MANY:
+        self.neighbours = local_peers(self)
+        if self.world_size >= HALVING_MIN_WORLD_SIZE:
             self.block_size = block_of(self, self.neighbours)
 
     def _meeting_place(self) -> GroupStore:
         """The store of the group; with tunnels this process uses the loopback interface only."""
         worker = self._worker
         if worker.certificate is None:
-            return cast("GroupStore", worker.line.group_store())
+            return cast("GroupStore", worker.channel.group_store())
         from bigdl.runtime.collectives.tunnel import LOOPBACK, Tunnels
 
         tunnels = Tunnels(worker.certificate, worker.host)
@@ -102,7 +102,7 @@ class TorchDistributedSync(GradientSync):
         inside = EnvContext({"GLOO_SOCKET_IFNAME": str(interface_of(LOOPBACK))})
         inside.__enter__()  # also for groups that the program makes
         worker.at_exit(lambda: inside.__exit__(None, None, None))
-        return cast("GroupStore", worker.line.group_store(tunnels, self.rank))
+        return cast("GroupStore", worker.channel.group_store(tunnels, self.rank))
 
     def _leave(self, library: Any) -> None:
         self._gpus = None
@@ -139,7 +139,7 @@ class TorchDistributedSync(GradientSync):
 
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
-        if self.world_size >= MANY and operation == "sum" and is_dense:
+        if self.world_size >= HALVING_MIN_WORLD_SIZE and operation == "sum" and is_dense:
             return self._halving().start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None

@@ -30,7 +30,7 @@ from bigdl.common.memory import available_memory
 from bigdl.common.private_folders import VARIABLE as SCRATCH
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, SearchOptions, Trial, try_method
-from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
+from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool
 
 _ENDING_PROCESS = ("crashed", "out of memory", "timed out")
 """Statuses after which the process is gone, or had better go."""
@@ -123,7 +123,7 @@ class TrialRunner:
     def _open(self, make: Callable) -> WorkerPool:
         slot = CpuSlot(tuple(usable_cores()), self._bench.library_threads)
         made = partial(make, self._directory, self._options)
-        return WorkerPool([Stage("optimize", made, [slot])])
+        return WorkerPool([PoolStage("optimize", made, [slot])])
 
     def _attempt(self, name: str, directory: Path, time_limit: float | None) -> Trial:
         """Return a trial; where it ended the process, there is another before the next one."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from bigdl.common.errors import UsageError, refusing
-from bigdl.common.stand_ins import actual
+from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
 from bigdl.nano.acceleration.agreement import build_and_check
@@ -148,7 +148,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         strict: bool = True,
     ) -> Model:
         """Return the model that a method makes: checked, built, compared, and raced."""
-        model = actual(model)
+        model = resolve_placeholder(model)
         cls._check_model(model, method)
         method.require()
         check_applicable(method, choice, options, accuracy, data, always=cls._always)

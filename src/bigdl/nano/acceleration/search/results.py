@@ -30,7 +30,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bigdl.common.checks import check_number
-from bigdl.common.drawing import Chart, Scale
+from bigdl.common.drawing import AxisScale, Chart
 from bigdl.common.errors import UsageError, refusing, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.median_interval import MedianInterval
@@ -331,8 +331,8 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, Precision
 
 def _by_accuracy(trials, precisions: Mapping[str, Precision]) -> Chart:
     left, right, bottom = 90, _WIDTH - 200, _HEIGHT - _MARGIN
-    across = Scale(_bounds(trials), left, right, log=True)
-    up = Scale([trial.accuracy for trial in trials], bottom, _MARGIN)
+    across = AxisScale(_bounds(trials), left, right, log=True)
+    up = AxisScale([trial.accuracy for trial in trials], bottom, _MARGIN)
     chart = _with_latencies(across, left, right, bottom)
     chart.text("accuracy", left, _MARGIN - 20, "end")
     for value in up.ticks():
@@ -349,7 +349,7 @@ def _by_accuracy(trials, precisions: Mapping[str, Precision]) -> Chart:
 
 def _in_rows(trials, precisions: Mapping[str, Precision]) -> Chart:
     left, right, bottom = 250, _WIDTH - 80, _MARGIN + _ROW * len(trials)
-    across = Scale([0.0, *_bounds(trials)], left, right)
+    across = AxisScale([0.0, *_bounds(trials)], left, right)
     chart = _with_latencies(across, left, right, bottom)
     for number, trial in enumerate(trials):
         x, y = across(trial.latency), _MARGIN + _ROW * (number + 0.5)
@@ -362,7 +362,7 @@ def _in_rows(trials, precisions: Mapping[str, Precision]) -> Chart:
     return chart
 
 
-def _with_latencies(across: Scale, left: float, right: float, bottom: float) -> Chart:
+def _with_latencies(across: AxisScale, left: float, right: float, bottom: float) -> Chart:
     """Return a chart with latencies along its lower side."""
     chart = Chart(_WIDTH, bottom + _MARGIN)
     for value in across.ticks():
@@ -384,7 +384,7 @@ def _spread_of(trial) -> tuple[float, float]:
     )
 
 
-def _ends(trial, across: Scale, y: float) -> list[tuple[float, float]]:
+def _ends(trial, across: AxisScale, y: float) -> list[tuple[float, float]]:
     """Return the ends of a line for the spread of a latency."""
     return [(across(value), y) for value in _spread_of(trial)]
 

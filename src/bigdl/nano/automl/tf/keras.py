@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError
-from bigdl.common.stand_ins import StandIn
+from bigdl.common.placeholders import ModelPlaceholder
 from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
 from bigdl.nano.searchable import AutoObject, spaces_in, with_config
 from bigdl.nano.searching import Searcher, split_arguments
@@ -18,7 +18,7 @@ from bigdl.tuning.spaces import Lazy, holds_lazy
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 
 
-class _ModelStandIn(StandIn):
+class _ModelStandIn(ModelPlaceholder):
     """An object of the class of the model that it stands for, once that is made."""
 
     _model: Any = None
@@ -162,7 +162,7 @@ class Searchable(_ModelStandIn, Searcher):
         UsageError
             If there are spaces and nothing was searched.
         """
-        model = self._actual()
+        model = self._resolve()
         bound = inspect.signature(type(model).fit).bind_partial(model, *args, **kwargs)
         arguments = bound.arguments
         arguments.pop("self")
@@ -226,7 +226,7 @@ class Searchable(_ModelStandIn, Searcher):
                 "end_search or fit first",
                 code="model-unbuilt",
             )
-        return getattr(self._actual(), name)
+        return getattr(self._resolve(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_own = name.startswith("_") or self._model is None or hasattr(type(self), name)
@@ -242,9 +242,9 @@ class Searchable(_ModelStandIn, Searcher):
         return self._model.__reduce_ex__(protocol)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._actual()(*args, **kwargs)
+        return self._resolve()(*args, **kwargs)
 
-    def _actual(self) -> Any:
+    def _resolve(self) -> Any:
         if self._model is not None:
             return self._model
         if self.study is not None:

@@ -23,7 +23,7 @@ import torch
 
 from bigdl.common.errors import LazyModule, UsageError, first_line, refusing, require
 from bigdl.common.private_folders import scratch_folder
-from bigdl.common.program_state import kept
+from bigdl.common.program_state import preserve_program_state
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
@@ -313,7 +313,11 @@ def _traced(source: TorchSource):
 
     sample = tuple(source.sample_tensors)
     # OpenVINO leaves the level of the root logger changed where it cannot convert.
-    with source.flat_module() as module, kept(), warnings.catch_warnings(record=True) as seen:
+    with (
+        source.flat_module() as module,
+        preserve_program_state(),
+        warnings.catch_warnings(record=True) as seen,
+    ):
         warnings.simplefilter("always")
         # Checking a trace takes two more traces; shared weights would change with the model's.
         decoder = TorchScriptPythonDecoder(

@@ -30,7 +30,7 @@ from bigdl.nano.pytorch.inference.accelerated import (
 )
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.runtime.messages import encode
-from bigdl.runtime.pool import Stage, TaskError, WorkerPool
+from bigdl.runtime.pool import PoolStage, TaskError, WorkerPool
 from bigdl.runtime.process import CpuSlot, cpu_slots
 
 __all__ = ["ForwardError", "Pipeline", "StageError", "ready_in_worker", "to_multi_instance"]
@@ -108,7 +108,7 @@ class Pipeline(WorkerPool):
             )
         slots = _slots([options for _, _, options in checked])
         made = [
-            Stage(name, self._maker(stage, each), each)
+            PoolStage(name, self._maker(stage, each), each)
             for (name, stage, _), each in zip(checked, slots, strict=True)
         ]
         super().__init__(made, StageError)
@@ -240,7 +240,7 @@ class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
         self._pool: WorkerPool | None = None
         if len(slots) > 1:
             make = ready_in_worker(model, min(slot.threads for slot in slots), self)
-            stage = Stage("the model", partial(_called, make), slots)
+            stage = PoolStage("the model", partial(_called, make), slots)
             self._pool = WorkerPool([stage], ForwardError)
 
     def forward(self, inputs: Iterable[Any]) -> list[Any]:

@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import LazyModule, UsageError, one_line, refusing, require
+from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.private_folders import scratch_folder
-from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, check_threads
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.quiet import quiet
@@ -295,7 +295,7 @@ def save_model(model: keras.Model, path: str | os.PathLike) -> None:
     UsageError
         If the model is none, or the directory cannot be written.
     """
-    model = actual(model)
+    model = resolve_placeholder(model)
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"A Keras model was to be saved, but got a {type(model).__name__}", code="model-type"
@@ -342,7 +342,7 @@ def load_model(
     UsageError
         If the directory or a file of it is missing, or it holds something else.
     """
-    model = actual(model)
+    model = resolve_placeholder(model)
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
     with open_saved_model(path, check_threads(thread_num), trust) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:

@@ -14,7 +14,7 @@ import keras
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
-from bigdl.common.stand_ins import actual
+from bigdl.common.placeholders import resolve_placeholder
 from bigdl.nano.acceleration.accuracy import AccuracyOptions, score_function
 from bigdl.nano.acceleration.agreement import build_and_check
 from bigdl.nano.acceleration.autotune import warn_if_slower
@@ -518,7 +518,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         UsageError
             If an argument makes no sense, or the original does not run on the data or the metric.
         """
-        model = actual(model)
+        model = resolve_placeholder(model)
         self._check_model(model)
         options = SearchOptions(
             direction=direction,

@@ -22,8 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.errors import UsageError, refusing
+from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.private_folders import scratch_directory
-from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.serialization import (
     PackedModel,
@@ -478,7 +478,7 @@ def _in_bf16(value: Any) -> object:
 def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> object:
     from bigdl.nano.pytorch.training.processes import run_processes
 
-    args = tuple(map(actual, args))
+    args = tuple(map(resolve_placeholder, args))
     models = [each for each in args if isinstance(each, keras.Model)]
     if len(models) != 1:
         raise UsageError(

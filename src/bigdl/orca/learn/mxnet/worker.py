@@ -78,7 +78,7 @@ def _store_shard(
     All workers make as many, whose sizes differ by one row at most.
     """
     shard = worker.shards[name]
-    rows = worker.line.all_gather(f"mxnet {name}", worker.rank, shard.rows, worker.world_size)
+    rows = worker.channel.all_gather(f"mxnet {name}", worker.rank, shard.rows, worker.world_size)
     if min(rows) == 0:
         raise UsageError(
             f"Worker {rows.index(0)} has no rows; ask for fewer workers", code="data-empty"
@@ -101,7 +101,7 @@ def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subp
     size = worker.world_size
     with socket.create_server((worker.host, 0)) as free:
         address = free.getsockname()[:2]
-    host, port = worker.line.all_gather("mxnet", worker.rank, address, size)[0]
+    host, port = worker.channel.all_gather("mxnet", worker.rank, address, size)[0]
     environment = {
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(worker.threads)),

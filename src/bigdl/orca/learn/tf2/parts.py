@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.common.stand_ins import actual
+from bigdl.common.placeholders import resolve_placeholder
 from bigdl.runtime.keras_objects import KerasArchive
 from bigdl.training.embedding_tables.keras_model import ModelTables, optimizers_cut
 from bigdl.training.embedding_tables.placement import NO_ROWS, current_placement, table_placement
@@ -85,7 +85,7 @@ class KerasParts:
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
         """Return the same with a copy of a model instead of a creator."""
-        model = actual(model)
+        model = resolve_placeholder(model)
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"model must be a keras.Model, got {type(model).__module__}."
@@ -119,7 +119,7 @@ class KerasParts:
                 model = self.archive.made()
         else:
             creator = cast("Callable", self.creator)
-            model = actual(creator(self.config))
+            model = resolve_placeholder(creator(self.config))
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"The model creator must return a keras.Model, it returned {type(model).__name__}",

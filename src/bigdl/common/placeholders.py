@@ -7,14 +7,14 @@ import abc
 from typing import Any
 
 
-class StandIn(abc.ABC):
+class ModelPlaceholder(abc.ABC):
     """Stands for another object."""
 
     @abc.abstractmethod
-    def _actual(self) -> Any:
+    def _resolve(self) -> Any:
         """The other object; made now if it was not."""
 
 
-def actual(value: Any) -> Any:
+def resolve_placeholder(value: Any) -> Any:
     """Return the object that a stand-in stands for, or `value` itself."""
-    return value._actual() if isinstance(value, StandIn) else value
+    return value._resolve() if isinstance(value, ModelPlaceholder) else value
