@@ -148,7 +148,7 @@ def test_tokens_are_not_shown():
 # codes ------------------------------------------------------------------------------------------
 
 _ROOT = Path(__file__).parents[2]
-_RAISED = {"UsageError", "SourceError", "refusing"}
+_RAISED = {"UsageError", "SourceError", "as_usage_error"}
 
 
 def _codes_in_source():

@@ -121,7 +121,7 @@ def test_a_host_with_few_connections_loses_none_to_one_with_many(channel):
 
 
 def test_a_worker_that_is_sent_away_tries_again_and_gives_up_in_one_sentence(monkeypatch):
-    monkeypatch.setattr("bigdl.runtime.channel.PROOF_S", 0.5)
+    monkeypatch.setattr("bigdl.runtime.channel.HANDSHAKE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         visits = []
 

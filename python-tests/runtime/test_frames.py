@@ -258,7 +258,7 @@ def test_a_request_that_is_none_closes_its_connection(channel, closed, head):
 
 
 def test_a_connection_that_says_nothing_is_closed(channel, closed, monkeypatch):
-    monkeypatch.setattr("bigdl.runtime.key_value_store.PROOF_S", 0.2)
+    monkeypatch.setattr("bigdl.runtime.key_value_store.HANDSHAKE_S", 0.2)
     connection = socket.create_connection(("127.0.0.1", channel.address.port))
     received(connection, GREETING_SIZE)
     assert is_closed(connection)

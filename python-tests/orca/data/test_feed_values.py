@@ -16,7 +16,7 @@ from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.batches import WindowedOrder
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import SpoolWriter, describe_difference
-from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
+from bigdl.runtime.shards.values import columns_of, grouped, structured_columns
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
@@ -53,7 +53,7 @@ def test_several_features_keys_and_targets():
 
 def test_the_order_of_many_columns_is_theirs():
     names = [f"x[{i}]" for i in range(12)] + ["y[0]", "other"]
-    assert named_by_shard(names[::-1]) == (names[:12], ["y[0]"])
+    assert structured_columns(names[::-1]) == (names[:12], ["y[0]"])
 
 
 def test_columns_of_a_frame():

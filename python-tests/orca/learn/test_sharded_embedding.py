@@ -647,7 +647,7 @@ def test_fields_have_ids_of_their_own():
     keys = keys_of_ids(table.with_fields(ids))
     assert len(keys.unique()) == 6
     rows, saved = table.rows, []
-    rows.places([(torch.stack([keys.flatten(), torch.ones(6).long()], 1).flatten(), True)])
+    rows.row_indices([(torch.stack([keys.flatten(), torch.ones(6).long()], 1).flatten(), True)])
     for field in range(3):
         found = table.to_arrow("id", "row", field)
         assert found["id"].to_pylist() == sorted(set(ids[:, field].tolist()))

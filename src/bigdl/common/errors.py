@@ -28,18 +28,18 @@ __all__ = [
     "LazyModule",
     "MissingExtraError",
     "UsageError",
-    "UsersFrames",
+    "UserFramesOnly",
     "WorkerError",
     "WorkerLost",
+    "as_usage_error",
     "check_installed",
     "first_line",
     "one_line",
-    "outcome_of",
-    "refusing",
+    "raise_first_usage_error",
     "require",
     "short_traceback",
     "type_name",
-    "without_errors",
+    "value_or_usage_error",
     "without_passwords",
 ]
 
@@ -310,7 +310,7 @@ def short_traceback(text: str) -> str:
     return "\n".join([_TRACEBACK, *shown, *lines])
 
 
-class UsersFrames:
+class UserFramesOnly:
     """A block whose exceptions leave it without the frames that led to the user's code.
 
     Their tracebacks begin with the first frame that is not of this product, the standard library
@@ -360,7 +360,7 @@ def _shortened(text: str) -> str:
 
 
 @contextlib.contextmanager
-def refusing(
+def as_usage_error(
     sentence: str,
     advice: str = "",
     *,
@@ -391,7 +391,7 @@ def refusing(
         raise UsageError(f"{sentence}: {text(error)}{advice}", code=code, **facts) from error
 
 
-def outcome_of(function: Callable[..., Any], *arguments: Any) -> Any:
+def value_or_usage_error(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function returns, or the error of the user, whose words Spark would bury."""
     try:
         return function(*arguments)
@@ -399,8 +399,8 @@ def outcome_of(function: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
-def without_errors(outcomes: Iterable[Any]) -> list[Any]:
-    """Return what :func:`outcome_of` gave, in its order; the first error among it is raised."""
+def raise_first_usage_error(outcomes: Iterable[Any]) -> list[Any]:
+    """Return the values of :func:`value_or_usage_error`, or raise the first error among them."""
     outcomes = list(outcomes)
     for outcome in outcomes:
         if isinstance(outcome, UsageError):

@@ -13,7 +13,9 @@ limits of its own (:mod:`bigdl.orca.cluster.supervisor`).
 DRIVER_LOOK_S = 0.05  # between two looks of the driver at the calls of its workers
 HEARTBEAT_S = 0.5  # between two heartbeats of a worker, which carry its progress and its lines
 PARENT_LOOK_S = 0.2  # between two looks of a worker at its parent, which may be gone
-LINE_SHARE_S = 1.0  # after which one who waits lets other threads of the worker use the connection
+CONNECTION_TURN_S = (
+    1.0  # after which one who waits lets other threads of the worker use the connection
+)
 CAUSE_S = 1.0  # that a worker whose peer went away waits for the cause, which another worker knows
 # That the clean-up after an error, such as the end of a process group, may hold it up.
 CLEAN_UP_S = 1.0
@@ -24,8 +26,8 @@ WORKERS_END_S = 5.0  # that workers get to end when they are told to
 VOTE_S = 1.0  # between two votes of a fit on leaving a machine that goes
 
 WORKER_CONNECT_S = 5.0  # in which a worker must be able to open a connection to the driver
-PROOF_S = 10.0  # in which a connection must prove itself; one that does not takes a place
-QUESTION_S = 60.0  # that a question to the driver's store may wait for its answer
+HANDSHAKE_S = 10.0  # in which a connection must prove itself; one that does not takes a place
+STORE_REQUEST_S = 60.0  # that a question to the driver's store may wait for its answer
 GREETING_S = 120.0  # in which the driver greets a worker: one that is busy greets late
 TUNNEL_OPEN_S = 60.0  # in which an encrypted tunnel between two workers must be open
 # That a collective may take: a worker may compile, read or evaluate longer than the others.
@@ -49,9 +51,11 @@ STUDY_LOCK_S = 120.0  # that a process waits while others write to the same SQLi
 
 # That the other workers get to end by themselves after an error, where rank 0 has the store.
 RANK0_LEAVE_S = 1.0
-GANG_NOTICE_S = 1.0  # in which the workers of a gang notice by themselves that one is gone
+DYNAMIC_WORKERS_NOTICE_S = (
+    1.0  # in which the workers of a gang notice by themselves that one is gone
+)
 DEPARTURES_LOOK_S = 1.0  # between two questions about executors that go
-GANG_SAY_S = 10.0  # after which it is said that workers are waited for
+DYNAMIC_WORKERS_LOG_S = 10.0  # after which it is said that workers are waited for
 INTERRUPT_LOOK_S = 0.1  # in which Ctrl-C is seen while Ray works
 ACTOR_PLACE_S = 60.0  # that an actor which was just made is waited for, on a busy machine too
 ACTOR_START_S = 120.0  # in which the process of an actor must be up
@@ -103,7 +107,9 @@ WRITER_LOCK_S = 3600.0  # after which the lock of a writer to Redis that died is
 
 # -- servers of models and recommenders -----------------------------------------------------------
 
-SIGN_S = 1.0  # between two signs of life of a serving worker, and between two looks for them
+SERVING_HEARTBEAT_S = (
+    1.0  # between two signs of life of a serving worker, and between two looks for them
+)
 WORKER_PAUSE_S = 1.0  # before another serving worker for one that did not live longer
 SIBLING_ANSWER_S = 2.0  # that another serving worker has to answer
 REPLICA_AWAY_S = 0.5  # for which a replica of a shard that failed is asked last
@@ -143,7 +149,7 @@ ORDERS: tuple[tuple[float, ...], ...] = (
     # What holds up an error ends before the workers are ended.
     (CLEAN_UP_S, WORKERS_END_S),
     # A connection opens, proves itself, is answered and greeted, before a collective gives up.
-    (WORKER_CONNECT_S, PROOF_S, QUESTION_S, GREETING_S, COLLECTIVE_S),
+    (WORKER_CONNECT_S, HANDSHAKE_S, STORE_REQUEST_S, GREETING_S, COLLECTIVE_S),
     # All workers have joined before one that waits for them gives up.
     (WORKERS_JOIN_S, COLLECTIVE_S),
     # A process sees that its parent is gone before it is killed.
@@ -167,7 +173,7 @@ ORDERS: tuple[tuple[float, ...], ...] = (
     # A broker is called several times before it is given up.
     (BROKER_PAUSE_S, BROKER_CALL_S, SINK_CALL_S, BROKER_S),
     # Several signs of life are missed before a worker is replaced.
-    (SIGN_S, SILENCE_S),
+    (SERVING_HEARTBEAT_S, SILENCE_S),
     # A connection outlives its slowest request.
     (LATE_S, HEAD_S, LOST_S, IDLE_S),
     # Ports are closed before the process ends, and the process before it is killed.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.timeouts import GREETING_S, LINE_SHARE_S, PROOF_S, WORKER_CONNECT_S
+from bigdl.common.timeouts import CONNECTION_TURN_S, GREETING_S, HANDSHAKE_S, WORKER_CONNECT_S
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.key_value_store import (
@@ -169,7 +169,7 @@ class Connection:
 
     def _open(self) -> None:
         """Connect; again where the other end has too many connections to wait for this one."""
-        end = time.monotonic() + PROOF_S
+        end = time.monotonic() + HANDSHAKE_S
         while True:
             try:
                 return self._connect()
@@ -177,7 +177,7 @@ class Connection:
                 if time.monotonic() > end:
                     raise Unreachable(
                         f"{self.address.host}:{self.address.port} (it closed every connection "
-                        f"for {PROOF_S:g} s; others that are not of this run may open too many)"
+                        f"for {HANDSHAKE_S:g} s; others that are not of this run may open too many)"
                     ) from error
                 time.sleep(random.uniform(0.02, 0.2))
 
@@ -264,8 +264,8 @@ def _waits(seconds: float | None) -> Iterator[float]:
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
-        yield max(0.0, min(left, LINE_SHARE_S))
-        if left <= LINE_SHARE_S:
+        yield max(0.0, min(left, CONNECTION_TURN_S))
+        if left <= CONNECTION_TURN_S:
             return
 
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
-from bigdl.common.timeouts import PROOF_S, QUESTION_S
+from bigdl.common.timeouts import HANDSHAKE_S, STORE_REQUEST_S
 from bigdl.runtime.certificate import Certificate
 
 logger = logging.getLogger("bigdl.orca")
@@ -400,7 +400,9 @@ class KeyValueServer:
         except OSError as error:  # a process that is killed leaves like this
             if not is_proved:
                 late = isinstance(error, TimeoutError)
-                reason = f"it did not prove itself within {PROOF_S:g} s" if late else "it went away"
+                reason = (
+                    f"it did not prove itself within {HANDSHAKE_S:g} s" if late else "it went away"
+                )
                 self._tell(writer, reason)
         except AuthenticationFailed as error:
             self._tell(writer, str(error))
@@ -420,7 +422,7 @@ class KeyValueServer:
             self._displace()
         self._strangers[writer] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
-            async with asyncio.timeout(PROOF_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
                 hands = Handshake(self._secret)
@@ -514,7 +516,7 @@ class KeyValueServer:
             return True
         try:
             if seconds:
-                async with asyncio.timeout(min(seconds, QUESTION_S)):
+                async with asyncio.timeout(min(seconds, STORE_REQUEST_S)):
                     await there.wait()
             return there.is_set()
         except TimeoutError:

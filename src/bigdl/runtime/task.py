@@ -428,7 +428,7 @@ class Task:
         with exits_as_errors():
             kind, data = encode(cloudpickle.loads(spec.program)(worker))
         worker.clean_up()
-        worker.driver.give(worker.rank, kind, data)
+        worker.driver.send_result(worker.rank, kind, data)
         if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
             channel.barrier("results", spec.world_size, longest=0.5)
@@ -456,7 +456,7 @@ class Task:
         Cleaning up may end the process: that of gloo does, at times, with a collective under way.
         """
         worker = self.worker
-        order, report = worker.driver.failing(), describe(error)
+        order, report = worker.driver.report_failing(), describe(error)
         worker.driver.report({"order": order, "rank": worker.rank, **report})
         if isinstance(sys.stderr, CapturedOutput):  # for readers of the executor's log
             sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")

@@ -169,11 +169,11 @@ class DriverConnection:
         self.messages.pop(doc["topic"], None)
         self.messages[doc["topic"]] = doc, data
 
-    def give(self, rank: int, kind: str, data: bytes) -> None:
+    def send_result(self, rank: int, kind: str, data: bytes) -> None:
         """Take the result of the program."""
         self.result = kind, data
 
-    def failing(self) -> int:
+    def report_failing(self) -> int:
         """Say that this worker fails; returns how many have failed by now, this one included.
 
         It is said before anything is cleaned up. Cleaning up breaks the collectives of the other
@@ -201,11 +201,11 @@ class ChannelConnection(DriverConnection):
         check_size("message", data)
         self._channel.push("messages", doc, data)
 
-    def give(self, rank: int, kind: str, data: bytes) -> None:
+    def send_result(self, rank: int, kind: str, data: bytes) -> None:
         self._channel.put_bytes(f"result/{rank}", data)
         self._channel.set(f"result/{rank}/kind", kind)
 
-    def failing(self) -> int:
+    def report_failing(self) -> int:
         return self._channel.count("failed", 1)
 
     def report(self, doc: dict[str, Any]) -> None:

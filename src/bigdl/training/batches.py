@@ -27,7 +27,7 @@ from bigdl.runtime.shards.batches import BatchPlan, WindowedOrder, permutation
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
-from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
+from bigdl.runtime.shards.values import columns_of, grouped, structured_columns
 from bigdl.training.position import RunSettings
 from bigdl.training.remaining_rows import LARGEST, as_ids, find_rows, row_ids, share_samples
 from bigdl.training.state import isolated_rng, mixed_seed
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.training.slices import SavedSlices
 
-    Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
+    Places = dict[str | None, tuple[int, int | None]]  # see Shard.locate
     _Item = tuple[tuple[int, int], tuple[int, ...], list[Any]]  # see _BatchMaker
 
 
@@ -380,7 +380,7 @@ class TensorShard(BatchSource):
         if not self.rows:
             return
         if feature_cols is None:
-            feature_cols, label_cols = named_by_shard(shard.names)
+            feature_cols, label_cols = structured_columns(shard.names)
             if not label_cols:
                 raise UsageError(
                     'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
@@ -388,8 +388,8 @@ class TensorShard(BatchSource):
                     code="data-structure",
                 )
         label_cols = cast("Sequence[str]", label_cols)  # None only with the features
-        self._features = [shard.places(name) for name in feature_cols]
-        self._labels = [shard.places(name) for name in label_cols]
+        self._features = [shard.locate(name) for name in feature_cols]
+        self._labels = [shard.locate(name) for name in label_cols]
         for places in (*self._features, *self._labels):
             for i, _ in places.values():
                 if i not in self._tensors:

@@ -191,7 +191,7 @@ def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def quieter(level: int, *names: str) -> Iterator[None]:
+def raise_log_level(level: int, *names: str) -> Iterator[None]:
     """Let loggers say nothing below a level for a while."""
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger, usual in before.items():

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bigdl.common.checks import check_choice, check_integer
-from bigdl.common.errors import UsageError, outcome_of, without_errors
+from bigdl.common.errors import UsageError, raise_first_usage_error, value_or_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.friesian.ops import column_types
 from bigdl.friesian.ops.batches import (
@@ -73,7 +73,9 @@ class Host(AbstractContextManager):
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The results in the order of the items; raises the first error of the user."""
-        return without_errors(self._outcomes(partial(outcome_of, function), items))
+        return raise_first_usage_error(
+            self._outcomes(partial(value_or_usage_error, function), items)
+        )
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, Probe
 from bigdl.nano.acceleration.precision import BF16, FP16, FP32, Precision
 from bigdl.nano.acceleration.structure import Structure, as_array, flatten
@@ -156,7 +156,7 @@ def check_agreement(
     for probe in probes:
         sentence = f"The model was converted by method {method.name!r} but does not run on"
         try:
-            with refusing(
+            with as_usage_error(
                 f"{sentence} {probe.description}", code="model-unsupported", method=method.name
             ):
                 actual = source.run(model, probe.inputs)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource, refuse_inapplicable
@@ -91,7 +91,7 @@ class OnnxNetwork:
 
     def _open(self, names: Sequence[str] | None) -> None:
         ort = require("onnxruntime", "nano")
-        with refusing(
+        with as_usage_error(
             "ONNX Runtime cannot run the network", text=_reason, code="model-unsupported"
         ):
             self.session = ort.InferenceSession(
@@ -450,7 +450,7 @@ class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
             try:
                 self.quantize(graph, file.path, excluded)
             except Exception as error:
-                with refusing(
+                with as_usage_error(
                     f"The network cannot be quantized by method {self.name!r}",
                     code="model-unsupported",
                     method=self.name,

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from bigdl.common.errors import LazyModule, UsageError, refusing
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import writing
 from bigdl.common.trust import OPTIONS, digest_of, is_signed, untrusted, user_signature
@@ -108,7 +108,7 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     """
     target = Path(path)
     aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    with refusing(
+    with as_usage_error(
         f"The model cannot be saved at {target}",
         text=attrgetter("strerror"),
         code="path-unusable",
@@ -263,7 +263,7 @@ def _read_meta(file: Path, path: str | os.PathLike, trust: bool) -> SavedMeta:
         raise UsageError(
             f"File {META_FILE} is required to load model.", code="path-missing", path=META_FILE
         )
-    with refusing(f"{file} cannot be read", text=str, code="file-damaged", path=str(file)):
+    with as_usage_error(f"{file} cannot be read", text=str, code="file-damaged", path=str(file)):
         meta = SavedMeta(file.read_text(encoding="utf-8"), path, trust)
     if "ModelType" not in meta:
         raise UsageError(

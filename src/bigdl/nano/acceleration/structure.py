@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 
 BatchT = TypeVar("BatchT")
 
@@ -421,11 +421,11 @@ def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
         If one cannot be read: it names the data, and not the model that was to have them.
     """
     advice = "; see that it can be iterated over without the model"
-    with refusing(f"{name} cannot be read", advice, code="data-type"):
+    with as_usage_error(f"{name} cannot be read", advice, code="data-type"):
         elements = iter(data)
     end = object()
     while True:
-        with refusing(f"{name} cannot be read", advice, code="data-type"):
+        with as_usage_error(f"{name} cannot be read", advice, code="data-type"):
             element: Any = next(elements, end)
         if element is end:
             return

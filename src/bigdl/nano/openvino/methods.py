@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bigdl.common.errors import LazyModule, UsageError, refusing
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, ModelSource
@@ -117,7 +117,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
     layouts = _by_input(layout, network, _layout)
     means, scales = (_by_input(each, network, _numbers) for each in (means, scales))
     steps = openvino.preprocess.PrePostProcessor(network)
-    with refusing(
+    with as_usage_error(
         "mean_value, scale_values or layout do not fit the network",
         text=reason,
         code="argument-value",

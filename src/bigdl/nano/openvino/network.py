@@ -21,7 +21,7 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
-from bigdl.common.errors import LazyModule, UsageError, refusing
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.nano.acceleration.precision import BF16, FP32, PRECISIONS
 from bigdl.nano.acceleration.structure import cast_array
@@ -123,7 +123,9 @@ def read_network(source: Any):
     if isinstance(source, openvino.Model):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        with refusing("OpenVINO cannot read the given bytes", text=reason, code="file-damaged"):
+        with as_usage_error(
+            "OpenVINO cannot read the given bytes", text=reason, code="file-damaged"
+        ):
             return core().read_model(*source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
@@ -142,7 +144,7 @@ def read_network(source: Any):
         )
     if not path.is_file():
         raise UsageError(f"{str(path)!r} doesn't exist.", code="path-missing", path=str(path))
-    with refusing(
+    with as_usage_error(
         f"OpenVINO cannot read {str(path)!r}", text=reason, code="file-damaged", path=str(path)
     ):
         return core().read_model(path)
@@ -249,7 +251,9 @@ def reshaped(network, shapes: Any):
     if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
         return network
     twin = network.clone()
-    with refusing(f"The network cannot have inputs {shapes}", text=reason, code="argument-value"):
+    with as_usage_error(
+        f"The network cannot have inputs {shapes}", text=reason, code="argument-value"
+    ):
         twin.reshape(wanted)
     return twin
 
@@ -306,7 +310,7 @@ def positions(key: str | int, network: Any) -> list[int]:
 
 
 def _partial_shape(shape: Any):
-    with refusing(f"{shape!r} is not a shape", text=reason, code="argument-value"):
+    with as_usage_error(f"{shape!r} is not a shape", text=reason, code="argument-value"):
         if isinstance(shape, str):
             shape = f"[{shape.strip().strip('[]')}]"
         return openvino.PartialShape(shape)
@@ -345,7 +349,7 @@ class _Compilation:
     def __init__(self, network, device: str, config: dict[str, Any]):
         self.network = network
         sentence = f"OpenVINO cannot compile the network for {device} with {config}"
-        with refusing(sentence, text=reason, code="model-unsupported"):
+        with as_usage_error(sentence, text=reason, code="model-unsupported"):
             self.compiled = core().compile_model(_numpy_ports(network), device, config)
         self.names = [port_name(port) for port in self.compiled.inputs]
         types = [port.get_element_type() for port in self.compiled.inputs]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.cpu import saturates_int8
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.precision import INT4, INT8, Precision, WeightOptions
 from bigdl.nano.acceleration.quiet import quiet
@@ -233,7 +233,7 @@ class Quantizer:
             return self._made(nncf.compress_weights, keywords)
         sentence = "NNCF cannot quantize the weights of the network"
         with (
-            refusing(sentence, text=reason, code="model-unsupported"),
+            as_usage_error(sentence, text=reason, code="model-unsupported"),
             quiet(),
             kept_signal_stack(),
         ):
@@ -249,7 +249,7 @@ class Quantizer:
         twin, shapes = _for_any_batch(self.network)
         sentence = "NNCF cannot quantize the network with these data"
         with (
-            refusing(sentence, text=reason, code="model-unsupported"),
+            as_usage_error(sentence, text=reason, code="model-unsupported"),
             quiet(),
             kept_signal_stack(),
         ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import LazyModule, refusing
+from bigdl.common.errors import LazyModule, as_usage_error
 from bigdl.nano.openvino.network import CompiledNetwork, reason
 
 openvino = LazyModule("openvino", "nano")
@@ -56,7 +56,7 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         for reader in readers:
             reader.replace_source_output(selected.output(0))
     twin.add_parameters([rows])
-    with refusing("The network cannot keep its cache", text=reason, code="model-unsupported"):
+    with as_usage_error("The network cannot keep its cache", text=reason, code="model-unsupported"):
         listed = [(parameters[before], results[after]) for before, after in pairs]
         apply_make_stateful_transformation(twin, listed)
         count = opset13.gather(

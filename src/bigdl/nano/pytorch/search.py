@@ -19,14 +19,14 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError, one_line, refusing
+from bigdl.common.errors import UsageError, as_usage_error, one_line
 from bigdl.nano.acceleration.search.trial import Block, Candidate, block, time_against, time_alone
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import ModelBatch, batches_of, evaluating, sample_arguments
 from bigdl.nano.searchable import AutoObject, suggested, with_config
 from bigdl.nano.searching import Searcher, directions_of, split_arguments
 from bigdl.tuning.spaces import Lazy
-from bigdl.tuning.study import optuna, quieter
+from bigdl.tuning.study import optuna, raise_log_level
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -217,7 +217,7 @@ class _TrainerObjective:
         alone = (self.trainer.get("num_processes") or 1) == 1
         pruned = trial if alone and len(self.directions) == 1 else None
         epochs = _EpochFigures(logged, pruned)
-        with quieter(logging.WARNING, *_REPORTS), _interruptible():
+        with raise_log_level(logging.WARNING, *_REPORTS), _interruptible():
             arguments = copy.deepcopy(self.trainer)
             arguments["callbacks"] = [*_callbacks(arguments), epochs]
             trainer = self.trainer_class(**arguments)
@@ -351,7 +351,7 @@ def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
         quiet["enable_checkpointing"] = False
     sentence = "Each trial has copies of the Trainer's arguments, but one cannot be copied"
-    with refusing(sentence, text=str, code="model-copy"):
+    with as_usage_error(sentence, text=str, code="model-copy"):
         return quiet | copy.deepcopy(dict(trainer))
 
 

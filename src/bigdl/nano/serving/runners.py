@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
@@ -94,7 +94,7 @@ class ModelRunner:
         UsageError
             If the model does not run, or gives no finite number.
         """
-        with refusing(
+        with as_usage_error(
             "The model does not run on arrays of its own signature", code="model-unsupported"
         ):
             one, two = (self.run(self.arrays_of(rows)) for rows in (1, 2))
@@ -252,7 +252,7 @@ def _of_path(
     from bigdl.nano.pytorch import InferenceOptimizer
 
     _rewind(files)
-    with refusing(f"{str(path)!r} cannot be served", code="file-damaged", path=str(path)):
+    with as_usage_error(f"{str(path)!r} cannot be served", code="file-damaged", path=str(path)):
         try:
             loaded = InferenceOptimizer.load(files, thread_num=thread_num, trust=trust)
         except UntrustedFileError:
@@ -285,7 +285,9 @@ def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool
         with scratch_folder("serving") as folder:
             copy = Path(folder, path.name)
             copy.write_bytes(path.read_bytes())
-            with refusing(f"Keras cannot load {str(path)!r}", code="file-damaged", path=str(path)):
+            with as_usage_error(
+                f"Keras cannot load {str(path)!r}", code="file-damaged", path=str(path)
+            ):
                 model = keras.saving.load_model(copy, compile=False, safe_mode=not trust)
                 return _of_keras(model, "KerasModel")
     raise UsageError(
@@ -494,7 +496,7 @@ def _of_module(
         return [np.asarray(as_array(leaf)) for leaf in leaves]
 
     runner = ModelRunner(run, Signature(tuple(specs), ()), "pytorch", method, arrays)
-    with refusing("The model does not run on a sample of its input", code="model-input"):
+    with as_usage_error("The model does not run on a sample of its input", code="model-input"):
         results = run(runner.arrays_of(1))
     outputs = tuple(
         TensorSpec(name, each.dtype, (-1,) * each.ndim)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bigdl.common.checks import check_number
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.common.timeouts import METRICS_S
 from bigdl.training.chart import PanelChart, table_of
 
@@ -212,7 +212,7 @@ class ServingRun:
 
     def _look(self) -> None:
         where = self._source if isinstance(self._source, str) else "the given function"
-        with refusing(
+        with as_usage_error(
             f"The metrics of the server cannot be read from {where}",
             code="cluster-unreachable",
             address=where,

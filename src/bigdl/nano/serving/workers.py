@@ -34,7 +34,13 @@ from typing import Any, Self
 from bigdl.common.checks import MOST_PORT, check_integer, check_number
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.private_folders import LockedFolder
-from bigdl.common.timeouts import SIBLING_ANSWER_S, SIGN_S, SILENCE_S, WORKER_END_S, WORKER_PAUSE_S
+from bigdl.common.timeouts import (
+    SERVING_HEARTBEAT_S,
+    SIBLING_ANSWER_S,
+    SILENCE_S,
+    WORKER_END_S,
+    WORKER_PAUSE_S,
+)
 from bigdl.nano.serving.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -185,7 +191,7 @@ class PeerWorkers:
                 pass
             except OSError:  # the folder is gone; then the parent cannot look either
                 pass
-            if self._ended.wait(SIGN_S):
+            if self._ended.wait(SERVING_HEARTBEAT_S):
                 return
 
     def ask(self, name: str, content: bytes = b"") -> dict[int, bytes]:
@@ -218,7 +224,7 @@ def _wait_for(loop: asyncio.AbstractEventLoop) -> None:
     """Return when an event loop of another thread has run."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
-    while not answered.wait(SIGN_S) and not loop.is_closed():
+    while not answered.wait(SERVING_HEARTBEAT_S) and not loop.is_closed():
         pass
 
 
@@ -293,7 +299,9 @@ class Workers:
         silence: float = SILENCE_S,
     ):
         self._command, self._count, self._grace = list(command), count, grace
-        self._looks = math.ceil(check_number("The worker timeout", silence, 0) / SIGN_S)
+        self._looks = math.ceil(
+            check_number("The worker timeout", silence, 0) / SERVING_HEARTBEAT_S
+        )
         self._ended = threading.Event()
         self._reserved: list[socket.socket] = []
         self._processes: list[subprocess.Popen] = []
@@ -345,7 +353,7 @@ class Workers:
         while not self._ended.wait(0.05):
             is_look = bool(self._looks) and time.monotonic() >= next_look
             if is_look:
-                next_look = time.monotonic() + SIGN_S
+                next_look = time.monotonic() + SERVING_HEARTBEAT_S
             for number, process in enumerate(self._processes):
                 status = process.poll()
                 if status is None and is_look:
@@ -354,7 +362,7 @@ class Workers:
                         logger.warning(
                             "The worker %s has given no sign of life for %g s; it is killed",
                             number,
-                            self._looks * SIGN_S,
+                            self._looks * SERVING_HEARTBEAT_S,
                         )
                         process.kill()
                         status = process.wait()

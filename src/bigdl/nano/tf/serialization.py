@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import refusing
+from bigdl.common.errors import as_usage_error
 from bigdl.runtime.keras_objects import KerasArchive, KerasConfig
 from bigdl.runtime.serialization import dumps_by_value, value_pickler
 
@@ -76,7 +76,7 @@ def packed(model: keras.Model, compiled: bool = True) -> PackedModel:
         If something cannot be written or pickled.
     """
     advice = "; give its classes a get_config that Keras can rebuild them from"
-    with refusing(
+    with as_usage_error(
         f"{type(model).__name__} cannot be sent to another process", advice, code="model-copy"
     ):
         return PackedModel(dumps_by_value(KerasArchive.of(model, compiled=compiled)))
@@ -92,7 +92,7 @@ def unpacked(content: PackedModel) -> keras.Model:
     """
     sentence = "Keras cannot rebuild the model from its configuration"
     advice = "; give its classes a get_config that they can be rebuilt from"
-    with refusing(sentence, advice, code="model-copy"):
+    with as_usage_error(sentence, advice, code="model-copy"):
         return pickle.loads(content.content).made()
 
 

@@ -41,7 +41,7 @@ from bigdl.orca.automl.strategy import Strategy, from_ray
 from bigdl.orca.automl.trial import Builder, SearchGoal, TrialJob
 from bigdl.orca.data.feeds import names_of
 from bigdl.tuning.spaces import SearchSpace
-from bigdl.tuning.study import quieter
+from bigdl.tuning.study import raise_log_level
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -318,7 +318,7 @@ class AutoEstimator:
         with ExitStack() as stack:
             stack.enter_context(preserve_rng_state())  # trials may run in this process
             require("optuna", "automl")
-            stack.enter_context(quieter(logging.ERROR, "optuna"))
+            stack.enter_context(raise_log_level(logging.ERROR, "optuna"))
             sampler = strategy.sampler(seed, on_ray)
             read = functools.partial(
                 trial_data,

@@ -36,7 +36,7 @@ from bigdl.orca.automl.trial import TrialJob
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.engines.ray import kill
 from bigdl.tuning import create_sampler
-from bigdl.tuning.study import quieter, record_process
+from bigdl.tuning.study import raise_log_level, record_process
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -85,7 +85,7 @@ def run_on_ray(
     with (
         _search_actor(records, job) as (actor, name),
         EnvContext(_SETTINGS),
-        quieter(logging.CRITICAL, "ray.tune"),  # its reports of single trials
+        raise_log_level(logging.CRITICAL, "ray.tune"),  # its reports of single trials
         _signals(),
     ):
         search = _TuneSearch(records, actor, name, scheduler, searcher, concurrency)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import LazyModule, UsageError, refusing, require
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error, require
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -341,7 +341,7 @@ class _ElasticsearchSettings(dict[str, str]):
         text = self["es.query"].strip()
         if not text or text.startswith("?q="):
             return {"query_string": {"query": text[3:]}} if text else None
-        with refusing(
+        with as_usage_error(
             f'es.query should be ?q=… or JSON such as {{"query": …}}, got {text}',
             code="argument-value",
             argument="es.query",
@@ -360,7 +360,7 @@ class _ElasticsearchSettings(dict[str, str]):
                 argument="es.nodes",
             )
         urls = []
-        with refusing(
+        with as_usage_error(
             f"es.nodes should be names of hosts, got {self['es.nodes']!r}",
             code="argument-value",
             argument="es.nodes",
@@ -506,7 +506,7 @@ def _parsed(value: Any, data_type: Any, path: str) -> Any:
             code="data-structure",
             column=path,
         )
-    with refusing(
+    with as_usage_error(
         f"The field {path} of a document is {value!r}, which is no {name}",
         "; give schema= with another type, such as string",
         code="data-dtype",

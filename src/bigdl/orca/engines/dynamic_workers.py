@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
-from bigdl.common.timeouts import DEPARTURES_LOOK_S, GANG_NOTICE_S, GANG_SAY_S
+from bigdl.common.timeouts import DEPARTURES_LOOK_S, DYNAMIC_WORKERS_LOG_S, DYNAMIC_WORKERS_NOTICE_S
 from bigdl.orca.cluster.spark_calls import SparkCall
 from bigdl.runtime.channel import AttemptChannel
 from bigdl.runtime.jobs import OTHER_LOST, disconnected, request_stop, worker_lost, workers_at
@@ -137,7 +137,7 @@ class DynamicWorkers(StageWatch):
             return
         if not came and self._has_executors():  # they compute the input first
             self._changed = now
-        if now - self._begin > GANG_SAY_S and not self._said:
+        if now - self._begin > DYNAMIC_WORKERS_LOG_S and not self._said:
             self._said = True
             logger.info(
                 "%d of %d workers have come; the others wait for executors", came, self._world_size
@@ -161,7 +161,7 @@ class DynamicWorkers(StageWatch):
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-        elif time.monotonic() - self._lost_at > GANG_NOTICE_S:
+        elif time.monotonic() - self._lost_at > DYNAMIC_WORKERS_NOTICE_S:
             self._end(worker_lost(workers_at(self.line, lost), *_GONE))
 
     def _end(self, failure: BigDLError) -> None:

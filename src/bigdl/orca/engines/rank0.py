@@ -38,7 +38,7 @@ class RowConnection(DriverConnection):
         super().__init__(spec.options, spec.state)
         self._line, self._world_size = line, spec.world_size
 
-    def failing(self):
+    def report_failing(self):
         try:
             return self._line.count("failed", 1)
         except ConnectionLost:  # rank 0 and its channel are gone
@@ -153,7 +153,7 @@ def read(rows: list[Row], line: AttemptChannel) -> tuple[set[str], list[str]]:
             driver.send(json.loads(detail), b"".join(pieces))
             pieces = []
         elif kind == "result":
-            driver.give(rank, detail, b"".join(pieces))
+            driver.send_result(rank, detail, b"".join(pieces))
             pieces = []
         elif kind == "report":
             driver.report(json.loads(detail))

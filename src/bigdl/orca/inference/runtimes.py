@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.trust import untrusted
 from bigdl.orca.data.file import read_bytes
@@ -239,7 +239,7 @@ def torch_module(data: bytes, path: str, trust: bool):
         raise untrusted(path, "a program of TorchScript, an exported program or a pickled module")
     failure = f"{path!r} is not a model that torch can load"
     # a damaged file shows in many ways
-    with refusing(
+    with as_usage_error(
         failure, text=lambda error: " ".join(str(error).split()), code="file-damaged", path=path
     ):
         if zipfile.is_zipfile(io.BytesIO(data)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, UsersFrames, type_name
+from bigdl.common.errors import UsageError, UserFramesOnly, type_name
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import as_feed, feed_of, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
@@ -138,7 +138,7 @@ class PredictingEstimator(ABC):
         cluster = self._cluster(feed)
         rows = None if request.accelerate is None else Sampler(options).sample_of(feed, cluster)
         predictor = self._predictor(request, rows, cluster)
-        with UsersFrames():
+        with UserFramesOnly():
             return feed.predict(predictor, cluster)
 
     def _predict_options(self, request: PredictionRequest) -> PredictOptions:
@@ -193,7 +193,7 @@ class PredictingEstimator(ABC):
         rows = self._sample(request, cluster)
         predictor = self._predictor(request, rows, cluster)
         first = None if rows is None else rows.first(2)
-        with UsersFrames():
+        with UserFramesOnly():
             return sql_function(predictor, cluster.threads_per_task, first)
 
     @abstractmethod
@@ -479,7 +479,7 @@ class TrainingEstimator(PredictingEstimator):
         if rows is None and not predictor.options.inputs:
             raise UsageError(NOT_FITTED, code="not-fitted")
         first = None if rows is None else rows.first(2)
-        with UsersFrames():
+        with UserFramesOnly():
             return predictor.predict_frame(data, cluster.threads_per_task, first)
 
     def as_udf(

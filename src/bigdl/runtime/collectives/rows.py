@@ -68,7 +68,7 @@ class RowTable(Protocol):
         """Return what is sent for keys that were asked for so often."""
         ...
 
-    def places(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
+    def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
         """Return where the rows of each rank's request lie; True means one of the training."""
         ...
 
@@ -110,7 +110,7 @@ class NumberedRows:
     def request(self, keys: Any, counts: Any, world_size: int) -> Any:
         return keys % self._stride(world_size)
 
-    def places(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
+    def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
         return [places for places, _ in requests]
 
     def end_step(self) -> None:
@@ -125,7 +125,7 @@ class _Round:
     ----------
     asked : list of (int, int)
         Table and number of rows that each rank got from this one.
-    places : list of torch.Tensor
+    row_indices : list of torch.Tensor
         Of these rows in the slices, of each rank.
     leaf : torch.Tensor or None
         The rows that this rank got.
@@ -134,7 +134,7 @@ class _Round:
     """
 
     asked: list[tuple[int, int]]
-    places: list[Any]
+    row_indices: list[Any]
     leaf: Any
     counts: list[int]
 
@@ -153,7 +153,7 @@ class Distinct:
         Each once, in ascending order.
     counts : torch.Tensor
         How often each is there.
-    places : torch.Tensor
+    inverse : torch.Tensor
         Of one dimension: where each of all keys is among the distinct ones.
     """
 
@@ -166,19 +166,19 @@ class Distinct:
         is_first = np.ones(len(ordered), bool)
         np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
-        places = np.empty_like(order)
-        places[order] = np.cumsum(is_first) - 1
+        inverse = np.empty_like(order)
+        inverse[order] = np.cumsum(is_first) - 1
         self.keys = torch.from_numpy(ordered[starts])
         self.counts = torch.from_numpy(np.diff(starts, append=len(ordered)))
-        self.places = torch.from_numpy(places)
+        self.inverse = torch.from_numpy(inverse)
         self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
-    def spread(self, rows: Any) -> Any:
+    def expand(self, rows: Any) -> Any:
         """Return a row for each of all keys, of the rows of the distinct ones.
 
         The gradient of a row is the sum of those of its keys, in their order.
         """
-        return _spread()(rows, self.places, self._order, self._starts).view(
+        return _expand_function()(rows, self.inverse, self._order, self._starts).view(
             *self._shape, rows.shape[1]
         )
 
@@ -202,21 +202,21 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.cache
-def _spread() -> Any:
-    """Return the function of :meth:`Distinct.spread`; torch is imported where it is used."""
+def _expand_function() -> Any:
+    """Return the function of :meth:`Distinct.expand`; torch is imported where it is used."""
     import torch
 
-    class Spread(torch.autograd.Function):
+    class ExpandRows(torch.autograd.Function):
         @staticmethod
         def forward(
             context: Any,
             rows: torch.Tensor,
-            places: torch.Tensor,
+            inverse: torch.Tensor,
             order: torch.Tensor,
             starts: torch.Tensor,
         ) -> torch.Tensor:
             context.save_for_backward(order, starts)
-            return rows.index_select(0, places)
+            return rows.index_select(0, inverse)
 
         @staticmethod
         @torch.autograd.function.once_differentiable
@@ -228,7 +228,7 @@ def _spread() -> Any:
             rows = torch.embedding_bag(gradient.contiguous(), order, starts, mode=0)[0]
             return rows, None, None, None
 
-    return Spread.apply
+    return ExpandRows.apply
 
 
 class RowExchange:
@@ -296,7 +296,7 @@ class RowExchange:
             end - start for start, end in itertools.pairwise(rows.ends(distinct.keys, world_size))
         ]
         request = rows.request(distinct.keys, distinct.counts, world_size)
-        return distinct.spread(self._round(table, request, counts, wants_gradient))
+        return distinct.expand(self._round(table, request, counts, wants_gradient))
 
     def finish(self) -> None:
         """After a forward pass, or instead of one: give others their rows until all have ended."""
@@ -322,7 +322,7 @@ class RowExchange:
             request, [count * self._numbers(table) for count in counts], numbers
         )
         is_training = [bool(row[1]) for row in everyone]
-        places = self._places(asked, torch.split(received, numbers), is_training)
+        places = self._requested_rows(asked, torch.split(received, numbers), is_training)
         nothing = self._tables[0].weight.new_empty(0)
         with torch.no_grad():
             replies = [
@@ -342,14 +342,14 @@ class RowExchange:
             self._rounds.append(_Round(asked, places, leaf, counts))
         return rows
 
-    def _places(
+    def _requested_rows(
         self, asked: list[tuple[int, int]], requests: Sequence[Any], is_training: list[bool]
     ) -> list[Any]:
         """Return where the rows that each rank asks for lie."""
         places = list(requests)
         for number in {read for read, count in asked if count}:
             ranks = [rank for rank, (read, count) in enumerate(asked) if read == number and count]
-            found = self._tables[number].places([(requests[r], is_training[r]) for r in ranks])
+            found = self._tables[number].row_indices([(requests[r], is_training[r]) for r in ranks])
             for rank, each in zip(ranks, found, strict=True):
                 places[rank] = each
         return places
@@ -395,7 +395,7 @@ class RowExchange:
             for rank, ((read, count), has) in enumerate(zip(each.asked, has_sent, strict=True)):
                 if has:
                     of_rank = values[rank].view(count, self._width(read))
-                    sent.setdefault(read, []).append((each.places[rank], of_rank))
+                    sent.setdefault(read, []).append((each.row_indices[rank], of_rank))
         for number, table in enumerate(self._tables):
             table.weight.grad = _summed(table, sent[number]) if number in sent else None
             table.end_step()

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.texts import TEXT, is_text, widened
+from bigdl.runtime.shards.texts import TEXT, is_text, widen_texts
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -356,7 +356,7 @@ def _rewrite(
             start, left = int(offsets[i]), sizes[i]
             if stored[i] != leaf:
                 source.seek(start)
-                target.write(_bytes_of(widened(source.read(left), stored[i].dtype, leaf.dtype)))
+                target.write(_bytes_of(widen_texts(source.read(left), stored[i].dtype, leaf.dtype)))
                 target.flush()
                 continue
             while left:
@@ -442,7 +442,7 @@ class Shard:
         self.fingerprint = spool.fingerprint
         self.arrays = spool.arrays()
 
-    def places(self, name: str) -> dict[str | None, tuple[int, int | None]]:
+    def locate(self, name: str) -> dict[str | None, tuple[int, int | None]]:
         """Return the places of a column by map key (None for other columns).
 
         A place is the number of the array, and the column within it (None for all of it).
@@ -475,7 +475,7 @@ class Shard:
         """
         arrays = {
             key: self.arrays[i] if j is None else self.arrays[i][:, j]
-            for key, (i, j) in self.places(name).items()
+            for key, (i, j) in self.locate(name).items()
         }
         return arrays.get(None, cast("dict[str, np.ndarray]", arrays))
 

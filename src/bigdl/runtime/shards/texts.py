@@ -132,6 +132,6 @@ def text_array(values: np.ndarray, name: str) -> np.ndarray:
     return encoded(texts, name.strip("'")).reshape(values.shape)
 
 
-def widened(values: Any, given: str, wanted: str) -> np.ndarray:
+def widen_texts(values: Any, given: str, wanted: str) -> np.ndarray:
     """The texts in a buffer, in the width of another dtype."""
     return np.frombuffer(values, given).astype(wanted)

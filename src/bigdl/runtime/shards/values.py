@@ -36,7 +36,7 @@ _SIGNED = {2: "int32", 4: "int64", 8: "int64"}
 Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
 
 
-def named_by_shard(names: Sequence[str]) -> tuple[list[str], list[str]]:
+def structured_columns(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Of the columns of structured data, those of the model and the targets."""
     matches = [m for name in names if (m := _ROLE.fullmatch(name))]
     matches.sort(key=lambda m: int(m["place"]))
@@ -341,7 +341,7 @@ def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
     return func(data)
 
 
-def even_cut(rows: int, parts: int) -> list[tuple[int, int]]:
+def split_evenly(rows: int, parts: int) -> list[tuple[int, int]]:
     """Bounds of `parts` ranges of `rows` rows, as equal as can be, the larger ones first."""
     size, larger = divmod(rows, parts)
     ends = [i * size + min(i, larger) for i in range(parts + 1)]

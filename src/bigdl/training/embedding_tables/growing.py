@@ -159,7 +159,7 @@ class KeyedRows:
 
     # -- of this worker ---------------------------------------------------------------------------
 
-    def places(self, requests: Sequence[tuple[torch.Tensor, bool]]) -> list[torch.Tensor]:
+    def row_indices(self, requests: Sequence[tuple[torch.Tensor, bool]]) -> list[torch.Tensor]:
         asked = [content.view(-1, 2).t().contiguous() for content, _ in requests]
         flags = [is_training for _, is_training in requests]
         admitted = iter(
@@ -180,7 +180,7 @@ class KeyedRows:
             return []
         keys, counts = torch.cat(list(training), 1)
         distinct = Distinct(keys)
-        counts = torch.zeros_like(distinct.keys).index_add_(0, distinct.places, counts)
+        counts = torch.zeros_like(distinct.keys).index_add_(0, distinct.inverse, counts)
         places = self.find(distinct.keys)
         is_new = places == 0
         self.last_read[places[~is_new]] = self.steps
@@ -189,7 +189,7 @@ class KeyedRows:
         if len(ripe):
             self._add(ripe)
             places[is_new] = self.find(new)
-        return torch.split(places[distinct.places], [each.shape[1] for each in training])
+        return torch.split(places[distinct.inverse], [each.shape[1] for each in training])
 
     def _add(self, keys: torch.Tensor) -> None:
         """Give rows to keys."""
@@ -203,7 +203,7 @@ class KeyedRows:
         """Return the keys that get a row now; count the others."""
         both = Distinct(torch.cat([self.candidates[:, 0], keys]))
         times = torch.cat([self.candidates[:, 1], counts])
-        sums = torch.zeros_like(both.keys).index_add_(0, both.places, times)
+        sums = torch.zeros_like(both.keys).index_add_(0, both.inverse, times)
         is_ripe = sums >= self._admit_after
         self.candidates = torch.stack([both.keys[~is_ripe], sums[~is_ripe]], 1)
         return both.keys[is_ripe]

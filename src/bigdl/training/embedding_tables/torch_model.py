@@ -198,7 +198,7 @@ class SavedRows:
     def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of some ids."""
         distinct = Distinct(ids)
-        rows: torch.Tensor = distinct.spread(torch.from_numpy(self._readers[table](distinct.keys)))
+        rows: torch.Tensor = distinct.expand(torch.from_numpy(self._readers[table](distinct.keys)))
         return rows
 
 

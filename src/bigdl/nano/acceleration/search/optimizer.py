@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.trust import UntrustedFileError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, AccuracyOptions
@@ -382,7 +382,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")
         if options.output_filename is not None:
             path = Path(options.output_filename)
-            with refusing(
+            with as_usage_error(
                 f"The table cannot be written to {path}",
                 text=attrgetter("strerror"),
                 code="path-unusable",

@@ -31,7 +31,7 @@ from typing import Any
 
 from bigdl.common.checks import check_number
 from bigdl.common.drawing import AxisScale, Chart
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.median_interval import MedianInterval
 from bigdl.nano.acceleration.method import ORIGINAL, Method
@@ -537,7 +537,7 @@ class Cache:
     def new_directory(self) -> Path:
         """Return an empty directory for the models of a search."""
         sentence = f"No directory can be made in cache_dir {self._directory}"
-        with refusing(
+        with as_usage_error(
             sentence, text=attrgetter("strerror"), code="path-unusable", path=str(self._directory)
         ):
             if self._directory is not None:

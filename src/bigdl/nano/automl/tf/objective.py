@@ -16,7 +16,7 @@ from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 import keras
 
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.searchable import suggested
 from bigdl.nano.tf.serialization import copied
 
@@ -304,7 +304,7 @@ def _copies(callbacks: Any) -> list[Any]:
     # The models that they were used with before are not copied.
     models = {id(getattr(each, "_model", None)): None for each in originals}
     sentence = "Each trial has copies of the callbacks, but one cannot be copied"
-    with refusing(sentence, "; give callbacks that were not used before", code="model-copy"):
+    with as_usage_error(sentence, "; give callbacks that were not used before", code="model-copy"):
         return copy.deepcopy(originals, models)
 
 

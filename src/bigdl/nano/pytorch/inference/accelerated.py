@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from bigdl.common.cpu import thread_scope
-from bigdl.common.errors import UsageError, first_line, refusing
+from bigdl.common.errors import UsageError, as_usage_error, first_line
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork
 from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
@@ -183,7 +183,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
         If the weights are not this module's.
     """
     failure = f"{str(path)!r} holds no weights that torch can read without running code"
-    with refusing(failure, text=first_line, code="file-damaged", path=str(path)):
+    with as_usage_error(failure, text=first_line, code="file-damaged", path=str(path)):
         state = torch.load(path, map_location="cpu", weights_only=True)
     try:
         module.load_state_dict(state)

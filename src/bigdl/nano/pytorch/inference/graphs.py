@@ -20,7 +20,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import EnvContext
-from bigdl.common.errors import UsageError, first_line, refusing
+from bigdl.common.errors import UsageError, as_usage_error, first_line
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.precision import BF16
@@ -99,7 +99,7 @@ def export_flat(
     sample = tuple(source.general_sample(axes))
     sentence = f"{type(source.model).__name__} cannot be exported as one graph"
     with (
-        refusing(sentence, code="model-unsupported"),
+        as_usage_error(sentence, code="model-unsupported"),
         torch.no_grad(),
         quiet(),
         inductor_cache(),
@@ -166,7 +166,7 @@ class CompiledGraph:
         directory = scratch_directory("bigdl-inductor-")
         with (
             ExitStack() as failed,
-            refusing("The graph cannot be compiled", code="model-unsupported"),
+            as_usage_error("The graph cannot be compiled", code="model-unsupported"),
         ):
             failed.callback(shutil.rmtree, directory, ignore_errors=True)
             with torch.no_grad(), quiet(), inductor_cache():
@@ -448,7 +448,7 @@ def _traced(module, tensors, strict):
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
     sentence = f"{name} cannot be traced"
     with (
-        refusing(sentence, text=first_line, code="model-unsupported"),
+        as_usage_error(sentence, text=first_line, code="model-unsupported"),
         torch.no_grad(),
         _no_trainer(module),
         seen as warned,
@@ -469,7 +469,7 @@ def _traced(module, tensors, strict):
 def _scripted(model):
     sentence = f"{type(model).__name__} cannot be scripted"
     with (
-        refusing(sentence, text=first_line, code="model-unsupported"),
+        as_usage_error(sentence, text=first_line, code="model-unsupported"),
         torch.no_grad(),
         _no_trainer(model),
         quiet(),

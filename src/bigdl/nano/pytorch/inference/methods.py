@@ -25,7 +25,7 @@ import torch
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import ipex_fits
-from bigdl.common.errors import UsageError, first_line, refusing
+from bigdl.common.errors import UsageError, as_usage_error, first_line
 from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, MethodTable, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
@@ -260,7 +260,7 @@ class StaticInt8Method(_Int8Method):
         with source.flat_module() as module, quiet():
             program = graphs.export_flat(module, source, options.dynamic_axes)
             sentence = f"{type(source.model).__name__} cannot be quantized"
-            with refusing(sentence, text=first_line, code="model-unsupported"):
+            with as_usage_error(sentence, text=first_line, code="model-unsupported"):
                 converted = self._quantized(_calls_apart(program), batches, excluded)
             return graphs.export_flat(converted, source, options.dynamic_axes)
 

@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
-from bigdl.common.errors import LazyModule, UsageError, first_line, refusing, require
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error, first_line, require
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.program_state import preserve_program_state
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, find_method
@@ -390,7 +390,7 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
         shapes[position] = openvino.PartialShape(sizes)
     wanted = ", ".join(map(str, shapes.values()))
     sentence = f"{type(source.model).__name__} cannot have inputs of the sizes {wanted}"
-    with refusing(
+    with as_usage_error(
         sentence,
         "; pass other dynamic_axes",
         text=_cause,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.nano.acceleration.agreement import (
     PREPROCESSING,
     DisagreementError,
@@ -496,7 +496,7 @@ class TorchSource:
             If it does not run.
         """
         sentence = f"{type(self.model).__name__} fails on the sample of its input"
-        with refusing(sentence, "; pass another input_sample", code="model-input"):
+        with as_usage_error(sentence, "; pass another input_sample", code="model-input"):
             return self._called(self.sample_tensors)
 
     def _called(self, inputs: Sequence[torch.Tensor], noise: float = 0.0, times: int = 1) -> object:

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import LazyModule, UsageError, one_line, refusing, require
+from bigdl.common.errors import LazyModule, UsageError, as_usage_error, one_line, require
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.private_folders import scratch_folder
 from bigdl.nano.acceleration.method import BuildOptions, RuntimeNetwork, check_threads
@@ -346,7 +346,9 @@ def load_model(
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
     with open_saved_model(path, check_threads(thread_num), trust) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
-            with refusing("Keras cannot load the model", code="file-damaged", path=str(directory)):
+            with as_usage_error(
+                "Keras cannot load the model", code="file-damaged", path=str(directory)
+            ):
                 return read_keras(directory, meta)
         cls = class_of(meta, AcceleratedKerasModel, model, "tensorflow")
         loaded = cls.load_from(directory, meta, model, device)
@@ -384,7 +386,7 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
 def _compile(model: AcceleratedKerasModel, file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
     sentence = "The loaded model cannot be compiled as the saved one was"
-    with refusing(
+    with as_usage_error(
         sentence,
         "; pass custom_objects, or model",
         code="argument-missing",
@@ -443,7 +445,9 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
             allowed=["opset"],
         )
     with (
-        refusing(f"tf2onnx cannot convert {type(source.model).__name__}", code="model-unsupported"),
+        as_usage_error(
+            f"tf2onnx cannot convert {type(source.model).__name__}", code="model-unsupported"
+        ),
         quiet(),
     ):
         tf2onnx.convert.from_function(
@@ -611,7 +615,7 @@ def bf16_clone(model: keras.Model) -> keras.Model:
     UsageError
         If Keras cannot rebuild the model from its configuration.
     """
-    with refusing(f"{type(model).__name__} cannot be copied", code="model-copy"):
+    with as_usage_error(f"{type(model).__name__} cannot be copied", code="model-copy"):
         clone = KerasArchive.of(model, compiled=False).made()
     policy = keras.dtype_policies.get("mixed_bfloat16")
     for layer in clone._flatten_layers():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import keras
 import numpy as np
 
-from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.errors import UsageError, as_usage_error, require
 from bigdl.nano.acceleration import structure as nesting
 from bigdl.nano.acceleration.agreement import PREPROCESSING
 from bigdl.nano.acceleration.method import BuildOptions, Probe
@@ -403,7 +403,7 @@ class KerasSource:
         """Its concrete function."""
         name = type(self.model).__name__
         sentence = f"{name} cannot be called with its input in a graph"
-        with refusing(sentence, "; pass another input_spec", code="model-input"):
+        with as_usage_error(sentence, "; pass another input_spec", code="model-input"):
             if not self.model.built:
                 self._call(self.random_arrays(1))
             concrete = self.graph.get_concrete_function()
@@ -444,7 +444,7 @@ class KerasSource:
         if self._probes is None:
             sample = self.sample_arrays()
             sentence = f"{type(self.model).__name__} fails on the sample of its input"
-            with refusing(sentence, "; pass another input_spec", code="model-input"):
+            with as_usage_error(sentence, "; pass another input_spec", code="model-input"):
                 self._probes = [Probe("the sample", sample, self._called(sample))]
             rows = len(sample[0]) + 2 if sample and np.ndim(sample[0]) else 1
             drawn = [[_mirrored(each, seed) for each in sample] for seed in range(_OTHER_SAMPLES)]

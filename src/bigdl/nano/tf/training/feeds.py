@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
@@ -228,7 +228,7 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> KerasArrayFe
 
 
 def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
-    with refusing("The dataset cannot be sent", code="model-copy"):
+    with as_usage_error("The dataset cannot be sent", code="model-copy"):
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=dataset._variant_tensor, external_state_policy=1
         ).numpy()

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.common.placeholders import resolve_placeholder
 from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.structure import flatten, is_tensor
@@ -193,7 +193,7 @@ def _pickled(callbacks: list) -> bytes:
     copies = [copy.copy(callback) for callback in callbacks]
     for each in copies:
         each._model = None
-    with refusing("The callbacks cannot be sent to another process", code="model-copy"):
+    with as_usage_error("The callbacks cannot be sent to another process", code="model-copy"):
         return cloudpickle.dumps(copies)
 
 
@@ -513,7 +513,7 @@ def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder:
             return KerasOptimizer.of(value, model)
         return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
 
-    with refusing(
+    with as_usage_error(
         "The function or its arguments cannot be sent to another process", code="model-copy"
     ):
         return dumps((func, list(map(sent, args)), dict(kwargs)))

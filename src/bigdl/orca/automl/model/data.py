@@ -20,7 +20,7 @@ from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard, Spool
-from bigdl.runtime.shards.values import columns_of, is_frame, named_by_shard
+from bigdl.runtime.shards.values import columns_of, is_frame, structured_columns
 from bigdl.runtime.task import read_input
 from bigdl.training.batches import LoaderBatches, Pass, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
@@ -292,7 +292,7 @@ def _rows(columns: Mapping[str, Any], features, labels, name) -> TrialRows:
             argument=name,
         )
     if not features:
-        features, labels = named_by_shard(list(columns))
+        features, labels = structured_columns(list(columns))
     if not labels:
         raise UsageError(
             f"{name} has no targets; pass (x, y), or label_cols with a frame",

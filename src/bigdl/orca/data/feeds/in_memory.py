@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, outcome_of, without_errors
+from bigdl.common.errors import UsageError, raise_first_usage_error, value_or_usage_error
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
@@ -29,11 +29,11 @@ from bigdl.runtime.shards.shard import Shard, write_array
 from bigdl.runtime.shards.values import (
     arrays_of,
     columns_of,
-    even_cut,
     grouped,
     is_frame,
     join_shards,
     map_arrays,
+    split_evenly,
 )
 
 
@@ -150,13 +150,15 @@ class ArrayFeed(PackedFeed):
             rows = len(data)
         else:
             data, rows = input_arrays(data, bool(self.feature_cols))
-        cuts = even_cut(rows, max(1, min(rows, cluster.slots())))
+        cuts = split_evenly(rows, max(1, min(rows, cluster.slots())))
         if is_frame(data):
             shards = [data.iloc[low:high] for low, high in cuts]
         else:
             shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in cuts]
-        outcomes = cluster.map_shards(lambda part: [outcome_of(list, predict(part))], shards)
-        predicted = [shard for each in without_errors(outcomes) for shard in each]
+        outcomes = cluster.map_shards(
+            lambda part: [value_or_usage_error(list, predict(part))], shards
+        )
+        predicted = [shard for each in raise_first_usage_error(outcomes) for shard in each]
         if is_frame(data):
             import pandas as pd
 

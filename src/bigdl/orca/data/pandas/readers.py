@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
-from bigdl.common.errors import UsageError, first_line, refusing
+from bigdl.common.errors import UsageError, as_usage_error, first_line
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.versions import data_type
@@ -28,7 +28,7 @@ from bigdl.orca.data.xshards.connect import parallelize
 from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, keeping_failures
 from bigdl.orca.settings import OrcaContext
-from bigdl.runtime.shards.values import even_cut
+from bigdl.runtime.shards.values import split_evenly
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -817,7 +817,7 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     ]
     cluster: Any = active_cluster()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
-    groups = [files[low:high] for low, high in even_cut(len(files), number)]
+    groups = [files[low:high] for low, high in split_evenly(len(files), number)]
     for option in ("iterator", "chunksize"):
         if options.get(option):
             raise UsageError(
@@ -835,7 +835,9 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
         for file in files:
             if not is_local_path(file):
                 open_file_system(file)  # makes the driver of the storage ready in this process
-            with refusing(f"{file} cannot be read", text=first_line, code="file-format", path=file):
+            with as_usage_error(
+                f"{file} cannot be read", text=first_line, code="file-format", path=file
+            ):
                 frame = getattr(pd, f"read_{kind}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, outcome_of, without_errors
+from bigdl.common.errors import UsageError, raise_first_usage_error, value_or_usage_error
 from bigdl.orca.data.transformer.encoding import as_columns, require_columns
 from bigdl.orca.data.xshards.shards import collected
 
@@ -95,7 +95,9 @@ class _Scaler(ABC):
             return Moments.of(_matrix(frame, columns))
 
         with_rows = shard.rdd.filter(lambda frame: len(frame) > 0)
-        parts = without_errors(collected(with_rows.map(partial(outcome_of, moments_of))))
+        parts = raise_first_usage_error(
+            collected(with_rows.map(partial(value_or_usage_error, moments_of)))
+        )
         if len({len(part.known) for part in parts}) > 1:
             raise UsageError(
                 f"The columns {columns} hold arrays of different lengths",

@@ -13,7 +13,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
+from bigdl.common.errors import (
+    LazyModule,
+    UsageError,
+    raise_first_usage_error,
+    value_or_usage_error,
+)
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_schema
@@ -65,8 +70,8 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = active_spark().spark
-    shards = collected(rdd.map(functools.partial(outcome_of, column_types)))
-    types = unified_types(without_errors(shards))
+    shards = collected(rdd.map(functools.partial(value_or_usage_error, column_types)))
+    types = unified_types(raise_first_usage_error(shards))
     if types is None:
         return spark.range(0).select(), {}
     columns = {n: str(n) if prefix is None else f"{prefix}{i}" for i, n in enumerate(types)}

@@ -19,7 +19,7 @@ import numpy as np
 
 from bigdl.common.errors import BigDLError, UsageError
 from bigdl.orca.cluster.spark_calls import error_of, users_errors
-from bigdl.runtime.shards.values import arrays_of, even_cut, join_shards, map_arrays
+from bigdl.runtime.shards.values import arrays_of, join_shards, map_arrays, split_evenly
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext, TaskContext
@@ -193,7 +193,7 @@ def repartition(rdd: RDD, summaries: list[PartitionSummary], number: int) -> tup
     by_rows = len(classes) == 1 and all(None not in summary.rows for summary in summaries)
     counts = [sum(cast("list[int]", s.rows)) if by_rows else len(s.rows) for s in summaries]
     starts = [0, *itertools.accumulate(counts)]
-    bounds = even_cut(starts[-1], number)
+    bounds = split_evenly(starts[-1], number)
     # Targets without rows get an empty piece of the last shard, so that each has a shard.
     last = max(((p, len(s.rows) - 1) for p, s in enumerate(summaries) if s.rows), default=None)
 

@@ -47,7 +47,7 @@ from bigdl.orca.data.xshards.shards import (
     summarize,
 )
 from bigdl.orca.settings import OrcaContext
-from bigdl.runtime.shards.values import arrays_of, even_cut, map_arrays
+from bigdl.runtime.shards.values import arrays_of, map_arrays, split_evenly
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,7 @@ class XShards(ABC):
                 code="argument-value",
                 argument="num_shards",
             )
-        cuts = even_cut(rows, number)
+        cuts = split_evenly(rows, number)
         shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in cuts]
         return (XShards._on_ray if is_alone() else SparkXShards)._from_shards(shards)
 

@@ -23,7 +23,7 @@ from bigdl.common.timeouts import STORE_END_S, STORE_LOOK_S
 from bigdl.orca.learn.mxnet.environment import isolated_python
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.process import exit_message
-from bigdl.runtime.shards.values import named_by_shard
+from bigdl.runtime.shards.values import structured_columns
 from bigdl.runtime.worker import Worker
 
 WEIGHTS = "model.params"
@@ -84,7 +84,7 @@ def _store_shard(
             f"Worker {rows.index(0)} has no rows; ask for fewer workers", code="data-empty"
         )
     files: dict[str, list[str]] = {}
-    named = columns or named_by_shard(shard.names)
+    named = columns or structured_columns(shard.names)
     for role, names in zip(("features", "labels"), named, strict=True):
         files[role] = []
         for column in names:

@@ -37,7 +37,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.errors import UsageError, WorkerError, refusing
+from bigdl.common.errors import UsageError, WorkerError, as_usage_error
 from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.xshards.frames import quoted
@@ -461,7 +461,7 @@ class StageReader(MLReader):
                 code="file-untrusted",
                 path=path,
             )
-        with refusing(
+        with as_usage_error(
             f"The model in {path!r} cannot be loaded", text=str, code="file-damaged", path=path
         ):
             return cloudpickle.loads(data)

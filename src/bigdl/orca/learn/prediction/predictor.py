@@ -16,7 +16,7 @@ import numpy as np
 from bigdl.common.errors import (
     LazyModule,
     UsageError,
-    UsersFrames,
+    UserFramesOnly,
 )
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
@@ -149,7 +149,7 @@ class DistributedPredictor:
         model_of_task, options = self.shipped.in_task(threads), self.options
 
         def predict(shards: Iterable) -> Iterator:
-            with UsersFrames(), model_of_task() as model:
+            with UserFramesOnly(), model_of_task() as model:
                 for shard in shards:
                     outputs = _outputs_of_shard(model, shard, options)
                     yield _with_outputs(shard, outputs, options.output_cols)
@@ -361,7 +361,7 @@ def predict_columns(
 
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
-        with UsersFrames(), model_of_task() as model:
+        with UserFramesOnly(), model_of_task() as model:
             for batch in batches:
                 features, rows, answered = whole_rows(specs, batch.select(inputs).columns)
                 arrays = predict_columns(model, specs, features, batch_size, columns.outputs)
@@ -393,7 +393,7 @@ def value_task(
     """
 
     def predict(batches: Iterable) -> Iterator:
-        with UsersFrames(), model_of_task() as model:
+        with UserFramesOnly(), model_of_task() as model:
             for batch in batches:
                 arrays = batch if isinstance(batch, tuple) else (batch,)
                 specs = specs_of(arrays)

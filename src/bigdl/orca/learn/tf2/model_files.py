@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bigdl.common.errors import UsageError, refusing
+from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import file_exists, put_folder, read_bytes, write_bytes, writing
 from bigdl.orca.data.file import open_file_system
@@ -428,7 +428,8 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
     with scratch_folder("model") as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
-        with refusing(failure, code="file-damaged"):  # a file of something else shows in many ways
+        # Keras raises many exception types for a file of another format.
+        with as_usage_error(failure, code="file-damaged"):
             return read(local)
 
 
@@ -459,7 +460,7 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
     else:
         return None
     rows = "rows of this form" if sample_input is None else "sample_input"
-    with refusing(
+    with as_usage_error(
         f"The model does not take {rows}", code="model-input"
     ):  # a call of the user's may raise anything
         call_on(model, row)
