@@ -1,4 +1,4 @@
-"""Prediction by threads of one process, and by programs over batches of a DataFrame."""
+"""Thread-safe model inference in one process, and batch functions over Spark DataFrames."""
 
 from bigdl.orca.inference.batches import map_batches
 from bigdl.orca.inference.inference_model import InferenceModel

@@ -1,9 +1,9 @@
-"""A program over batches of a DataFrame's rows: decode images, call models, return columns.
+"""``map_batches``: run a function with models on batches of a Spark DataFrame's rows.
 
-Where a table goes through several models with steps of one's own between them, each model as a
-``predict`` of its own would send pixels from Python to the JVM and back for every step. Here one
-function has all of them, in one task: each Python worker of Spark builds the models once, and while
-a batch is computed the images of the next one are decoded.
+A pipeline of several models with one ``predict`` call each would copy the pixels between Python and
+the JVM for every step. ``map_batches`` runs the whole pipeline in one task instead: each Python
+worker of Spark builds the models once, and decodes the images of the next batch while the function
+computes the current one.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ def map_batches(
 ) -> DataFrame:
     """Call a function on batches of rows, with models that each worker builds once.
 
-    The result is lazy and keeps the order of the rows. It is an ordinary stage of Spark: a task
-    whose worker is lost runs again. A streaming DataFrame gives a streaming DataFrame. Where `data`
-    is nothing but columns of Parquet files, their tasks read the files by pyarrow, which spares the
-    way through the JVM (not with ``BIGDL_NO_PLAN_INSPECTION=1``).
+    The result is lazy and keeps the order of the rows. It is an ordinary Spark stage: Spark reruns
+    the task of a lost worker. A streaming DataFrame gives a streaming DataFrame. If `data` only
+    selects columns of Parquet files, the tasks read the files with pyarrow and bypass the JVM
+    (disable this with ``BIGDL_NO_PLAN_INSPECTION=1``).
 
     Parameters
     ----------
     data : pyspark.sql.DataFrame
     function : callable
-        ``function(batch, models)``: `batch` is a dict of the columns, each an ndarray with a row
-        per row (arrays of equal lengths as more dimensions; times as datetime64 in UTC; texts,
-        bytes and anything else as an ndarray of objects), `models` those of the worker. It returns
-        a dict of the columns that `returns` names, each an ndarray or a sequence with an entry per
-        row.
+        ``function(batch, models)``. `batch` is a dict of columns; each is an ndarray whose first
+        axis is the rows. Arrays of equal length become further dimensions, timestamps become
+        datetime64 in UTC, and strings, bytes and other values become an object array. `models` is
+        the dict of loaded models. The function returns a dict of the columns in `returns`, each an
+        ndarray or sequence with one entry per row.
     returns : str
-        Names and types of the columns that the function makes, as Spark writes a schema:
-        ``"box array<int>, score float"``.
+        Names and types of the result columns, as a Spark DDL schema: ``"box array<int>, score
+        float"``.
     models : dict of str to InferenceModel, optional
-        A model that ``load_module(..., accelerate=...)`` converted runs in its runtime.
+        Models that the function calls, by name. A model that ``load_module(..., accelerate=...)``
+        converted runs in its converted runtime.
     images : dict of str to (int, int), optional
-        Columns of bytes that hold images (JPEG, PNG, ...), and the height and width that they are
-        given. In the batch they are an ndarray ``(rows, height, width, 3)`` of uint8: red, green
-        and blue.
+        Binary columns of encoded images (JPEG, PNG, ...), with the height and width to resize them
+        to. The batch holds them as a uint8 RGB array of shape ``(rows, height, width, 3)``.
     columns : str or list of str, optional
-        What else the function takes.
+        Further columns that the function reads.
     keep : str or list of str, optional
-        Columns of `data` that the result keeps; default all but the images.
+        Columns of `data` in the result; default all except the images.
     batch_size : int
-        Most rows of a batch.
+        Maximum number of rows per batch.
     reduced : bool
-        Decode a JPEG at a half, a quarter or an eighth of its size where that is still large
-        enough, which takes a fraction of the time and changes pixels by a few grey levels.
+        Decode a JPEG at 1/2, 1/4 or 1/8 scale if the result is still large enough. This is several
+        times faster and changes pixels by a few grey levels.
     damaged : {"raise", "null"}
-        What to do about bytes that are no image: end with an error, or leave the row out of the
-        batch, so that the new columns are null.
+        What to do with bytes that are not an image: raise an error, or skip the row and set its
+        result columns to null.
 
     Returns
     -------
@@ -93,8 +93,8 @@ def map_batches(
     Raises
     ------
     UsageError
-        If a column is missing or has another type, or the function is not one, or returns other
-        columns or numbers of rows.
+        If a column is missing or has the wrong type, if `function` is not callable, or if it
+        returns the wrong columns or number of rows.
 
     Examples
     --------
@@ -132,28 +132,28 @@ def map_batches(
     check_positive("batch_size", batch_size)
     check_choice("damaged", damaged, ("raise", "null"))
     sizes = {name: _size(name, value) for name, value in (images or {}).items()}
-    given = [*sizes, *_names(columns)]
-    if not given:
+    inputs = [*sizes, *_names(columns)]
+    if not inputs:
         raise UsageError(
-            "The function would get no column; name some in images= or columns=",
+            "The function would get no columns; pass column names in images= or columns=",
             code="argument-missing",
             argument="columns",
         )
     kept = [n for n in data.columns if n not in sizes] if keep is None else _names(keep)
-    types = check_columns(data, [*given, *kept])
+    types = check_columns(data, [*inputs, *kept])
     for name in sizes:
         if types[name].typeName() != "binary":
             raise UsageError(
-                f"Column '{name}' of images must be binary, the content of a file; it is "
+                f"Image column '{name}' must be binary (the content of an image file), got "
                 f"{types[name].simpleString()}",
                 code="data-dtype",
                 column=name,
             )
-    for name in dict.fromkeys([*kept, *given]):
+    for name in dict.fromkeys([*kept, *inputs]):
         if not is_carried(types[name]):
             raise UsageError(
-                f"Column '{name}' is {types[name].simpleString()}, which Arrow cannot carry to "
-                "Python; leave it out with keep=, or cast it",
+                f"Column '{name}' has type {types[name].simpleString()}, which Arrow cannot "
+                "convert for Python; exclude it with keep=, or cast it",
                 code="data-dtype",
                 column=name,
             )
@@ -161,7 +161,7 @@ def map_batches(
     for name in added.names:
         if name.lower() in [each.lower() for each in kept]:
             raise UsageError(
-                f"The result would have two columns '{name}'; leave one out of keep=",
+                f"The result would have two columns '{name}'; exclude one with keep=",
                 code="column-duplicate",
                 column=name,
             )
@@ -170,14 +170,17 @@ def map_batches(
     origins = _origins(models or {})
     program = _Program(function, origins, reduced, damaged == "null", threads)
     shipped = ShippedModel(program, cluster.broadcaster, ())
-    # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
-    used = list(dict.fromkeys([*kept, *given]))
+    # mapInArrow resolves columns by name, which fails for dots, backticks and duplicate names
+    used = list(dict.fromkeys([*kept, *inputs]))
     plain = data.select(*(data[_quoted(name)].alias(f"c{i}") for i, name in enumerate(used)))
     rows = _BatchSlicer(
-        {name: used.index(name) for name in given}, sizes, [used.index(n) for n in kept], batch_size
+        {name: used.index(name) for name in inputs},
+        sizes,
+        [used.index(n) for n in kept],
+        batch_size,
     )
     task = _task(shipped.in_task(threads), rows, added.names, arrow_schema(added), threads)
-    schema = type(added)([*(plain.schema[f"c{i}"] for i in rows.kept), *_places(added)])
+    schema = type(added)([*(plain.schema[f"c{i}"] for i in rows.kept), *_positional_fields(added)])
     return map_in_arrow(plain, task, schema, batch_size).toDF(*kept, *added.names)
 
 
@@ -210,9 +213,9 @@ def _schema(returns: str) -> Any:
         )
     try:
         return data_type(returns)
-    except Exception as error:  # each Spark has a class of its own for it
+    except Exception as error:  # the class differs between classic Spark and Spark Connect
         raise UsageError(
-            f"returns={returns!r} is no schema of Spark: {error}",
+            f"returns={returns!r} is not a valid Spark schema: {error}",
             code="argument-value",
             argument="returns",
         ) from error
@@ -234,10 +237,10 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _places(schema: Any) -> list:
-    """The new columns under names that are free of what Spark reads as syntax."""
-    kind = type(schema.fields[0])
-    return [kind(f"p{i}", each.dataType) for i, each in enumerate(schema.fields)]
+def _positional_fields(schema: Any) -> list:
+    """Return the new fields under positional names, which need no quoting in Spark."""
+    field_type = type(schema.fields[0])
+    return [field_type(f"p{i}", each.dataType) for i, each in enumerate(schema.fields)]
 
 
 # -- the task --------------------------------------------------------------------------------------
@@ -245,17 +248,17 @@ def _places(schema: Any) -> list:
 
 @dataclass(frozen=True)
 class _Program:
-    """The function and what its models are made of, as they are shipped.
+    """The user's function and its models' origins, as they are shipped to tasks.
 
     Attributes
     ----------
     function : callable
     origins : dict of str to tuple
-        Of :class:`InferenceModel`.
+        Arguments of :meth:`InferenceModel.of_origin`, by model name.
     reduced, skips : bool
-        Whether JPEGs are decoded at a fraction of their size, and damaged images are left out.
+        Whether to decode JPEGs at reduced scale, and whether to skip damaged images.
     threads : int
-        Of a model in a task.
+        Number of threads per model in a task.
     """
 
     function: BatchFunction
@@ -274,7 +277,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _LoadedProgram:
-    """The program in a Python worker of Spark, with its models."""
+    """The function and its loaded models in a Python worker of Spark."""
 
     program: _Program
     models: dict[str, InferenceModel]
@@ -286,41 +289,42 @@ class _LoadedProgram:
 
 @dataclass(frozen=True)
 class _BatchSlicer:
-    """The way from rows of Arrow to batches.
+    """Slices Arrow record batches and converts their columns for the function.
 
     Attributes
     ----------
-    given : dict of str to int
-        Places of the function's columns.
+    inputs : dict of str to int
+        Index of each column that the function reads.
     sizes : dict of str to (int, int)
-        Of images.
+        Height and width of each image column.
     kept : list of int
-        Places of the columns that stay.
+        Indices of the columns to keep in the result.
     batch_size : int
+        Maximum number of rows per batch.
     """
 
-    given: dict[str, int]
+    inputs: dict[str, int]
     sizes: dict[str, tuple[int, int]]
     kept: list[int]
     batch_size: int
 
     def pieces(self, batches: Iterable) -> Iterator[Any]:
-        """Record batches of at most so many rows."""
+        """Yield slices of the record batches with at most ``batch_size`` rows each."""
         for batch in batches:
             for low in range(0, batch.num_rows, self.batch_size):
                 yield batch.slice(low, self.batch_size)
 
-    def taken(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _PendingBatch:
-        """The columns of a record batch as the function gets them; images are being decoded."""
+    def start(self, batch: Any, program: _Program, threads: ThreadPoolExecutor) -> _PendingBatch:
+        """Convert a slice's columns to arrays and start to decode its images."""
         waiting = {
             name: decode_images(
-                batch.column(self.given[name]), size, program.reduced, threads, program.skips
+                batch.column(self.inputs[name]), size, program.reduced, threads, program.skips
             )
             for name, size in self.sizes.items()
         }
         columns = {
-            name: values_of(name, batch.column(place))
-            for name, place in self.given.items()
+            name: values_of(name, batch.column(index))
+            for name, index in self.inputs.items()
             if name not in self.sizes
         }
         return _PendingBatch(batch, columns, waiting)
@@ -328,14 +332,14 @@ class _BatchSlicer:
 
 @dataclass
 class _PendingBatch:
-    """A batch whose images are being decoded.
+    """A batch whose images are still being decoded.
 
     Attributes
     ----------
     batch : pyarrow.RecordBatch
     columns : dict of str to ndarray
     waiting : dict of str to callable
-        Each gives the images of a column, and which of its rows hold one.
+        Per image column, a function that returns the pixels and a mask of the valid rows.
     """
 
     batch: Any
@@ -343,7 +347,7 @@ class _PendingBatch:
     waiting: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
 
     def columns_and_rows(self) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """The columns, and the numbers of the rows that they have unless these are all."""
+        """Wait for the images; return the columns and the kept row indices (None if all)."""
         decoded = {name: wait() for name, wait in self.waiting.items()}
         good = np.ones(self.batch.num_rows, bool)
         for _, is_image in decoded.values():
@@ -361,18 +365,18 @@ def _task(
     def task(batches):
         with worker_of_task() as worker, ThreadPoolExecutor(threads) as decoders:
             pieces = rows.pieces(batches)
-            taken = (rows.taken(piece, worker.program, decoders) for piece in pieces)
-            for each in _one_ahead(taken):
-                made = _called(worker, each, names, schema)
+            pending = (rows.start(piece, worker.program, decoders) for piece in pieces)
+            for each in _one_ahead(pending):
+                made = _call_function(worker, each, names, schema)
                 kept = [each.batch.column(i) for i in rows.kept]
-                places = [f"c{i}" for i in rows.kept] + [f"p{i}" for i in range(len(names))]
-                yield pa.RecordBatch.from_arrays([*kept, *made], places)
+                aliases = [f"c{i}" for i in rows.kept] + [f"p{i}" for i in range(len(names))]
+                yield pa.RecordBatch.from_arrays([*kept, *made], aliases)
 
     return task
 
 
 def _one_ahead(values: Iterator) -> Iterator:
-    """The values, each given out when the one after it has been begun."""
+    """Yield the values, starting each next value before its predecessor is yielded."""
     for value in itertools.islice(values, 1):
         for following in values:
             yield value
@@ -380,12 +384,14 @@ def _one_ahead(values: Iterator) -> Iterator:
         yield value
 
 
-def _called(worker: _LoadedProgram, taken: _PendingBatch, names: list[str], schema: Any) -> list:
-    """The columns that the function makes of a batch, in their types of Arrow."""
-    columns, rows = taken.columns_and_rows()
-    count = taken.batch.num_rows if rows is None else len(rows)
+def _call_function(
+    worker: _LoadedProgram, pending: _PendingBatch, names: list[str], schema: Any
+) -> list:
+    """Call the function on a batch and return its result columns as Arrow arrays."""
+    columns, rows = pending.columns_and_rows()
+    count = pending.batch.num_rows if rows is None else len(rows)
     if not count:
-        return [pa.nulls(taken.batch.num_rows, each.type) for each in schema]
+        return [pa.nulls(pending.batch.num_rows, each.type) for each in schema]
     made = worker([columns])
     if not isinstance(made, Mapping) or set(made) != set(names):
         has = sorted(made) if isinstance(made, Mapping) else type(made).__name__
@@ -397,27 +403,27 @@ def _called(worker: _LoadedProgram, taken: _PendingBatch, names: list[str], sche
         values = made[each.name]
         if len(values) != count:
             raise UsageError(
-                f"The function must return a value for each row: column '{each.name}' has "
-                f"{len(values)} for {count} rows",
+                f"The function must return one value per row: column '{each.name}' has "
+                f"{len(values)} values for {count} rows",
                 code="data-shape",
                 column=each.name,
             )
         arrays.append(_array(each.name, values, each.type))
     if rows is None:
         return arrays
-    places = np.full(taken.batch.num_rows, -1)
-    places[rows] = np.arange(count)
-    return [each.take(pa.array(places, mask=places < 0)) for each in arrays]
+    indices = np.full(pending.batch.num_rows, -1)
+    indices[rows] = np.arange(count)
+    return [each.take(pa.array(indices, mask=indices < 0)) for each in arrays]
 
 
 # -- columns ---------------------------------------------------------------------------------------
 
 
 def values_of(name: str, array: Any) -> np.ndarray:
-    """A column of Arrow as an ndarray with a row per row.
+    """Convert an Arrow column to an ndarray whose first axis is the rows.
 
-    Arrays of equal lengths become more dimensions, times datetime64 in UTC; what is no number is
-    an object.
+    Arrays of equal length become further dimensions and timestamps become datetime64 in UTC.
+    Other non-numeric columns become object arrays.
     """
     shape, inner = [len(array)], array
     while pa.types.is_list(inner.type) and not inner.null_count:
@@ -436,25 +442,25 @@ def values_of(name: str, array: Any) -> np.ndarray:
     return objects
 
 
-def _array(name: str, values: Any, kind: Any) -> Any:
-    """Values of the function in a type of Arrow."""
+def _array(name: str, values: Any, dtype: Any) -> Any:
+    """Convert a result column of the function to an Arrow array of type `dtype`."""
     try:
         if isinstance(values, np.ndarray) and values.dtype != object:
-            if pa.types.is_binary(kind) and values.ndim == 2 and values.dtype == np.uint8:
-                return pa.array([row.tobytes() for row in np.ascontiguousarray(values)], kind)
-            return _nested(np.ascontiguousarray(values), kind)
-        return pa.array(list(values), kind)
+            if pa.types.is_binary(dtype) and values.ndim == 2 and values.dtype == np.uint8:
+                return pa.array([row.tobytes() for row in np.ascontiguousarray(values)], dtype)
+            return _nested(np.ascontiguousarray(values), dtype)
+        return pa.array(list(values), dtype)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UsageError(
-            f"Column '{name}' cannot be {kind}, as returns= says: the function returned {error}",
+            f"Column '{name}' cannot be converted to {dtype} as returns= requires: {error}",
             code="data-dtype",
             column=name,
         ) from error
 
 
-def _nested(values: np.ndarray, kind: Any) -> Any:
-    """An ndarray as a column: one list per dimension beyond the rows."""
-    inner = kind
+def _nested(values: np.ndarray, dtype: Any) -> Any:
+    """Convert an ndarray to an Arrow column with one list level per dimension after the rows."""
+    inner = dtype
     for _ in values.shape[1:]:
         if not pa.types.is_list(inner):
             raise TypeError(f"an array of {values.ndim} dimensions")

@@ -1,4 +1,4 @@
-"""Columns of encoded images as arrays of pixels."""
+"""Decoding of encoded images in binary columns to arrays of pixels."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def decode_images(
     threads: ThreadPoolExecutor | None = None,
     skips: bool = False,
 ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    """Begin to decode the images of a column and to bring them to one size.
+    """Start to decode a column's images and resize them to one size.
 
     Parameters
     ----------
     contents : pyarrow.Array
-        Of binary.
+        Binary column of encoded images.
     size : (int, int)
-        Height and width of the result; proportions are not kept.
+        Height and width of the result; the aspect ratio is not preserved.
     reduced : bool
-        Decode a JPEG at a fraction of its size where that is still large enough.
+        Decode a JPEG at reduced scale if the result is still large enough.
     threads : ThreadPoolExecutor, optional
-        They decode; by default the thread that asks for the result does.
+        Pool that decodes; by default the thread that requests the result decodes.
     skips : bool
-        Leave out what is no image, instead of a UsageError.
+        Mark rows that are not an image as invalid instead of raising a UsageError.
 
     Returns
     -------
     callable
-        It waits, and returns the images, uint8 of shape ``(rows, height, width, 3)``, and of shape
-        ``(rows,)`` True for those that are one.
+        Waits for the decoding; returns the pixels, uint8 of shape ``(rows, height, width, 3)``, and
+        a bool mask of the valid rows of shape ``(rows,)``.
     """
     height, width = size
     pixels = np.zeros((len(contents), height, width, 3), np.uint8)
@@ -78,7 +78,7 @@ def _decoder(size: tuple[int, int], reduced: bool) -> Callable[[bytes, np.ndarra
             target[...] = image
             return
         shrinks = image.shape[0] > height or image.shape[1] > width
-        how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        cv2.resize(image, (width, height), dst=target, interpolation=how)
+        method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        cv2.resize(image, (width, height), dst=target, interpolation=method)
 
     return into

@@ -1,4 +1,4 @@
-"""InferenceModel: one model, a fixed number of copies, any number of threads."""
+"""``InferenceModel``: one model with a fixed number of copies, shared by any number of threads."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from bigdl.orca.inference.shipping import ShippedModel
 
 
 class InferenceModel:
-    """A model of PyTorch, ONNX, OpenVINO or Nano that threads share.
+    """A PyTorch, ONNX, OpenVINO or Nano model that threads can share.
 
-    Every copy works for one thread at a time; a thread that finds all of them busy waits.
+    Each copy serves one thread at a time; a thread waits while all copies are busy.
 
     Parameters
     ----------
     supported_concurrent_num : int
-        How many copies there are. The copies of a network in ONNX Runtime or OpenVINO share its
-        weights; in OpenVINO so many calls at the same time share the cores.
+        Number of copies. Copies of an ONNX Runtime or OpenVINO network share its weights. OpenVINO
+        divides the cores among this number of concurrent calls.
 
     Examples
     --------
@@ -57,25 +57,25 @@ class InferenceModel:
     def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
         self._count = check_positive("supported_concurrent_num", supported_concurrent_num)
         self._idle: queue.LifoQueue[Any] | None = None
-        self._origin: tuple | None = None  # how a worker of Spark gets the same model
+        self._origin: tuple | None = None  # recipe from which a Spark worker builds the same model
 
     # -- loading -------------------------------------------------------------------------------
 
     def load_torch(self, model_path: str, *, trust: bool = False) -> InferenceModel:
-        """Read a model of PyTorch.
+        """Load a PyTorch model from a file.
 
         Parameters
         ----------
         model_path : str
             A TorchScript archive, an exported program (``torch.export``), or a pickled module.
         trust : bool
-            Such a file can run any code, a script of TorchScript, too: it is read only with
-            ``trust=True``.
+            Confirm that the file is safe. It can run arbitrary code when it is loaded, even as
+            TorchScript, so it is only loaded with ``trust=True``.
 
         Returns
         -------
         InferenceModel
-            Itself, as from every ``load``.
+            This object, as for every ``load`` method.
 
         Examples
         --------
@@ -87,22 +87,23 @@ class InferenceModel:
         >>> model.predict(np.array([[-1.0, 2.0]], dtype="float32"))
         array([[0., 2.]], dtype=float32)
         """
-        # the file is shipped: a script has no pickle
+        # ship the file itself: a TorchScript module cannot be pickled
         return self._fill(file_copies, read_model(model_path), str(model_path), trust)
 
     def load_module(
         self, module, *, accelerate: str | None = None, sample: Any = None
     ) -> InferenceModel:
-        """Take a module (or a ``TorchModel``); it is copied.
+        """Load a copy of a module or ``TorchModel``.
 
         Parameters
         ----------
         module : torch.nn.Module
         accelerate : str, optional
-            A method of Nano, e.g. ``"openvino_int8"``: the module is converted, and calibrated for
-            int8, now and here.
+            A Nano acceleration method, e.g. ``"openvino_int8"``. The module is converted (and
+            calibrated for int8) in this call, in this process.
         sample : ndarray or sequence of ndarray
-            Some rows as :meth:`predict` takes them, for `accelerate`; 32 to 256 are good for int8.
+            Sample rows, in the form that :meth:`predict` takes, for `accelerate`; use 32 to 256
+            rows for int8.
 
         Examples
         --------
@@ -131,8 +132,7 @@ class InferenceModel:
             )
         if sample is None:
             raise UsageError(
-                f"accelerate={accelerate!r} needs some rows to convert the model with; "
-                "pass sample=",
+                f"accelerate={accelerate!r} needs sample rows to convert the model; pass sample=",
                 code="argument-missing",
                 argument="sample",
                 method=accelerate,
@@ -147,22 +147,22 @@ class InferenceModel:
         return self._fill(nano_copies, saved_files(converted), model, True)
 
     def load_onnx(self, path: str) -> InferenceModel:
-        """Read an ONNX model (needs onnxruntime)."""
+        """Load an ONNX model from a file (requires onnxruntime)."""
         return self._fill(onnx_copies, read_model(path))
 
     def load_openvino(
         self, model_path: str, weight_path: str | None = None, batch_size: int = 0
     ) -> InferenceModel:
-        """Read a model of OpenVINO.
+        """Load an OpenVINO model.
 
         Parameters
         ----------
         model_path : str
-            The ``.xml``.
+            Path of the ``.xml`` file.
         weight_path : str, optional
-            The ``.bin``; default the one beside it.
+            Path of the ``.bin`` file; default the path of the ``.xml`` file with this suffix.
         batch_size : int
-            Fix the batch of the model; 0 leaves it as it is.
+            Batch size to fix in the model; 0 keeps the model's batch dimension.
         """
         return self._fill(openvino_copies, *read_openvino(model_path, weight_path), batch_size)
 
@@ -171,16 +171,16 @@ class InferenceModel:
     def load_nano(
         self, path: str | os.PathLike, module=None, *, trust: bool = False
     ) -> InferenceModel:
-        """Read an accelerated model of Nano.
+        """Load an accelerated model that Nano saved.
 
         Parameters
         ----------
         path : str or path
             A directory that ``InferenceOptimizer.save`` wrote.
         module : torch.nn.Module, optional
-            The original, where the directory holds weights only.
+            The original module, required if the directory holds weights only.
         trust : bool
-            Load a graph of PyTorch that no program of this user has signed, as of
+            Load a PyTorch graph without a signature of this user, as in
             ``InferenceOptimizer.load``.
         """
         files = nano_files(path)
@@ -188,28 +188,30 @@ class InferenceModel:
             copies = nano_copies(self._count, files, module, trust)
         except UntrustedFileError:
             raise untrusted(path, "a saved graph of PyTorch") from None
-        return self._take(copies, (nano_copies, files, module, True))  # workers have other keys
+        return self._take(
+            copies, (nano_copies, files, module, True)
+        )  # workers cannot verify the signature: they have other keys
 
     def load_bigdl(self, model_path: str, weight_path: str | None = None) -> NoReturn:
-        """Models of BigDL's JVM layers cannot be read."""
+        """Raise an error: models of BigDL's JVM layers cannot be loaded."""
         advice = "export the model to ONNX or PyTorch and use load_onnx or load_torch"
         _refuse("Models of BigDL's JVM layers", advice, model_path)
 
     def load(self, model_path: str, weight_path: str | None = None) -> NoReturn:
-        """Models of BigDL's JVM layers cannot be read."""
+        """Raise an error: models of BigDL's JVM layers cannot be loaded."""
         self.load_bigdl(model_path, weight_path)
 
     def load_caffe(self, model_path: str, weight_path: str) -> NoReturn:
-        """Models of Caffe cannot be read."""
+        """Raise an error: Caffe models cannot be loaded."""
         _refuse("Models of Caffe", "convert the model to ONNX and use load_onnx", model_path)
 
     def load_tensorflow(self, model_path: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Graphs of TensorFlow 1 cannot be read."""
+        """Raise an error: TensorFlow 1 graphs cannot be loaded."""
         advice = "convert the model to OpenVINO or ONNX and use load_openvino or load_onnx"
         _refuse("Graphs of TensorFlow 1", advice, model_path)
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
-        """Take the copies ``make_copies(count, *parts)``; a worker of Spark makes its own so."""
+        """Fill the pool with ``make_copies(count, *parts)``, which Spark workers call again."""
         return self._take(make_copies(self._count, *parts), (make_copies, *parts))
 
     def _take(self, copies: list, origin: tuple) -> InferenceModel:
@@ -221,32 +223,32 @@ class InferenceModel:
 
     @property
     def origin(self) -> tuple:
-        """The parts of the copies, which can be pickled, for :meth:`of_origin`."""
+        """Picklable recipe of the copies, for :meth:`of_origin`."""
         self._need_model()
         return cast("tuple", self._origin)
 
     @classmethod
     def of_origin(cls, origin: tuple, threads: int | None = None) -> InferenceModel:
-        """Return the model in a worker of Spark, where each call computes with so many threads."""
+        """Build the model from its recipe in a Spark worker, with `threads` threads per call."""
         make_copies, *parts = origin
         return cls()._take(make_copies(1, *parts, threads=threads), origin)
 
     # -- prediction ----------------------------------------------------------------------------
 
     def predict(self, inputs, batch_size: int | None = None):
-        """Outputs for a batch; threads may call it at the same time.
+        """Return the model's outputs for a batch; several threads may call it concurrently.
 
         Parameters
         ----------
         inputs : ndarray or sequence of ndarray
-            Several are the several inputs of the model.
+            One array per input of the model.
         batch_size : int, optional
-            Rows of one forward pass; default all.
+            Number of rows per forward pass; default all rows.
 
         Returns
         -------
         ndarray or list of ndarray
-            A list for a model of several outputs.
+            A list if the model has several outputs.
         """
         arrays = _as_arrays(inputs)
         rows = len(arrays[0])
@@ -261,18 +263,18 @@ class InferenceModel:
         return joined[0] if len(joined) == 1 else joined
 
     def distributed_predict(self, inputs, sc=None):
-        """Predict the elements of an RDD, each a batch as :meth:`predict` takes it.
+        """Predict the elements of an RDD; each element is a batch as for :meth:`predict`.
 
         Parameters
         ----------
         inputs : pyspark.RDD
         sc : pyspark.SparkContext, optional
-            Default that of the RDD.
+            Default the RDD's SparkContext.
 
         Returns
         -------
         pyspark.RDD
-            The outputs, lazily and in the same order.
+            The outputs, computed lazily, in the order of `inputs`.
         """
         shipped = ShippedModel(_ShippedInferenceModel(self.origin, 1), sc or inputs.context, ())
         model_of_task = shipped.in_task(1)
@@ -287,7 +289,7 @@ class InferenceModel:
     @contextmanager
     def _copy(self):
         self._need_model()
-        idle = self._idle  # another load may replace it meanwhile
+        idle = self._idle  # another load may replace it in the meantime
         copy = idle.get()
         try:
             yield copy
@@ -297,15 +299,14 @@ class InferenceModel:
     def _need_model(self):
         if self._idle is None:
             raise UsageError(
-                "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
-                "first",
+                "No model is loaded; call load_torch, load_onnx, load_openvino or load_nano first",
                 code="not-fitted",
             )
 
 
 @dataclass(frozen=True)
 class _ShippedInferenceModel:
-    """The parts that tasks make an InferenceModel of."""
+    """Recipe of an InferenceModel, shipped to tasks."""
 
     origin: tuple
     threads: int
@@ -316,7 +317,7 @@ class _ShippedInferenceModel:
 
 @dataclass(frozen=True)
 class _LoadedInferenceModel:
-    """An InferenceModel as tasks call it."""
+    """Adapter that lets tasks call an InferenceModel as a LoadedModel."""
 
     model: InferenceModel
     squeezes: bool = False
@@ -327,24 +328,24 @@ class _LoadedInferenceModel:
 
 def _refuse(models: str, advice: str, path: str) -> NoReturn:
     raise UsageError(
-        f"{models} cannot be read; {advice} instead of loading {path!r}",
+        f"{models} cannot be loaded; {advice} instead of loading {path!r}",
         code="name-dropped",
         path=path,
     )
 
 
 def _as_arrays(inputs: Any) -> list[np.ndarray]:
-    given: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
-    if not given:
+    items: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
+    if not items:
         raise UsageError(
-            "predict needs an array, or one for each input of the model; got none",
+            "predict needs an array, or a list with one array per model input; got none",
             code="argument-missing",
             argument="inputs",
         )
-    arrays = [np.asarray(each) for each in given]
+    arrays = [np.asarray(each) for each in items]
     if any(a.ndim == 0 or a.dtype == object for a in arrays):
         raise UsageError(
-            "predict takes an array of rows, or a list of them for several inputs of the model, "
+            "predict takes an array of rows, or a list with one array per model input, "
             f"got {type(inputs).__name__}",
             code="data-type",
             argument="inputs",

@@ -1,4 +1,4 @@
-"""Copies of a model in one runtime: functions of a list of arrays that return one."""
+"""Copies of a model in one runtime, as functions from a list of arrays to a list of arrays."""
 
 import contextlib
 import copy
@@ -20,36 +20,36 @@ Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 def torch_copy(module: Any) -> Copy:
-    """Return the function of a module in eval mode."""
+    """Return a function that runs a module's forward pass on numpy arrays."""
 
     def run(inputs: list[np.ndarray]) -> list[np.ndarray]:
         import torch
 
         with torch.inference_mode():
             outputs = module(*[torch.from_numpy(np.ascontiguousarray(a)) for a in inputs])
-        # numpy has no bfloat16
+        # NumPy has no bfloat16
         return [(x.float() if x.dtype is torch.bfloat16 else x).numpy() for x in _listed(outputs)]
 
     return run
 
 
 def _listed(outputs: Any) -> list:
-    """Return the results of a model as a list of its outputs."""
+    """Return a model's outputs as a list."""
     if isinstance(outputs, dict):
         return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
-    """Return a network of Nano's runtimes as copies, which are one: any thread may call it.
+    """Return `count` references to one network; its runtime allows concurrent calls.
 
     Parameters
     ----------
     count : int
     run : callable
-        Its outputs are the caller's.
+        Runs the network; it must return new arrays for every call.
     names : sequence of str
-        Of the inputs.
+        Names of the inputs.
     """
 
     def checked(inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -65,7 +65,7 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
 
 
 def module_copies(count: int, module: Any, *, threads: int | None = None) -> list[Copy]:
-    """Return copies of a module; they compute with the threads of the process."""
+    """Return `count` deep copies of a module, which compute with the threads of the process."""
     need_module(module)
     copies = [copy.deepcopy(module) for _ in range(count)]
     for each in copies:
@@ -75,23 +75,23 @@ def module_copies(count: int, module: Any, *, threads: int | None = None) -> lis
 
 
 def need_module(module: object) -> None:
-    """Refuse what is no module of PyTorch."""
+    """Raise a UsageError if an object is not a PyTorch module."""
     torch = require("torch", "orca")
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
-            f"A module of PyTorch is expected, got {type(module).__name__}", code="model-type"
+            f"Expected a PyTorch module, got {type(module).__name__}", code="model-type"
         )
 
 
 def file_copies(
     count: int, data: bytes, path: str, trust: bool, *, threads: int | None = None
 ) -> list[Copy]:
-    """Return copies of the module in a file of PyTorch, see :func:`torch_module`."""
+    """Return copies of the module in a PyTorch file, see :func:`torch_module`."""
     return module_copies(count, torch_module(data, path, trust))
 
 
 def onnx_copies(count: int, data: bytes, *, threads: int | None = None) -> list[Copy]:
-    """Return the content of an ONNX file in ONNX Runtime, whose copies are one."""
+    """Load the content of an ONNX file in ONNX Runtime; its copies share one session."""
     require("onnxruntime", "nano")
     from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork
 
@@ -104,7 +104,7 @@ def onnx_copies(count: int, data: bytes, *, threads: int | None = None) -> list[
 def openvino_copies(
     count: int, xml: bytes, weights: bytes, batch_size: int = 0, *, threads: int | None = None
 ) -> list[Copy]:
-    """Return the content of the two files of a network in OpenVINO, whose copies are one."""
+    """Compile an OpenVINO network from the content of its two files; its copies share it."""
     require("openvino", "nano")
     from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.openvino.network import read_network
@@ -128,10 +128,10 @@ def nano_copies(
     *,
     threads: int | None = None,
 ) -> list:
-    """Return the files of a directory that ``InferenceOptimizer.save`` wrote, as copies.
+    """Load the files that ``InferenceOptimizer.save`` wrote, as copies of the model.
 
-    Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
-    the threads of the process, which calls at the same time could not change and restore.
+    Threads share a network of another runtime, so its copies are one object. PyTorch graphs use the
+    threads of the process: concurrent calls must not change and restore that setting.
     """
     from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.pytorch import InferenceOptimizer
@@ -146,7 +146,7 @@ def nano_copies(
         if isinstance(model.nano_network, CompiledNetwork):
             model.nano_network.expect_callers(count)
         model.output_tensors = False
-        run = model.nano_run  # takes arrays as it takes tensors
+        run = model.nano_run  # accepts arrays as well as tensors
         return network_copies(
             count, lambda inputs: _listed(run(tuple(inputs), {})), model.forward_args
         )
@@ -159,14 +159,14 @@ def nano_copies(
 def accelerated_model(
     model: Any, method: str, batches: Sequence[tuple], threads: int | None
 ) -> Any:
-    """Return a module as a method of Nano makes it.
+    """Convert a module with a Nano acceleration method.
 
     Parameters
     ----------
     model : torch.nn.Module
     method : str
     batches : sequence of tuple
-        Arguments of the model: the first to convert it with, all to calibrate int8.
+        Model arguments: the first batch is used for conversion, all batches for int8 calibration.
     threads : int, optional
     """
     from bigdl.nano.pytorch import InferenceOptimizer
@@ -181,7 +181,7 @@ def accelerated_model(
 
 
 def saved_files(accelerated: Any) -> dict[str, bytes]:
-    """The files of the directory that ``InferenceOptimizer.save`` writes for a model, by name."""
+    """Return the files that ``InferenceOptimizer.save`` writes for a model, by name."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
     with scratch_folder("accelerated") as folder:
@@ -191,14 +191,14 @@ def saved_files(accelerated: Any) -> dict[str, bytes]:
 
 
 def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
-    """The files of a directory that ``InferenceOptimizer.save`` wrote, by name."""
+    """Read the files of a directory that ``InferenceOptimizer.save`` wrote, by name."""
     from bigdl.nano.acceleration.saved import META_FILE
 
     directory = Path(path)
     if not (directory / META_FILE).exists():
         raise UsageError(
-            f"{str(path)!r} holds no model that InferenceOptimizer.save wrote: there is no "
-            f"{META_FILE} in it",
+            f"{str(path)!r} does not hold a model that InferenceOptimizer.save wrote: it has no "
+            f"{META_FILE}",
             code="path-missing",
             path=str(path),
         )
@@ -212,33 +212,33 @@ def read_openvino(path: str, weight_path: str | None = None) -> tuple[bytes, byt
 
 
 def read_model(path: str) -> bytes:
-    """The content of a model's file on a local path or fsspec URL."""
+    """Read a model file from a local path or fsspec URL."""
     try:
         return read_bytes(path)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(
-            f"The model {path!r} cannot be read: {error}", code="file-damaged", path=path
+            f"Cannot read the model {path!r}: {error}", code="file-damaged", path=path
         ) from error
 
 
 def torch_module(data: bytes, path: str, trust: bool):
-    """The module in a file of PyTorch.
+    """Load a module from the content of a PyTorch file.
 
     Parameters
     ----------
     data : bytes
         A TorchScript archive, an exported program, or a pickled module.
     path : str
-        What messages call the file.
+        Name of the file in error messages.
     trust : bool
-        Whether to read it: each of them can run any code.
+        Whether to load it: each of these formats can run arbitrary code.
     """
     torch = require("torch", "orca")
     names: set[str] = set()
     if data and not trust:
-        raise untrusted(path, "a program of TorchScript, an exported program or a pickled module")
+        raise untrusted(path, "a TorchScript program, an exported program or a pickled module")
     failure = f"{path!r} is not a model that torch can load"
-    # a damaged file shows in many ways
+    # a damaged file raises many types of errors
     with as_usage_error(
         failure, text=lambda error: " ".join(str(error).split()), code="file-damaged", path=path
     ):

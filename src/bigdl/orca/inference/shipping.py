@@ -1,7 +1,7 @@
-"""A model on its way from the driver to the tasks that predict.
+"""Shipping of a model from the driver to the tasks that predict.
 
-The plan of a DataFrame owns an immutable snapshot of the model (a broadcast that nobody destroys),
-and each Python worker keeps the few models that it used last.
+A DataFrame's plan owns an immutable snapshot of the model, a broadcast that is never destroyed.
+Each Python worker keeps its most recently used models loaded.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ from bigdl.runtime.serialization import pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
 
 _CACHE_BYTES = 2 << 30
-_models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
+_models: OrderedDict[tuple, tuple] = (
+    OrderedDict()
+)  # LRU cache of this Python worker: (model, size in bytes)
 
 
 class LoadedModel(Protocol):
@@ -28,7 +30,7 @@ class LoadedModel(Protocol):
     Attributes
     ----------
     squeezes : bool
-        Whether trailing dimensions of size 1 of its outputs are dropped.
+        Whether to drop trailing dimensions of size 1 from the outputs.
     """
 
     @property
@@ -39,13 +41,13 @@ class LoadedModel(Protocol):
 
 
 def accepted_by(model: LoadedModel, batch: list) -> list:
-    """Return a batch in the dtypes that a model takes, which its method ``accepted`` tells."""
+    """Return a batch in the dtypes that the model accepts, if it has a method ``accepted``."""
     accepted = getattr(model, "accepted", None)
     return batch if accepted is None else accepted(batch)
 
 
 class ModelBytes:
-    """A model as bytes that a process can load; they run code of the model's author.
+    """A pickled model; loading it runs its author's code.
 
     Parameters
     ----------
@@ -57,11 +59,11 @@ class ModelBytes:
         self._data = data
 
     def snapshot(self) -> Any:
-        """Return the object that was pickled: its ``load_on(device)`` gives the model."""
+        """Unpickle the snapshot; its ``load_on(device)`` returns the loaded model."""
         return cloudpickle.loads(self._data)
 
     def load(self) -> LoadedModel:
-        """The model, on the CPU."""
+        """Load the model on the CPU."""
         import torch
 
         with isolated_rng(0):
@@ -69,21 +71,21 @@ class ModelBytes:
 
 
 class ShippedModel:
-    """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
+    """Immutable broadcast of a pickled model for prediction tasks.
 
     Parameters
     ----------
     model : object
-        It can be pickled; its ``load_on(device)`` loads it in a process on a device and returns a
+        A picklable snapshot. ``load_on(device)`` loads it on a device and returns a
         :class:`LoadedModel`.
     sc : pyspark.SparkContext
     origin : tuple
-        What the model was made of, for :meth:`is_of`.
+        Values that the model was built from, for :meth:`is_of`.
 
     Attributes
     ----------
     digest : str
-        Of what was broadcast.
+        Digest of the broadcast bytes.
     broadcast : pyspark.Broadcast
     """
 
@@ -96,11 +98,11 @@ class ShippedModel:
 
     @property
     def owner(self) -> Any:
-        """The SparkContext in which it was broadcast."""
+        """The SparkContext that broadcast the model."""
         return self._origin[0]
 
     def is_of(self, *origin) -> bool:
-        """Return True if it was made from these values, the first of which is a SparkContext."""
+        """Return True if the model was built from these values; the first is the SparkContext."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
             for old, new in zip(self._origin, origin, strict=True)
@@ -112,30 +114,31 @@ class ShippedModel:
         Parameters
         ----------
         threads : int
-            Of torch in the task.
+            Number of torch threads in the task.
         """
         paths = tuple(sys.path)  # user modules that the model's pickle refers to
         return functools.partial(_in_task, self.digest, self.broadcast, paths, threads)
 
     def load(self) -> LoadedModel:
-        """The model, on the driver and its CPU."""
+        """Load the model on the driver's CPU."""
         return ModelBytes(self.broadcast.value).load()
 
 
 def shipped_of(
     make: Callable[[], Any], previous: ShippedModel | None, sc: Any, *origin: Any
 ) -> ShippedModel:
-    """Broadcast a model, unless it is what was broadcast last.
+    """Broadcast a model; reuse the previous broadcast if its origin is the same.
 
     Parameters
     ----------
     make : callable
-        Makes the model.
+        Returns the model to pickle.
     previous : ShippedModel, optional
-        What was broadcast last.
+        The latest broadcast.
     sc : pyspark.SparkContext
     *origin
-        What the model is made of: texts, whole numbers, and objects that are compared by identity.
+        Values that the model is built from. Strings and integers are compared by value, other
+        objects by identity.
     """
     if previous is not None and previous.is_of(sc, *origin):
         return previous
@@ -156,7 +159,7 @@ def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> It
 
 
 def _cached(digest: str, broadcast) -> LoadedModel:
-    """The model of a broadcast, from this Python worker's cache of those used last."""
+    """Load a broadcast model through the LRU cache of this Python worker."""
     device = device_of_task()
     key = digest, str(device)
     if key in _models:

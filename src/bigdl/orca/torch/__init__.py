@@ -1,8 +1,8 @@
-"""Parts of models for PyTorch: sharded embeddings and their optimizer, and old wrappers.
+"""Sharded embeddings for PyTorch, their optimizer, and the model wrappers of BigDL 2.x.
 
-Programs for BigDL 2.x make a TorchModel, TorchLoss or TorchOptim before training.  BigDL 2.x needed
-them to hand a model to the JVM.  Here they carry what they were given to whoever takes a model, a
-loss or an optimizer.
+Programs for BigDL 2.x create a TorchModel, TorchLoss or TorchOptim before training, because BigDL
+2.x passed the model to the JVM. Here these wrappers only hold the wrapped object; every
+argument that takes a model, loss or optimizer unwraps them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 
-require("torch", "orca")  # this module is about nothing else
+require("torch", "orca")  # everything in this module needs torch
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
 from bigdl.training.embedding_tables.growing import GrowingEmbedding  # noqa: E402
@@ -33,9 +33,9 @@ _DECAYS = {"EpochDecay": "epoch", "IterationDecay": "batch", "EpochDecayByScore"
 
 
 class TorchModel:
-    """A PyTorch model; see :meth:`from_pytorch`.
+    """Wrapper of a PyTorch module, for programs written for BigDL 2.x.
 
-    Called like the model, it gives the model's outputs.
+    Create it with :meth:`from_pytorch`. Calling it calls the module.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class TorchModel:
 
     @classmethod
     def from_pytorch(cls, input: Any) -> TorchModel:
-        """Wrap a module, or what a function without arguments returns."""
+        """Wrap a module, or the module that a function without arguments returns."""
         torch = require("torch", "orca")
         module = input
         if not isinstance(module, torch.nn.Module) and callable(module):
@@ -67,19 +67,19 @@ class TorchModel:
         return cls(module)
 
     def to_pytorch(self):
-        """The module."""
+        """Return the wrapped module."""
         return self._module
 
     def __call__(self, *inputs):
         return self._module(*inputs)
 
     def predict(self, x, batch_size: int = 32):
-        """Outputs for an array of rows, on the driver.
+        """Return the model's outputs for arrays of rows, computed on the driver.
 
         Parameters
         ----------
         x : ndarray or list of ndarray
-            Several are several inputs.
+            One array per input of the model.
         batch_size : int
 
         Returns
@@ -91,25 +91,25 @@ class TorchModel:
         return InferenceModel().load_module(self._module).predict(x, batch_size=batch_size)
 
     def saveModel(self, path: str, over_write: bool = False) -> None:
-        """Write the whole module (a pickle) to a local file."""
+        """Pickle the whole module to a local file."""
         if os.path.exists(path) and not over_write:
             raise UsageError(
                 f"The file {path!r} exists; pass over_write=True to replace it",
                 code="path-exists",
                 path=path,
             )
-        content = dumps(self._module)  # a module that cannot be pickled leaves no file
+        content = dumps(self._module)  # pickle first, so that a failure leaves no file
         Path(path).write_bytes(content)
 
     @staticmethod
     def loadModel(path: str, *, trust: bool = False) -> TorchModel:
-        """Read what :meth:`saveModel` wrote.
+        """Load a module that :meth:`saveModel` wrote.
 
         Parameters
         ----------
         path : str
         trust : bool
-            Such a file is a pickle, which can run any code: say so with ``trust=True``.
+            Confirm with ``trust=True`` that the file is safe: a pickle can run arbitrary code.
         """
         from bigdl.orca.inference.runtimes import read_model, torch_module
 
@@ -117,7 +117,7 @@ class TorchModel:
 
 
 class TorchLoss:
-    """A loss of PyTorch; see :meth:`from_pytorch`.
+    """Wrapper of a PyTorch loss, for programs written for BigDL 2.x.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class TorchLoss:
 
     @classmethod
     def from_pytorch(cls, criterion: Any) -> TorchLoss:
-        """Wrap a loss, or a function of (output, target)."""
+        """Wrap a loss module, or a function of (output, target)."""
         if isinstance(criterion, type) or not callable(criterion):
             raise UsageError(
                 "TorchLoss.from_pytorch takes a loss such as torch.nn.MSELoss() or a function of "
@@ -144,7 +144,7 @@ class TorchLoss:
         return cls(criterion)
 
     def to_pytorch(self):
-        """The loss."""
+        """Return the wrapped loss."""
         return self._criterion
 
     def __call__(self, output, target):
@@ -152,7 +152,7 @@ class TorchLoss:
 
 
 class TorchOptim:
-    """An optimizer of PyTorch, and perhaps its scheduler; see :meth:`from_pytorch`.
+    """Wrapper of a PyTorch optimizer and optional scheduler, for programs written for BigDL 2.x.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class TorchOptim:
 
     @classmethod
     def from_pytorch(cls, optim: Any, decayType: str = "EpochDecay") -> TorchOptim:
-        """Wrap an optimizer, or a scheduler with its optimizer.
+        """Wrap an optimizer, or a scheduler together with its optimizer.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class TorchOptim:
 
 
 class _Rebound:
-    """A creator that gives a scheduler, as it stands, another optimizer."""
+    """A scheduler creator that copies a scheduler's state onto another optimizer."""
 
     def __init__(self, scheduler):
         state = {k: v for k, v in vars(scheduler).items() if k != "optimizer"}
@@ -221,7 +221,7 @@ class _Rebound:
         from torch.optim.lr_scheduler import LambdaLR
 
         rates = [group["lr"] for group in optimizer.param_groups]
-        # torch warns of an optimizer that no scheduler was ever made for
+        # torch warns about an optimizer that never had a scheduler
         LambdaLR(optimizer, lambda step: 1.0)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
