@@ -206,7 +206,7 @@ def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
 
 
 def read_openvino(path: str, weight_path: str | None = None) -> tuple[bytes, bytes]:
-    """The content of the two files of a network; the ``.bin`` is by default beside the ``.xml``."""
+    """Read a network's ``.xml`` and ``.bin`` files; the ``.bin`` defaults to the same base name."""
     weight_path = weight_path or str(path).removesuffix(".xml") + ".bin"
     return read_model(str(path)), read_model(weight_path)
 

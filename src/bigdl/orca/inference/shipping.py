@@ -109,7 +109,7 @@ class ShippedModel:
         )
 
     def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[LoadedModel]]:
-        """Return a picklable context manager that gives the model to a task.
+        """Return a picklable function whose context manager yields the loaded model in a task.
 
         Parameters
         ----------

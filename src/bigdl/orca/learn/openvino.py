@@ -16,7 +16,7 @@ from bigdl.orca.inference.runtimes import read_openvino
 from bigdl.orca.inference.shipping import ShippedModel, shipped_of
 from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
 from bigdl.orca.learn.prediction.sample import Sample
-from bigdl.orca.learn.prediction.typed import by_input
+from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.runtime.cluster import Cluster
 
 __all__ = [
@@ -298,7 +298,7 @@ class OpenvinoEstimator(PredictingEstimator):
         self._network = OpenvinoNetwork.read(model_path)
         self._shipped = None
 
-    @by_input
+    @typed_predict
     def predict(
         self,
         data,

@@ -14,7 +14,7 @@ from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.connect import rows_of
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.prediction.outputs import as_array, spark_type
-from bigdl.orca.learn.prediction.predictor import cells_of
+from bigdl.orca.learn.prediction.predictor import to_cells
 
 __all__ = [
     "array2dict",
@@ -278,7 +278,7 @@ def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = F
     >>> convert_predict_xshards_to_dataframe(frame, shards).collect()
     [Row(id=0, prediction=0.25), Row(id=1, prediction=0.75)]
     """
-    cells = pred_shards.rdd.flatMap(lambda shard: cells_of(shard["prediction"]))
+    cells = pred_shards.rdd.flatMap(lambda shard: to_cells(shard["prediction"]))
     return convert_predict_rdd_to_dataframe(df, cells)
 
 

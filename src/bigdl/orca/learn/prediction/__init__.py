@@ -1,1 +1,1 @@
-"""Prediction of every kind of input by tasks, with a model that was shipped to them."""
+"""Distributed prediction of every input type with a model that is shipped to tasks."""

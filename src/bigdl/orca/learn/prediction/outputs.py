@@ -1,24 +1,24 @@
-"""Outputs of a model: their dtypes and shapes, as arrays and as columns of Spark.
+"""Dtypes and shapes of model outputs, as arrays and as Spark columns.
 
-Every output keeps its dtype, whatever the input was:
+Every output keeps its dtype, whatever the input type:
 
 ====================  =========  ==================  =================================
-model                 arrays     number of a column  several numbers of a column
+model dtype           arrays     scalar column       column of 1-D rows
 ====================  =========  ==================  =================================
 bool                  bool       boolean             array<boolean>
 int8                  int8       tinyint             array<tinyint>
-uint8, int16          as it is   smallint            array<smallint>
-uint16, int32         as it is   int                 array<int>
-uint32, int64         as it is   bigint              array<bigint>
+uint8, int16          same       smallint            array<smallint>
+uint16, int32         same       int                 array<int>
+uint32, int64         same       bigint              array<bigint>
 uint64                uint64     bigint (or error)   array<bigint>
 float16, bfloat16     float32    float               vector (array<float> in SQL)
 float32               float32    float               vector (array<float> in SQL)
 float64               float64    double              vector (array<double> in SQL)
-text                  object     string              array<string>
-complex               refused    refused             refused
+string                object     string              array<string>
+complex               error      error               error
 ====================  =========  ==================  =================================
 
-A schema must be known before a row is computed, so the model runs once on the driver, on two rows.
+Spark needs the schema before any row is computed, so the model runs once on the driver on two rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bigdl.orca.inference.shipping import LoadedModel
 
 pa = LazyModule("pyarrow", "orca")
 
-_TYPES = {  # by dtype: Spark's class, its name in SQL, Arrow's name
+_TYPES = {  # dtype: Spark class, SQL name, Arrow name
     "bool": ("BooleanType", "boolean", "bool"),
     "int8": ("ByteType", "tinyint", "int8"),
     "uint8": ("ShortType", "smallint", "int16"),
@@ -52,16 +52,16 @@ _TYPES = {  # by dtype: Spark's class, its name in SQL, Arrow's name
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One output of a model.
+    """Key, dtype and row shape of one model output.
 
     Attributes
     ----------
     key : str or None
-        None unless the model returns a dict.
+        Key of the output if the model returns a dict, else None.
     dtype : str
-        numpy name of a dtype of the module's table; ``"object"`` for texts.
+        NumPy dtype name from this module's table; ``"object"`` for strings.
     shape : tuple of int
-        Of a row.
+        Shape of one row.
     """
 
     key: str | None = None
@@ -74,35 +74,35 @@ class OutputSpec:
 
     @property
     def sql(self) -> str:
-        """Its type as a value of SQL."""
+        """SQL type of one row of the output."""
         return nested_sql(self.dtype, len(self.shape))
 
     def empty(self) -> np.ndarray:
-        """Return no rows of it."""
+        """Return an array with zero rows of this output."""
         return np.empty((0, *self.shape), self.dtype)
 
 
 def nested_sql(dtype: str, ndim: int) -> str:
-    """Return the SQL type of cells that have `ndim` dimensions."""
+    """Return the SQL type of cells with `ndim` dimensions."""
     return "array<" * ndim + _TYPES[dtype][1] + ">" * ndim
 
 
-# -- from what a model returns to arrays -----------------------------------------------------------
+# -- model outputs to arrays -----------------------------------------------------------------------
 
 
 def run_model(
     model: LoadedModel, batch: list, rows: int, known: Sequence[OutputSpec] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
-    """Return the outputs for a batch of numpy columns.
+    """Run the model on a batch of numpy columns and return its outputs as checked arrays.
 
     Parameters
     ----------
     model : LoadedModel
     batch : list
     rows : int
-        Of the batch.
+        Number of rows in the batch.
     known : sequence of OutputSpec, optional
-        What the model returned for other rows.
+        Outputs inferred from other rows, to check and convert to.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def run_model(
         items = [(None, returned)]
     if known is not None and len(items) != len(known):
         raise UsageError(
-            f"The model returned {len(items)} outputs for one batch and {len(known)} for another",
+            f"The model returned {len(items)} outputs for one batch but {len(known)} for another",
             code="model-output",
         )
     return [
@@ -127,10 +127,10 @@ def run_model(
     ]
 
 
-def outputs_of_rows(model: LoadedModel, batch: list) -> list[OutputSpec]:
-    """Return what a model returns for a row, seen on two rows.
+def infer_outputs(model: LoadedModel, batch: list) -> list[OutputSpec]:
+    """Infer the dtype and row shape of each output by running the model on two rows.
 
-    A model that squeezes its output hides the dimension of a single row.
+    One row is not enough: a model that squeezes its output would drop the row dimension.
     """
     return [
         OutputSpec(key, array.dtype.name, array.shape[1:])
@@ -139,12 +139,12 @@ def outputs_of_rows(model: LoadedModel, batch: list) -> list[OutputSpec]:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an output as an array of a dtype of the module's table.
+    """Convert an output to an array with a dtype from this module's table.
 
     Raises
     ------
     UsageError
-        For what is no tensor, and for complex numbers.
+        If the output is not a tensor or array, or has complex numbers.
     """
     import torch
 
@@ -165,7 +165,7 @@ def as_array(value: Any) -> np.ndarray:
         )
     if value.dtype.kind == "c":
         raise UsageError(
-            "The model returns complex numbers, for which there is no column; return "
+            "The model returns complex numbers, which Spark columns cannot hold; return "
             "torch.view_as_real(x), or x.real, x.imag or x.abs()",
             code="model-output",
         )
@@ -178,21 +178,22 @@ def as_array(value: Any) -> np.ndarray:
     if value.dtype.kind in "OSU":
         return _texts(value)
     raise UsageError(
-        f"The model returns values of {value.dtype}, for which there is no column; return numbers",
+        f"The model returns dtype {value.dtype}, which Spark columns cannot hold; return numbers",
         code="model-output",
     )
 
 
 def _texts(values):
     texts = np.empty(values.shape, object)
-    for place, text in np.ndenumerate(values):
+    for position, text in np.ndenumerate(values):
         if not isinstance(text, str | bytes):
             raise UsageError(
-                f"The model returns values of {type(text).__name__}, for which there is no column; "
-                "return numbers",
+                f"The model returns values of type {type(text).__name__}, which Spark columns "
+                f"cannot "
+                "hold; return numbers",
                 code="model-output",
             )
-        texts[place] = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        texts[position] = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
     return texts
 
 
@@ -204,7 +205,7 @@ def _rows_of(item, rows, known: OutputSpec | None, squeezes) -> np.ndarray:
         array = array.reshape(1, *known.shape)  # squeezed by the model
     if array.ndim == 0 or array.shape[0] != rows:
         raise UsageError(
-            f"predict needs one row of output for each row of input; the model returned an output "
+            f"predict needs one output row per input row; the model returned an output "
             f"of shape {tuple(item.shape)} for {rows} rows",
             code="model-output",
         )
@@ -212,14 +213,14 @@ def _rows_of(item, rows, known: OutputSpec | None, squeezes) -> np.ndarray:
         return array
     if array.ndim != len(known.shape) + 1:
         raise UsageError(
-            f"The model returned an output of shape {tuple(item.shape)} for {rows} rows, but "
-            f"{tuple(known.shape)} per row for others; its number of dimensions must not change",
+            f"The model returned an output of shape {tuple(item.shape)} for {rows} rows, but shape "
+            f"{tuple(known.shape)} per row before; the number of dimensions must not change",
             code="model-output",
         )
     if array.dtype.name != known.dtype and not np.can_cast(array.dtype, known.dtype):
         raise UsageError(
-            f"The model returned an output of {array.dtype} for some rows and of {known.dtype} for "
-            "others; its dtype must not change",
+            f"The model returned dtype {array.dtype} for some rows and {known.dtype} for others; "
+            "the output dtype must not change",
             code="model-output",
         )
     return array.astype(known.dtype, copy=False)
@@ -228,12 +229,12 @@ def _rows_of(item, rows, known: OutputSpec | None, squeezes) -> np.ndarray:
 # -- names -----------------------------------------------------------------------------------------
 
 
-def chosen_outputs(
+def select_outputs(
     keys: Sequence[str | None], output_cols: Sequence[str] | None
 ) -> tuple[list[str], list[int]]:
-    """Return names for the outputs of a model, and the numbers of the outputs that have them.
+    """Return the output column names and the indices of the selected outputs.
 
-    Several outputs without keys or names of the user's have one name together, ``prediction``.
+    Without `output_cols`, outputs that have no keys share the single name ``prediction``.
     """
     named, everything = [str(key) for key in keys if key is not None], list(range(len(keys)))
     if output_cols is None:
@@ -251,11 +252,11 @@ def chosen_outputs(
     return names, everything
 
 
-# -- columns of Spark ------------------------------------------------------------------------------
+# -- Spark columns ---------------------------------------------------------------------------------
 
 
 def spark_type(ndim: int, dtype: str = "float32") -> Any:
-    """Return the type of a column whose cells have `ndim` dimensions."""
+    """Return the Spark type of a column whose cells have `ndim` dimensions."""
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql import types as T
 
@@ -269,16 +270,16 @@ def spark_type(ndim: int, dtype: str = "float32") -> Any:
 
 @dataclass(frozen=True)
 class OutputColumns:
-    """The columns, or the value of SQL, that a model's outputs become.
+    """Mapping of a model's outputs to Spark columns, or to one SQL value.
 
     Attributes
     ----------
     outputs : sequence of OutputSpec
-        In the order of the model.
+        All outputs, in the model's order.
     names : list of str
-        One for each chosen output, or a single one for all of them together.
+        One name per selected output, or a single name that they share.
     order : sequence of int
-        Which outputs are chosen.
+        Indices of the selected outputs.
     """
 
     outputs: Sequence[OutputSpec]
@@ -287,16 +288,16 @@ class OutputColumns:
 
     @classmethod
     def of(cls, outputs: Sequence[OutputSpec], output_cols: Sequence[str] | None) -> OutputColumns:
-        """Return the columns for names that the user chose, or for none."""
-        return cls(outputs, *chosen_outputs([each.key for each in outputs], output_cols))
+        """Build the mapping from the user's column names, or from default names if None."""
+        return cls(outputs, *select_outputs([each.key for each in outputs], output_cols))
 
     def check(self, columns: Sequence[str]) -> None:
-        """Refuse names that the DataFrame has already; Spark does not tell their case apart."""
+        """Raise an error if the DataFrame already has one of the names, ignoring case."""
         taken = {name.lower() for name in columns}
         for name in self.names:
             if name.lower() in taken:
                 raise UsageError(
-                    f"The DataFrame has a column '{name}' already; rename it, or name the outputs "
+                    f"The DataFrame already has a column '{name}'; rename it, or name the outputs "
                     "with output_cols=",
                     code="column-duplicate",
                     column=name,
@@ -309,10 +310,10 @@ class OutputColumns:
 
     @property
     def joined(self) -> str | None:
-        """The form of a column that several outputs share.
+        """How several outputs share one column: ``"array"``, ``"struct"`` or None.
 
-        ``"array"`` where one type holds all of them exactly, ``"struct"`` for other dtypes together
-        (ids and scores), None where each has its own column.
+        ``"array"`` if one type holds all outputs exactly, ``"struct"`` for mixed dtypes (such as
+        ids and scores), None if each output is a separate column.
         """
         if len(self.names) == len(self.order):
             return None
@@ -322,36 +323,36 @@ class OutputColumns:
 
     @property
     def joined_dtype(self) -> str:
-        """The dtype of all outputs that share an array."""
+        """Common dtype of the outputs that share an array column."""
         dtypes = [each.dtype for each in self.chosen]
         return "float64" if "float64" in dtypes else dtypes[0]
 
     @property
-    def places(self) -> list[str]:
-        """Names of the columns in :meth:`schema`, free of what Spark reads as syntax."""
+    def aliases(self) -> list[str]:
+        """Positional column names for :meth:`schema`, which need no quoting in Spark."""
         return [f"p{i}" for i in range(len(self.names))]
 
     def schema(self, schema):
-        """A frame's schema with these columns added, under the names of :attr:`places`."""
+        """Return a DataFrame schema with these columns appended, named by :attr:`aliases`."""
         from pyspark.sql import types as T
 
-        added = [T.StructField(n, k) for n, k in zip(self.places, self.types(), strict=True)]
+        added = [T.StructField(n, k) for n, k in zip(self.aliases, self.types(), strict=True)]
         return T.StructType([*schema.fields, *added])
 
     def types(self) -> list:
         """Return the Spark types of the columns."""
         from pyspark.sql import types as T
 
-        kinds = [spark_type(len(each.shape), each.dtype) for each in self.chosen]
+        types: list[T.DataType] = [spark_type(len(each.shape), each.dtype) for each in self.chosen]
         if self.joined == "array":
-            kinds = [T.ArrayType(spark_type(1, self.joined_dtype))]
+            types = [T.ArrayType(spark_type(1, self.joined_dtype))]
         elif self.joined == "struct":
-            kinds = [T.StructType([T.StructField(f"_{i + 1}", k) for i, k in enumerate(kinds)])]
-        return kinds
+            types = [T.StructType([T.StructField(f"_{i + 1}", k) for i, k in enumerate(types)])]
+        return types
 
     @property
     def ddl(self) -> str:
-        """The type of the outputs as one value of SQL: a struct for several names."""
+        """SQL type of the outputs as one value; a struct if there are several names."""
         chosen = self.chosen
         if self.joined == "array":
             return f"array<{nested_sql(self.joined_dtype, 1)}>"
@@ -362,23 +363,23 @@ class OutputColumns:
         return f"struct<{','.join(f'{_quoted(name)}:{each.sql}' for name, each in fields)}>"
 
     def arrow(self, arrays: Sequence[np.ndarray], rows: int) -> list:
-        """The columns in the Arrow types that Spark reads for :meth:`schema`.
+        """Convert the outputs to Arrow arrays of the types in :meth:`schema`.
 
         Parameters
         ----------
         arrays : sequence of ndarray
-            Every output, of shape ``(rows, ...)``; none without rows.
+            All outputs, each of shape ``(rows, ...)``; an empty list if `rows` is 0.
         rows : int
         """
         return self._columns(arrays, rows, _vectors_of_floats)
 
     def sql_value(self, arrays: Sequence[np.ndarray], rows: int) -> Any:
-        """The same as one array of values of SQL of type :attr:`ddl`."""
+        """Convert the outputs to one Arrow array of SQL type :attr:`ddl`."""
         made = self._columns(arrays, rows, list_column)
         return made[0] if len(made) == 1 else pa.StructArray.from_arrays(made, names=self.names)
 
     def of_value(self, value: Any) -> list:
-        """The columns of :meth:`schema` from a column that holds :meth:`sql_value`."""
+        """Split a :meth:`sql_value` column into the columns of :meth:`schema`."""
         from pyspark.sql import functions as F
 
         chosen = self.chosen
@@ -423,7 +424,7 @@ def _quoted(name):
 
 
 def list_column(array: np.ndarray) -> Any:
-    """Rows of an array as numbers or texts, or as nested lists of them."""
+    """Convert an array's rows to an Arrow array of scalars or nested lists."""
     out = _values(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         out = _lists(out, int(np.prod(array.shape[:axis])), array.shape[axis])
@@ -431,25 +432,25 @@ def list_column(array: np.ndarray) -> Any:
 
 
 def _values(flat):
-    kind = pa.type_for_alias(_TYPES[flat.dtype.name][2])
+    arrow_type = pa.type_for_alias(_TYPES[flat.dtype.name][2])
     if flat.dtype == np.uint64 and len(flat) and int(flat.max()) >= 2**63:
         raise UsageError(
-            f"The model returned {flat.max()}, which is beyond Spark's bigint; return int64, or "
-            "texts",
+            f"The model returned {flat.max()}, which exceeds Spark's bigint; return int64 or "
+            f"strings",
             code="model-output",
         )
     if flat.dtype.kind == "u":
-        flat = flat.astype(kind.to_pandas_dtype())
-    return pa.array(flat, kind)
+        flat = flat.astype(arrow_type.to_pandas_dtype())
+    return pa.array(flat, arrow_type)
 
 
 def _lists(values, count, width):
-    """`count` lists of `width` values each."""
+    """Build an Arrow array of `count` lists with `width` values each."""
     offsets = np.arange(count + 1, dtype=np.int64) * width
     if offsets[-1] >= 2**31:
         raise UsageError(
-            "The predictions of one batch of Spark have more than 2**31 numbers; set "
-            "spark.sql.execution.arrow.maxRecordsPerBatch to fewer rows",
+            "The predictions of one Spark batch have more than 2**31 numbers; lower "
+            "spark.sql.execution.arrow.maxRecordsPerBatch",
             code="data-size",
         )
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
@@ -460,7 +461,7 @@ def _vectors_of_floats(array):
 
 
 def _vectors(array):
-    """Rows of a 2-D array as Spark's dense vectors."""
+    """Convert the rows of a 2-D array to Spark dense vectors in Arrow."""
     rows, width = array.shape
     values = _lists(pa.array(array.astype(np.float64).reshape(-1)), rows, width)
     return pa.StructArray.from_arrays(
@@ -480,7 +481,7 @@ def _vectors(array):
 
 
 def _joined(arrays, rows, column):
-    """Several outputs as one column: an array of the flat outputs per row."""
+    """Combine several outputs into one Arrow column: per row, a list of the flattened outputs."""
     flat = [a.reshape(rows, -1) if rows else a.reshape(0, 1) for a in arrays]
     pieces = [column(a) for a in flat]
     order = np.arange(rows * len(flat)).reshape(len(flat), rows).T.reshape(-1)
@@ -488,17 +489,17 @@ def _joined(arrays, rows, column):
     return _lists(mixed, rows, len(flat))
 
 
-# -- rows that cannot be answered ------------------------------------------------------------------
+# -- rows with nulls -------------------------------------------------------------------------------
 
 
-def answered_rows(columns: Sequence[Any], are_whole: Sequence[bool]) -> np.ndarray | None:
-    """Return which rows of Arrow columns hold no null at any depth; None if all do.
+def rows_without_null(columns: Sequence[Any], are_whole: Sequence[bool]) -> np.ndarray | None:
+    """Return a mask of the rows without nulls at any depth, or None if no row has one.
 
     Parameters
     ----------
     columns : sequence of pyarrow.Array
     are_whole : sequence of bool
-        Of which columns the model takes whole numbers, so that NaN is a missing one, too.
+        Which columns the model takes as integers, so that NaN also counts as null.
     """
     missing = None
     for column, is_whole in zip(columns, are_whole, strict=True):
@@ -509,15 +510,15 @@ def answered_rows(columns: Sequence[Any], are_whole: Sequence[bool]) -> np.ndarr
 
 
 def _null_rows(array, is_whole: bool) -> np.ndarray | None:
-    kinds = pa.types
+    types = pa.types
     rows = None
     if array.null_count:
         rows = array.is_null().to_numpy(zero_copy_only=False)
-    if kinds.is_struct(array.type):  # a vector, of which only the values are of interest
+    if types.is_struct(array.type):  # a Spark vector: only its values matter
         inside = _null_rows(array.flatten()[-1], is_whole)
         return inside if rows is None or inside is None else rows | inside
-    is_map = kinds.is_map(array.type)
-    if is_map or kinds.is_list(array.type) or kinds.is_large_list(array.type):
+    is_map = types.is_map(array.type)
+    if is_map or types.is_list(array.type) or types.is_large_list(array.type):
         offsets = array.offsets.to_numpy()
         values = (array.items if is_map else array.values)[int(offsets[0]) : int(offsets[-1])]
         inside = _null_rows(values, is_whole)
@@ -525,17 +526,17 @@ def _null_rows(array, is_whole: bool) -> np.ndarray | None:
             rows = np.zeros(len(array), bool) if rows is None else np.array(rows)
             rows[np.repeat(np.arange(len(array)), np.diff(offsets))[inside]] = True
         return rows
-    if is_whole and kinds.is_floating(array.type):
+    if is_whole and types.is_floating(array.type):
         nan = np.isnan(array.fill_null(0).to_numpy(zero_copy_only=False))
         if nan.any():
             return nan if rows is None else rows | nan
     return rows
 
 
-def with_nulls(column: Any, answered: np.ndarray | None) -> Any:
-    """Return a column of the answered rows with nulls for the others."""
-    if answered is None:
+def with_nulls(column: Any, valid: np.ndarray | None) -> Any:
+    """Expand a column of the valid rows to all rows, with nulls for the others."""
+    if valid is None:
         return column
-    places = np.zeros(len(answered), np.int64)
-    places[answered] = np.arange(len(column))
-    return column.take(pa.array(places, mask=~answered))
+    aliases = np.zeros(len(valid), np.int64)
+    aliases[valid] = np.arange(len(column))
+    return column.take(pa.array(aliases, mask=~valid))

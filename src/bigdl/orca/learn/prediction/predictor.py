@@ -1,6 +1,6 @@
-"""A model that predicts the rows of a Feed: columns of a DataFrame, or shards of arrays.
+"""Prediction of a Feed's rows: DataFrame columns, or shards of arrays.
 
-The Feeds (:mod:`bigdl.orca.data.feeds`) bring the :class:`DistributedPredictor` to their rows.
+The Feeds (:mod:`bigdl.orca.data.feeds`) call the :class:`DistributedPredictor` on their rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
 from bigdl.orca.learn.prediction.outputs import (
     OutputColumns,
     OutputSpec,
-    answered_rows,
-    chosen_outputs,
-    outputs_of_rows,
+    infer_outputs,
+    rows_without_null,
     run_model,
+    select_outputs,
     with_nulls,
 )
 from bigdl.runtime.shards.columns import (
@@ -53,25 +53,25 @@ pa = LazyModule("pyarrow", "orca")
 logger = logging.getLogger("bigdl.orca")
 
 NOT_FITTED = (
-    "It is not known what the model takes, since it has not been fitted; pass sample=, some rows "
+    "The model's input types are unknown because it has not been fitted; pass sample=, some rows "
     "of its inputs"
 )
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Arguments of ``predict``, whatever the input is.
+    """Arguments of ``predict`` that are independent of the input type.
 
     Attributes
     ----------
     config : dict or None
-        ``dtype`` is that of the floating inputs.
+        Creator config; ``dtype`` is the dtype of floating-point inputs.
     feature_cols : sequence of str
     batch_size : int
-        Rows of one call of the model.
+        Number of rows per model call.
     output_cols : sequence of str or None
     inputs : list or None
-        Types and shapes of the model's inputs from the training, as in ``BatchSource.types``.
+        Types and shapes of the model's inputs in training, as in ``BatchSource.types``.
     """
 
     config: dict | None
@@ -83,7 +83,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class DistributedPredictor:
-    """A shipped model, and how it predicts.
+    """A shipped model and its prediction options.
 
     Attributes
     ----------
@@ -97,16 +97,16 @@ class DistributedPredictor:
     def predict_frame(
         self, frame: DataFrame, threads: int = 1, rows: list | None = None
     ) -> DataFrame:
-        """Return `frame` with a column ``prediction``, or one for each output that has a name.
+        """Return `frame` with a ``prediction`` column, or one column per named output.
 
         Parameters
         ----------
         frame : pyspark.sql.DataFrame
         threads : int
-            Threads of torch in each task.
+            Number of torch threads per task.
         rows : list, optional
-            The model's inputs for two rows, as it takes them, to see what it returns; by default
-            they are made up, or are those of `frame`.
+            Model inputs for two rows, used to infer the outputs. By default these are dummy rows
+            or rows of `frame`.
         """
         shipped, options = self.shipped, self.options
         known = options.inputs
@@ -114,38 +114,40 @@ class DistributedPredictor:
             frame, options.config, options.feature_cols, known
         )
         kept = plain.columns
-        place = dict(zip(frame.columns, kept, strict=True))
-        # a column that is of the model's type already, e.g. an image, travels once; a vector
-        # becomes an array on the way
+        aliases = dict(zip(frame.columns, kept, strict=True))
+        # send a column that already has the model's type, e.g. an image, only once; a vector is
+        # always converted to an array
         as_is = {
-            i: place[spec.name]
+            i: aliases[spec.name]
             for i, spec in enumerate(specs)
             if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
         }
         inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
         if known is None or len(known) != len(specs):
-            known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
+            known = [_input_type(spec, frame.schema[spec.name].metadata) for spec in specs]
         if rows is None:
             outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
         else:
-            outputs = outputs_of_rows(shipped.load(), rows)
+            outputs = infer_outputs(shipped.load(), rows)
         columns = OutputColumns.of(outputs, options.output_cols)
         columns.check(frame.columns)
         model_of_task = shipped.in_task(threads)
         if all(is_carried(field.dataType) for field in frame.schema.fields):
-            ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
+            prepared = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
             task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
-            result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
+            result = prepared.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
         else:
-            given = [plain[as_is[i]] if i in as_is else each for i, each in enumerate(converted)]
+            arguments = [
+                plain[as_is[i]] if i in as_is else each for i, each in enumerate(converted)
+            ]
             task = value_task(model_of_task, lambda _: specs, columns, options.batch_size)
-            value = arrow_udf(task, columns.ddl, iterates=True)(*given)
-            ready = plain.select("*", value.alias("value"))
-            result = ready.select(*kept, *columns.of_value(ready["value"]))
+            value = arrow_udf(task, columns.ddl, iterates=True)(*arguments)
+            answered = plain.select("*", value.alias("value"))
+            result = answered.select(*kept, *columns.of_value(answered["value"]))
         return result.toDF(*frame.columns, *columns.names)
 
     def shard_predictor(self, threads: int) -> Callable[[Iterable], Iterator]:
-        """Return a function that yields the shards of a partition with predictions; picklable."""
+        """Return a picklable function that adds predictions to the shards of a partition."""
         model_of_task, options = self.shipped.in_task(threads), self.options
 
         def predict(shards: Iterable) -> Iterator:
@@ -160,7 +162,7 @@ class DistributedPredictor:
 def converted_columns(
     frame, config: dict | None, feature_cols: Sequence[str], known: list | None = None
 ):
-    """The columns of a DataFrame that a model takes, in the types of its inputs.
+    """Convert a DataFrame's feature columns to the types of the model's inputs.
 
     Parameters
     ----------
@@ -168,91 +170,95 @@ def converted_columns(
     config : dict or None
     feature_cols : sequence of str
     known : list, optional
-        Types of the model's inputs, as of :class:`PredictOptions`.
+        Types of the model's inputs, as in :class:`PredictOptions`.
 
     Returns
     -------
     specs : list of ColumnSpec
     plain : pyspark.sql.DataFrame
-        `frame` with its columns called ``c0``, ``c1``, …
+        `frame` with its columns renamed to ``c0``, ``c1``, ...
     converted : list of pyspark.sql.Column
-        Of `plain`, called ``f0``, ``f1``, …
+        Converted columns of `plain`, named ``f0``, ``f1``, ...
     """
     types = check_columns(frame, feature_cols)
     floats, texts = float_dtype(config), takes_texts(config)
-    given = [(name, types[name]) for name in feature_cols]
-    specs = fitted_specs(given, floats, texts=texts, known=known)
-    # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
+    features = [(name, types[name]) for name in feature_cols]
+    specs = fitted_specs(features, floats, texts=texts, known=known)
+    # mapInArrow resolves columns by name, which fails for dots, backticks and duplicate names
     plain = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
-    place = dict(zip(frame.columns, plain.columns, strict=True))
+    aliases = dict(zip(frame.columns, plain.columns, strict=True))
     converted = [
-        convert(replace(spec, name=place[spec.name])).alias(f"f{i}") for i, spec in enumerate(specs)
+        convert(replace(spec, name=aliases[spec.name])).alias(f"f{i}")
+        for i, spec in enumerate(specs)
     ]
     return specs, plain, converted
 
 
-# -- what the model returns ---------------------------------------------------------------------
+# -- inference of the model's outputs -----------------------------------------------------------
 
 
-def _outputs(model, specs, ready, known) -> list[OutputSpec]:
-    """Return what the model returns for a row of a frame's converted columns.
+def _outputs(model, specs, frame, known) -> list[OutputSpec]:
+    """Infer the model's outputs from a dummy batch or from the first row without nulls.
 
-    It is seen on made-up rows where their shape is known, else on the first row without a null.
+    Use a dummy batch if the input shapes are known, else the first row without nulls.
     """
-    batch = _made_up(specs, known)
+    batch = _dummy_batch(specs, known)
     if batch is not None:
         try:
-            return outputs_of_rows(model, batch)
+            return infer_outputs(model, batch)
         except UsageError:
             raise
-        except Exception as error:  # e.g. ids that start at 1: then only a real row will do
+        except Exception as error:  # e.g. ids that start at 1: only a real row works
             logger.debug("The model does not take rows of zeros: %s", error)
-    row = _first_row(specs, ready)
+    row = _first_row(specs, frame)
     if row is not None:
-        return outputs_of_rows(model, decode_columns(specs, row))
-    for width in (*getattr(model, "widths", ()), 3):  # without rows: what the model accepts
+        return infer_outputs(model, decode_columns(specs, row))
+    for width in (
+        *getattr(model, "widths", ()),
+        3,
+    ):  # no rows: try widths until the model accepts one
         guessed = [
             leaves or ([[None, s.dtype, [width]]] if (s.kind, s.ndim) == ("plain", 1) else None)
             for s, leaves in zip(specs, known, strict=True)
         ]
-        if (batch := _made_up(specs, guessed)) is not None:
+        if (batch := _dummy_batch(specs, guessed)) is not None:
             with contextlib.suppress(Exception):
-                return outputs_of_rows(model, batch)
+                return infer_outputs(model, batch)
     logger.warning(
-        "There are no rows, and what the model takes is not known since it has not been fitted, so "
-        "neither is the type of what it returns; 'prediction' becomes a column of floats"
+        "The input has no rows and the model has not been fitted, so its output type is unknown; "
+        "'prediction' becomes a float column"
     )
     return [OutputSpec()]
 
 
-def _first_row(specs, ready):
-    """The first row that can be answered, twice, as an Arrow batch; None if there is none."""
+def _first_row(specs, frame):
+    """Return the first row without nulls, twice, as an Arrow batch, or None."""
     from pyspark.sql import functions as F
 
-    whole = ready
-    for name in ready.columns:
+    whole = frame
+    for name in frame.columns:
         whole = whole.where(F.col(name).isNotNull())
-    for rows in (1, 1000):  # a row may have nulls within its arrays
+    for rows in (1, 1000):  # a row may have nulls inside its arrays
         table = to_arrow(whole.limit(rows)).combine_chunks()
         if not table.num_rows:
             return None
         batch = table.to_batches()[0]
-        answered = _answered(specs, batch.columns)
-        first = 0 if answered is None else next(iter(np.flatnonzero(answered)), None)
+        valid = _rows_without_null(specs, batch.columns)
+        first = 0 if valid is None else next(iter(np.flatnonzero(valid)), None)
         if first is not None:
             return batch.take(pa.array([first, first]))
     return None
 
 
-def _answered(specs, columns) -> np.ndarray | None:
-    """Which rows of converted columns the model can answer; None for all."""
-    return answered_rows(columns, [np.dtype(spec.dtype).kind == "i" for spec in specs])
+def _rows_without_null(specs, columns) -> np.ndarray | None:
+    """Return a mask of the converted rows without nulls, or None if no row has one."""
+    return rows_without_null(columns, [np.dtype(spec.dtype).kind == "i" for spec in specs])
 
 
-def _known(spec, metadata) -> list | None:
-    """Return the type of a column by its schema, in the form of ``BatchSource.types``.
+def _input_type(spec, metadata) -> list | None:
+    """Return the input type of a column by its schema, in the form of ``BatchSource.types``.
 
-    The size of a vector is in the metadata that Spark ML's transformers leave.
+    Spark ML's transformers store the size of a vector in the column's metadata.
     """
     if spec.kind == "plain" and spec.ndim == 0:
         return [[None, spec.dtype, []]]
@@ -260,7 +266,7 @@ def _known(spec, metadata) -> list | None:
     return [[None, spec.dtype, [size]]] if spec.cast == "vector" and size else None
 
 
-def _made_up(specs, known):
+def _dummy_batch(specs, known):
     batch = []
     for spec, leaves in zip(specs, known, strict=True):
         if not leaves:
@@ -275,7 +281,7 @@ def _made_up(specs, known):
 
 
 def decode_columns(specs, columns) -> list:
-    """Arrow columns, or those of a batch, as arrays, or dicts of them."""
+    """Decode Arrow columns, or those of a record batch, to arrays or dicts of arrays."""
     decoded = []
     for spec, column in zip(specs, getattr(columns, "columns", columns), strict=True):
         leaves = decode(spec, column)
@@ -300,22 +306,22 @@ def predict_rows(
     model : LoadedModel
     rows, batch_size : int
     take : callable
-        ``take(start, count)`` gives the columns of so many rows. Without `known` it may be asked
-        for one more than there are.
+        ``take(start, count)`` returns the columns of `count` rows. Without `known`, `count` may
+        exceed the number of rows by one.
     known : sequence of OutputSpec, optional
-        What the model returns, where that is known.
+        The model's outputs, if they are known.
 
     Returns
     -------
     list of (key, ndarray)
-        The outputs for all rows; none without rows.
+        The outputs for all rows; an empty list without rows.
     """
     pieces = []
     for low in range(0, rows, batch_size):
         count = min(batch_size, rows - low)
-        # a model that squeezes its output hides the dimension of a single row: it gets two
-        asked = count if known is not None else max(count, 2)
-        outputs = run_model(model, take(low, asked), asked, known)
+        # a model that squeezes its output would drop the row dimension of a single row: pass two
+        requested = count if known is not None else max(count, 2)
+        outputs = run_model(model, take(low, requested), requested, known)
         pieces.append([(key, array[:count]) for key, array in outputs])
     return [
         (parts[0][0], np.concatenate([array for _, array in parts]))
@@ -323,24 +329,24 @@ def predict_rows(
     ]
 
 
-def whole_rows(
+def drop_null_rows(
     specs: Sequence[ColumnSpec], columns: Sequence[Any]
 ) -> tuple[list, int, np.ndarray | None]:
-    """Leave out the rows of Arrow columns that hold a null: they cost nothing but themselves.
+    """Drop the rows of Arrow columns that contain a null.
 
     Returns
     -------
     columns : list of pyarrow.Array
-        Without those rows.
+        The columns without those rows.
     rows : int
-        That are left.
-    answered : ndarray of bool, or None
-        Which these are; None if all.
+        Number of remaining rows.
+    valid : ndarray of bool, or None
+        Mask of the remaining rows; None if all rows remain.
     """
-    answered, rows = _answered(specs, columns), len(columns[0])
-    if answered is None:
+    valid, rows = _rows_without_null(specs, columns), len(columns[0])
+    if valid is None:
         return list(columns), rows, None
-    return [c.filter(pa.array(answered)) for c in columns], int(answered.sum()), answered
+    return [c.filter(pa.array(valid)) for c in columns], int(valid.sum()), valid
 
 
 def predict_columns(
@@ -350,7 +356,7 @@ def predict_columns(
     batch_size: int,
     known: Sequence[OutputSpec],
 ) -> list[np.ndarray]:
-    """Return every output for the rows of Arrow columns; none without rows."""
+    """Predict the rows of Arrow columns; return one array per output, or none without rows."""
 
     def take(start, count):
         return decode_columns(specs, [column.slice(start, count) for column in columns])
@@ -363,11 +369,11 @@ def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size
     def task(batches):
         with UserFramesOnly(), model_of_task() as model:
             for batch in batches:
-                features, rows, answered = whole_rows(specs, batch.select(inputs).columns)
+                features, rows, valid = drop_null_rows(specs, batch.select(inputs).columns)
                 arrays = predict_columns(model, specs, features, batch_size, columns.outputs)
-                added = [with_nulls(each, answered) for each in columns.arrow(arrays, rows)]
+                added = [with_nulls(each, valid) for each in columns.arrow(arrays, rows)]
                 made = [*batch.select(kept).columns, *added]
-                yield pa.RecordBatch.from_arrays(made, [*kept, *columns.places])
+                yield pa.RecordBatch.from_arrays(made, [*kept, *columns.aliases])
 
     return task
 
@@ -379,17 +385,17 @@ def value_task(
     batch_size: int,
     convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
 ) -> Callable[[Iterable], Iterator]:
-    """Return what predicts arguments of a function of Spark, for ``arrow_udf``.
+    """Return an ``arrow_udf`` function that predicts its Arrow arguments.
 
     Parameters
     ----------
     model_of_task : callable
     specs_of : callable
-        Gives the conversions of the Arrow arrays of a batch.
+        Returns the column specs for the Arrow arrays of a batch.
     columns : OutputColumns
     batch_size : int
     convert : callable, optional
-        Brings an array into the type of its conversion.
+        ``convert(spec, array)`` casts an array to the type of its spec.
     """
 
     def predict(batches: Iterable) -> Iterator:
@@ -397,10 +403,10 @@ def value_task(
             for batch in batches:
                 arrays = batch if isinstance(batch, tuple) else (batch,)
                 specs = specs_of(arrays)
-                whole, rows, answered = whole_rows(specs, arrays)
+                whole, rows, valid = drop_null_rows(specs, arrays)
                 taken = [convert(spec, array) for spec, array in zip(specs, whole, strict=True)]
                 made = predict_columns(model, specs, taken, batch_size, columns.outputs)
-                yield with_nulls(columns.sql_value(made, rows), answered)
+                yield with_nulls(columns.sql_value(made, rows), valid)
 
     return predict
 
@@ -409,21 +415,21 @@ def value_task(
 
 
 def _outputs_of_shard(model: LoadedModel, shard, options: PredictOptions) -> list:
-    columns = fitted_columns(shard, options.feature_cols, options.config, options.inputs)
+    columns = columns_as_trained(shard, options.feature_cols, options.config, options.inputs)
     rows = len(columns[0][2])
 
     def take(start, count):
-        return rows_of_columns(columns, np.arange(start, start + count) % rows)
+        return take_rows(columns, np.arange(start, start + count) % rows)
 
     if rows:
         return predict_rows(model, rows, options.batch_size, take)
     return _outputs_without_rows(model, columns, options.inputs)
 
 
-def fitted_columns(
+def columns_as_trained(
     shard: Any, feature_cols: Sequence[str], config: dict | None, known: list | None
 ) -> list[Column]:
-    """The columns of data in memory in the dtypes that the model takes.
+    """Return the columns of in-memory data in the dtypes of the training data.
 
     Parameters
     ----------
@@ -431,7 +437,7 @@ def fitted_columns(
     feature_cols : sequence of str
     config : dict or None
     known : list or None
-        Types of the model's inputs, as of :class:`PredictOptions`.
+        Types of the model's inputs, as in :class:`PredictOptions`.
     """
     floats, texts = float_dtype(config), takes_texts(config)
     columns = columns_of(shard, list(feature_cols), None, None, with_labels=False, texts=texts)
@@ -449,22 +455,23 @@ def fitted_columns(
 
 
 def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> np.ndarray:
-    """Values in the dtype that the model takes; floating ones in `floats` if that is not known.
+    """Convert values to the model's input dtype; floats become `floats` if it is unknown.
 
     Raises
     ------
     SourceError
-        For a number that the dtype cannot hold, and for booleans in place of numbers.
+        If the dtype cannot hold a number, or if booleans and numbers are mixed up.
     """
-    kind = values.dtype.kind
-    if dtype is None or kind == "c":
-        return values.astype(floats, copy=False) if kind == "f" else values
-    if kind == TEXT or is_text(dtype) or values.dtype == dtype:
+    code = values.dtype.kind
+    if dtype is None or code == "c":
+        return values.astype(floats, copy=False) if code == "f" else values
+    if code == TEXT or is_text(dtype) or values.dtype == dtype:
         return values
-    if (kind == "b") != (dtype == "bool"):
+    if (code == "b") != (dtype == "bool"):
         raise SourceError(
-            f"'{name}' is {values.dtype} here but {dtype} in the training data; give both the same "
-            "type",
+            f"'{name}' is {values.dtype} here but {dtype} in the training data; use the same type "
+            f"in "
+            "both",
             code="data-schema",
             column=name,
         )
@@ -472,8 +479,8 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
         cast = values.astype(dtype)
     if cast.dtype.kind in "iu" and len(lossy := values[cast != values]):
         raise SourceError(
-            f"'{name}' holds {lossy.flat[0]}, which is no {dtype}, its type in the training data; "
-            "cast it, or fill what is missing",
+            f"'{name}' holds {lossy.flat[0]}, which {dtype}, its type in the training data, cannot "
+            "represent; cast it, or fill missing values",
             code="data-value",
             column=name,
         )
@@ -481,12 +488,12 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
 
 
 def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list | None) -> list:
-    """The outputs for no rows, as two made-up rows show them; none if the model takes no zeros."""
+    """Return empty outputs, inferred from two dummy rows; none if the model rejects zeros."""
     arrays = [(n, k, np.zeros((2, *v.shape[1:]), v.dtype)) for n, k, v in columns]
-    made_up = [rows_of_columns(arrays, slice(None))]
-    if known is not None and all(known) and len(known) == len(made_up[0]):
-        made_up.insert(0, [zero_column(leaves, 2) for leaves in known])
-    for batch in made_up:
+    dummies = [take_rows(arrays, slice(None))]
+    if known is not None and all(known) and len(known) == len(dummies[0]):
+        dummies.insert(0, [zero_column(leaves, 2) for leaves in known])
+    for batch in dummies:
         try:
             return [(key, array[:0]) for key, array in run_model(model, batch, 2)]
         except Exception as error:
@@ -495,12 +502,12 @@ def _outputs_without_rows(model: LoadedModel, columns: list[Column], known: list
 
 
 def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> Any:
-    """Return the predictions alone, of arrays or a pandas frame.
+    """Return only the predictions for arrays or a pandas DataFrame.
 
     Returns
     -------
     ndarray, dict of ndarray or pandas.DataFrame
-        An array for one name; else, as the input, a frame with its index or a dict.
+        An array if there is one name; else a DataFrame with the input's index, or a dict.
     """
     if not is_frame(shard):
         shard, _ = input_arrays(shard, bool(options.feature_cols))
@@ -513,13 +520,12 @@ def predict_shard(model: LoadedModel, shard: Any, options: PredictOptions) -> An
         return named
     import pandas as pd
 
-    cells = {name: cells_of(value) for name, value in named.items()}
+    cells = {name: to_cells(value) for name, value in named.items()}
     return pd.DataFrame(cells, index=shard.index)
 
 
-def types_of(columns: Sequence[Any]) -> list[list]:
-    """``[key, dtype, shape]`` of the arrays of each column of a batch, an array or a dict of them,
-    in the form of ``BatchSource.types``."""
+def leaf_types(columns: Sequence[Any]) -> list[list]:
+    """Return ``[key, dtype, shape]`` of the arrays of each column, as in ``BatchSource.types``."""
     return [
         [
             [key, TEXT if array.dtype.kind == TEXT else array.dtype.name, list(array.shape[1:])]
@@ -529,8 +535,8 @@ def types_of(columns: Sequence[Any]) -> list[list]:
     ]
 
 
-def rows_of_columns(columns: list, index) -> list:
-    """Rows of the columns that ``columns_of`` found, as a model takes them."""
+def take_rows(columns: list, index) -> list:
+    """Return the model inputs for some rows of the columns that ``columns_of`` returned."""
     batch: dict[str, Any] = {}
     for name, key, values in columns:
         part = np.ascontiguousarray(values[index])
@@ -544,13 +550,13 @@ def rows_of_columns(columns: list, index) -> list:
 def _with_outputs(shard, outputs, output_cols):
     named = _named(outputs, output_cols)
     if is_frame(shard):
-        named = {name: cells_of(value) for name, value in named.items()}
+        named = {name: to_cells(value) for name, value in named.items()}
     elif not isinstance(shard, dict):
         shard = {"x": shard}
     for name in named:
         if name in shard:
             raise UsageError(
-                f"The shards have '{name}' already; rename it, or name the outputs with "
+                f"The shards already have '{name}'; rename it, or name the outputs with "
                 "output_cols=",
                 code="column-duplicate",
                 column=name,
@@ -559,15 +565,15 @@ def _with_outputs(shard, outputs, output_cols):
 
 
 def _named(outputs, output_cols) -> dict[str, Any]:
-    if not outputs:  # of a shard without rows
+    if not outputs:  # the shard has no rows
         return dict.fromkeys(output_cols or ["prediction"], np.empty(0, np.float32))
-    names, numbers = chosen_outputs([key for key, _ in outputs], output_cols)
+    names, numbers = select_outputs([key for key, _ in outputs], output_cols)
     arrays = [outputs[number][1] for number in numbers]
     return {names[0]: arrays} if len(names) < len(arrays) else dict(zip(names, arrays, strict=True))
 
 
-def cells_of(value):
-    """An output as the cells of a column: numbers, arrays, or lists of them."""
+def to_cells(value):
+    """Convert an output to the cells of a pandas column: scalars, arrays, or lists of arrays."""
     if isinstance(value, list | tuple):
         return [list(row) for row in zip(*value, strict=True)]
     return value if value.ndim == 1 else list(value)

@@ -1,7 +1,7 @@
-"""A few hundred of the rows that are to be predicted, as the model takes them.
+"""A sample of a few hundred input rows, in the form that the model takes.
 
-No full job runs for them: of a DataFrame and of XShards the first partition is asked, and others
-only if it has too few rows.  Within a partition the rows are spread over its first batch or shard.
+Sampling runs no full job: it reads the first partition of a DataFrame or XShards, and more only if
+that has too few rows. Within a partition, the rows are spread evenly over its first batch or shard.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.prediction.predictor import (
     PredictOptions,
+    columns_as_trained,
     converted_columns,
     decode_columns,
-    fitted_columns,
-    rows_of_columns,
-    types_of,
-    whole_rows,
+    drop_null_rows,
+    leaf_types,
+    take_rows,
 )
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import Feed, SourceError
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
 _PARTITIONS = (1, 4, 16)
-"""How many partitions are asked, until there are enough rows."""
+"""Numbers of partitions to read, in turn, until there are enough rows."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of a model's inputs.
+    """Sampled rows of a model's inputs.
 
     Attributes
     ----------
     columns : list
-        Arrays of shape ``(rows, ...)`` for each argument of the model, by the keys of a map column
-        or None.
+        Per model argument, a dict of arrays of shape ``(rows, ...)``. The keys are those of a map
+        column, or None for a plain column.
     """
 
     columns: list[dict[str | None, np.ndarray]]
 
     @classmethod
     def of(cls, columns: list) -> Sample:
-        """The sample of columns that are an array or a dict of arrays each."""
+        """Build a sample from columns that are arrays or dicts of arrays."""
         return cls([each if isinstance(each, dict) else {None: each} for each in columns])
 
     @property
@@ -58,9 +58,8 @@ class Sample:
 
     @property
     def leaves(self) -> list[list]:
-        """``[key, dtype, shape]`` of the arrays of each column, in the form of
-        ``BatchSource.types``."""
-        return types_of(self.columns)
+        """Types of the columns, as ``[key, dtype, shape]`` in the form of ``BatchSource.types``."""
+        return leaf_types(self.columns)
 
     def first(self, rows: int) -> list:
         """So many rows as the model takes them; they are repeated if there are fewer."""
@@ -69,13 +68,13 @@ class Sample:
         return [column.get(None, column) for column in taken]
 
     def batches(self, size: int) -> list[tuple]:
-        """All rows as batches of tensors; rows are repeated to fill the last one.
+        """Return all rows as batches of tensors, repeating rows to fill the last batch.
 
         Parameters
         ----------
         size : int
-            Rows of a batch. It has at least 2, since a model that squeezes its output hides the
-            dimension of a single row, and at most :data:`SAMPLE_ROWS`.
+            Number of rows per batch. It is raised to at least 2, since a model that squeezes its
+            output would drop the row dimension, and limited to :data:`SAMPLE_ROWS`.
 
         Returns
         -------
@@ -96,14 +95,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sampler:
-    """A taker of some rows of each of the first partitions of an input.
+    """Sampler of rows from the first partitions of an input.
 
     Attributes
     ----------
     options : PredictOptions
-        The sample gets the types of its ``inputs``.
+        Its ``inputs`` determine the types of the sample.
     rows : int
-        That a sample has at most.
+        Maximum number of rows in a sample.
     """
 
     options: PredictOptions
@@ -117,31 +116,33 @@ class Sampler:
         specs, plain, converted = converted_columns(frame, self.options.config, names, known)
         packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
         tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
-        batches = [whole_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables]
+        batches = [
+            drop_null_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables
+        ]
         return [decode_columns(specs, columns) for columns, rows, _ in batches if rows]
 
     def take_from_shards(self, partition: Iterable) -> Iterator:
-        """Yield rows of a partition's first shard that has any, or the error of its data."""
+        """Yield rows of a partition's first non-empty shard, or the error of its data."""
         names, config, known = self.options.feature_cols, self.options.config, self.options.inputs
         for shard in partition:
             try:
-                columns = fitted_columns(shard, names, config, known)
+                columns = columns_as_trained(shard, names, config, known)
             except SourceError as error:
                 yield error
                 return
             rows = len(columns[0][2])
             if rows:
                 size = sum(values.nbytes for _, _, values in columns)
-                yield rows_of_columns(columns, _spread(rows, size))
+                yield take_rows(columns, _spread(rows, size))
                 return
 
     def sample_of(self, feed: Feed, cluster: Cluster) -> Sample | None:
-        """Return a sample of an input; None where no row was found, or it has no rows to look at.
+        """Return a sample of an input, or None if it has no rows that can be read cheaply.
 
         Raises
         ------
         UsageError
-            If the rows cannot become tensors.
+            If the rows cannot be converted to tensors.
         """
         samples: list[Sample] = []
         for partitions in _PARTITIONS:
@@ -164,7 +165,7 @@ class Sampler:
 
 
 def _pack(batches):
-    """Rows of the first Arrow batch of a partition, as one message."""
+    """Serialize rows of a partition's first non-empty Arrow batch as one message."""
     import pyarrow as pa
 
     for batch in batches:
@@ -179,6 +180,6 @@ def _pack(batches):
 
 
 def _spread(rows: int, size: int) -> np.ndarray:
-    """Indices of as many rows as a sample may have, evenly spaced; `size` is that of all."""
+    """Return evenly spaced row indices, as many as a sample may have; `size` is in bytes."""
     count = min(rows, SAMPLE_ROWS, max(1, _SAMPLE_BYTES * rows // max(size, 1)))
     return np.linspace(0, rows - 1, count).astype(np.int64)

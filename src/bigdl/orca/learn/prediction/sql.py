@@ -1,9 +1,9 @@
-"""A model as a function of SQL, for classic Spark and for Spark Connect.
+"""A model as a SQL user-defined function, for classic Spark and Spark Connect.
 
-The function takes the model's inputs as arguments.  Spark hands it Arrow arrays; they become the
-model's arrays by the rules by which columns of Parquet files do, in the dtypes of the training.  A
-row with a null in an argument, also within an array or a map, has the value null.  Each Python
-worker loads the model once (:mod:`bigdl.orca.inference.shipping`).
+The function takes the model's inputs as arguments. Spark passes Arrow arrays, which are converted
+to the dtypes of the training data by the rules for Parquet columns. The value is null for a row
+with a null in any argument, including inside arrays and maps. Each Python worker loads the model
+once (:mod:`bigdl.orca.inference.shipping`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.arrow_types import in_type_of, spark_type
 from bigdl.orca.inference.shipping import accepted_by
-from bigdl.orca.learn.prediction.outputs import OutputColumns, outputs_of_rows
+from bigdl.orca.learn.prediction.outputs import OutputColumns, infer_outputs
 from bigdl.orca.learn.prediction.predictor import (
     NOT_FITTED,
     DistributedPredictor,
     PredictOptions,
-    types_of,
+    leaf_types,
     value_task,
 )
 from bigdl.runtime.shards.columns import fitted_specs, float_dtype
@@ -32,16 +32,16 @@ from bigdl.training.batches import zero_column
 
 
 def sql_function(predictor: DistributedPredictor, threads: int, rows: list | None = None) -> Any:
-    """Return the user-defined function of a model.
+    """Return a Spark user-defined function that predicts with a model.
 
     Parameters
     ----------
     predictor : DistributedPredictor
-        The ``inputs`` of its options are the types of the model's inputs, unless there are `rows`.
+        The ``inputs`` of its options are the model's input types; not needed with `rows`.
     threads : int
-        Of torch in each task.
+        Number of torch threads per task.
     rows : list, optional
-        The model's inputs for two or more rows, as it takes them.
+        Model inputs for two or more rows.
     """
     shipped, options = predictor.shipped, predictor.options
     if rows is None:
@@ -49,15 +49,17 @@ def sql_function(predictor: DistributedPredictor, threads: int, rows: list | Non
             raise UsageError(NOT_FITTED, code="not-fitted")
         rows = [zero_column(leaves, 2) for leaves in options.inputs]
     model = shipped.load()
-    outputs = outputs_of_rows(model, rows)
-    if options.inputs is None:  # later rows come in the types that decided those of the outputs
-        options = replace(options, inputs=types_of(accepted_by(model, rows)))
+    outputs = infer_outputs(model, rows)
+    if (
+        options.inputs is None
+    ):  # convert later rows to the types that the outputs were inferred from
+        options = replace(options, inputs=leaf_types(accepted_by(model, rows)))
     columns = OutputColumns.of(outputs, options.output_cols)
     specs_of = _specs_of(options, len(rows))
     task = value_task(shipped.in_task(threads), specs_of, columns, options.batch_size, in_type_of)
     made, owner = arrow_udf(task, columns.ddl, iterates=True), shipped.owner
 
-    @functools.wraps(made)  # Spark registers it by its attributes
+    @functools.wraps(made)  # Spark reads the function's attributes when it registers it
     def function(*arguments: Any) -> Any:
         check_alive(owner, "function")
         return made(*arguments)

@@ -1,4 +1,4 @@
-"""The type of ``predict``: the form of the result follows from that of the input."""
+"""Static types of ``predict``: the result type follows from the input type."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Predict(Protocol[P]):
 
 
 class PredictMethod(Protocol[P]):
-    """``predict`` as a class has it."""
+    """Descriptor type of ``predict`` as a method of a class."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Predict[P]: ...
 
 
-def by_input(method: Callable[Concatenate[Any, Any, P], Any]) -> PredictMethod[P]:
-    """Type a method ``predict(self, data, ...)`` by the kinds of its input; it stays as it is."""
+def typed_predict(method: Callable[Concatenate[Any, Any, P], Any]) -> PredictMethod[P]:
+    """Give a method ``predict(self, data, ...)`` the overloads of :class:`Predict`."""
     return cast("PredictMethod[P]", method)

@@ -30,7 +30,7 @@ from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest, Trai
 from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.metrics.metric import metric_by_name
 from bigdl.orca.learn.prediction.sample import Sample
-from bigdl.orca.learn.prediction.typed import by_input
+from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
@@ -676,7 +676,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     # -- predict -----------------------------------------------------------------------------
 
-    @by_input
+    @typed_predict
     def predict(
         self,
         data: Any,

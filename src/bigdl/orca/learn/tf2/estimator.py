@@ -25,7 +25,7 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import BACKENDS, LayerArguments, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest
 from bigdl.orca.learn.prediction.sample import Sample
-from bigdl.orca.learn.prediction.typed import by_input
+from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.orca.parameter_layer.fit.metrics import PHASES
@@ -502,7 +502,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             raise UsageError("The data to evaluate has no rows", code="data-empty")
         return EvaluationMetrics({f"validation_{name}": value for name, value in figures.items()})
 
-    @by_input
+    @typed_predict
     def predict(
         self,
         data: Any,
