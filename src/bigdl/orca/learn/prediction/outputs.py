@@ -436,7 +436,7 @@ def _values(flat):
     if flat.dtype == np.uint64 and len(flat) and int(flat.max()) >= 2**63:
         raise UsageError(
             f"The model returned {flat.max()}, which exceeds Spark's bigint; return int64 or "
-            f"strings",
+            "strings",
             code="model-output",
         )
     if flat.dtype.kind == "u":

@@ -469,9 +469,8 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
         return values
     if (code == "b") != (dtype == "bool"):
         raise SourceError(
-            f"'{name}' is {values.dtype} here but {dtype} in the training data; use the same type "
-            f"in "
-            "both",
+            f"'{name}' is {values.dtype} here but {dtype} in the training data; use the same "
+            "type in both",
             code="data-schema",
             column=name,
         )

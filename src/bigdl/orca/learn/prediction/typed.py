@@ -20,7 +20,7 @@ D = TypeVar("D", "DataFrame", "SparkXShards", "RayXShards", "ray.data.Dataset", 
 
 
 class Predict(Protocol[P]):
-    """``estimator.predict``; arrays give an array, or a list or dict if the model does."""
+    """Type of ``estimator.predict``: the result type follows from the type of `data`."""
 
     @overload
     def __call__(self, data: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray | Any: ...
