@@ -255,7 +255,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(plain, tmp_path):
 
 
 def test_arguments_of_files_are_checked_or_named_as_idle(plain, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(arguments, "said_once", set())
+    monkeypatch.setattr(arguments, "warned_texts", set())
     for verb in ("save", "save_weights"):
         with refused("argument-value", "save_format"):
             getattr(plain, verb)(str(tmp_path / "m"), save_format="banana")

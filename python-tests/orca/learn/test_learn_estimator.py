@@ -63,7 +63,7 @@ def frame(orca_spark):
 @pytest.fixture
 def forgotten(monkeypatch):
     """Warnings that are given once are given again."""
-    monkeypatch.setattr(arguments, "said_once", set())
+    monkeypatch.setattr(arguments, "warned_texts", set())
 
 
 def weights(est):

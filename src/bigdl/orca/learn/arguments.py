@@ -1,4 +1,4 @@
-"""Arguments that the Estimators of all frameworks take, checked; and keywords of earlier BigDLs."""
+"""Checks of arguments that all Estimators share, and legacy keywords of BigDL 2.x."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def check_counts(least: int = 1, **counts: int | None) -> None:
-    """Refuse counts that are too small; None is no count."""
+    """Raise an error if a count is below `least`; ignore None."""
     for name, value in counts.items():
         if value is not None:
             check_integer(name, value, least)
 
 
 def check_loss_weight(value: Any, arguments: str, rows: str) -> None:
-    """Refuse a ``loss_weight`` that is no function of these arguments, and no name of a divisor."""
+    """Raise an error if a ``loss_weight`` is neither a function nor ``"rows"`` or ``"sum"``."""
     if not (value in (None, "rows", "sum") or callable(value)):
         raise UsageError(
-            f"loss_weight must be a function {arguments} that returns what the loss of {rows} is "
-            f'divided by, "rows" or "sum", got {value!r}',
+            f"loss_weight must be a function {arguments} that returns the divisor of the loss of "
+            f'{rows}, or "rows" or "sum", got {value!r}',
             code="argument-value",
             argument="loss_weight",
         )
 
 
-def config_of(config: dict | None, name: str = "config") -> dict:
-    """A copy of the ``config`` that creators get."""
+def check_config(config: dict | None, name: str = "config") -> dict:
+    """Return a copy of the ``config`` for creator functions."""
     if config is not None and not isinstance(config, dict):
         raise UsageError(
             f"{name} must be a dict, got {type(config).__name__}",
@@ -49,23 +49,23 @@ def config_of(config: dict | None, name: str = "config") -> dict:
 def check_creator(
     name: str, creator: Any, parameters: tuple[str, ...], *, is_creator: bool = True
 ) -> None:
-    """Refuse a function that cannot be called as creators are, before a worker calls it.
+    """Raise an error if a creator function does not accept the arguments of its call.
 
     Parameters
     ----------
     name : str
-        Argument that it was given for.
+        Name of the argument.
     creator : callable
     parameters : tuple of str
-        What it is called with.
+        Names of the arguments that the creator is called with.
     is_creator : bool, default True
-        False leaves it alone.
+        If False, check nothing.
     """
     if not is_creator or not isinstance(creator, types.FunctionType | type):
         return
     try:
         signature = inspect.signature(creator)
-    except ValueError:  # of a class that does not tell it
+    except ValueError:  # the class does not expose its signature
         return
     try:
         signature.bind(*parameters)
@@ -82,15 +82,15 @@ def check_creator(
         called = f"{name}({', '.join(parameters)})"
         shown = "a lambda" if creator.__name__ == "<lambda>" else f"the function {creator.__name__}"
         raise UsageError(
-            f"{name} is called as {called}, but {shown} takes {signature}; give it the "
+            f"{name} is called as {called}, but {shown} takes {signature}; declare the "
             f"parameter{'s' if len(parameters) > 1 else ''} {', '.join(parameters)}",
             code="argument-value",
             argument=name,
         ) from None
 
 
-def with_weight(label_cols, weight_col) -> list:
-    """The label columns of a feed, with that of the weights behind them."""
+def append_weight_col(label_cols, weight_col) -> list:
+    """Return the label columns with the weight column appended."""
     if weight_col is None:
         return label_cols
     if not isinstance(weight_col, str):
@@ -115,19 +115,19 @@ def with_weight(label_cols, weight_col) -> list:
     return [*labels, weight_col]
 
 
-# what has no effect here, and why
-_IDLE = {"info": "info was for a TrainingOperator; config reaches every creator and callback"}
-said_once: set[str] = set()
+# legacy keywords without effect, and the reason
+_IGNORED = {"info": "info was for a TrainingOperator; config reaches every creator and callback"}
+warned_texts: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Log a warning, the first time in this process."""
-    if text not in said_once:
-        said_once.add(text)
+    """Log a warning once per process."""
+    if text not in warned_texts:
+        warned_texts.add(text)
         logger.warning("%s", text)
 
 
-_OTHER_NAMES = {
+_FOREIGN_NAMES = {
     "model_creator": "model",
     "net": "model",
     "module": "model",
@@ -150,57 +150,57 @@ _OTHER_NAMES = {
 
 
 def resolve_legacy_kwargs(
-    verb: Callable, keywords: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+    method: Callable, keywords: Mapping[str, Any], renamed: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the values of old keywords of a call, under the names of today.
+    """Return the values of legacy keywords of a call under their current names.
 
     Parameters
     ----------
-    verb : callable
-        It has been called.
+    method : callable
+        The called method.
     keywords : dict
-        What its signature does not have.
+        Keywords that are not in its signature.
     renamed : dict of str to str
-        Old names of arguments.
+        Current argument names by legacy name.
 
     Raises
     ------
     UsageError
-        For a keyword of no generation.
+        If a keyword is neither a current nor a legacy name.
     """
     values, renamed = {}, renamed or {}
     for name, value in keywords.items():
         if name in renamed:
             values[renamed[name]] = value
-        elif name in _IDLE:
+        elif name in _IGNORED:
             if value is not None:
-                warn_once(f"{verb.__name__}({name}=) has no effect: {_IDLE[name]}")
+                warn_once(f"{method.__name__}({name}=) has no effect: {_IGNORED[name]}")
         else:
-            known = [*inspect.signature(verb).parameters, *renamed]
-            # of another generation or framework, whose names are no misspelling
-            other = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else []
+            known = [*inspect.signature(method).parameters, *renamed]
+            # a name that other frameworks or versions use is not a misspelling
+            other = [_FOREIGN_NAMES[name]] if _FOREIGN_NAMES.get(name) in known else []
             close = other or difflib.get_close_matches(name, known, 1)
             advice = f"did you mean {close[0]}=?" if close else "leave it out"
             raise UsageError(
-                f"{verb.__name__} has no argument {name!r}; {advice}",
+                f"{method.__name__} has no argument {name!r}; {advice}",
                 code="argument-unknown",
                 argument=name,
-                method=verb.__name__,
+                method=method.__name__,
             )
     return values
 
 
-def path_of(verb: str, path: Any) -> str:
-    """Return the path that a verb was given, as a str."""
+def check_path(method: str, path: Any) -> str:
+    """Raise an error if `path` is not a path; return it as a str."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(
-            f"{verb} needs the path of a file, got {path!r}", code="argument-type", method=verb
+            f"{method} needs a file path, got {path!r}", code="argument-type", method=method
         )
     return os.fspath(path)
 
 
-def path_under(verb: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
-    """Return the path that a call names by today's name or by that of BigDL 2.0."""
-    return path_of(
-        verb.__name__, resolve_legacy_kwargs(verb, old, {old_name: "path"}).get("path", path)
+def resolve_path(method: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
+    """Return the path argument of a call, given under its current or its BigDL 2.0 name."""
+    return check_path(
+        method.__name__, resolve_legacy_kwargs(method, old, {old_name: "path"}).get("path", path)
     )

@@ -1,7 +1,8 @@
-"""The backends of an Estimator: an engine, its cluster, and how gradients meet.
+"""Backends of Estimators: an engine, its cluster, and the gradient synchronization.
 
-``backend="spark"`` of an Estimator names a :class:`Backend`. :func:`register_backend` adds one, so
-that ``Estimator.from_torch(backend="mine")`` and ``Estimator.from_keras(backend="mine")`` take it.
+An Estimator's ``backend="spark"`` selects a registered :class:`Backend`. :func:`register_backend`
+registers another one for ``Estimator.from_torch(backend="mine")`` and
+``Estimator.from_keras(backend="mine")``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["Backend", "LocalBackend", "register_backend"]
 
 @dataclass(frozen=True)
 class LayerArguments:
-    """Arguments of ``fit`` for the parameter layer, by their names; None where not passed."""
+    """Parameter-layer arguments of ``fit``; None if not passed."""
 
     transport: str | None = None
     group_size: int | None = None
@@ -45,16 +46,16 @@ class LayerArguments:
     min_workers: int | None = None
 
     def passed(self) -> dict[str, Any]:
-        """Return those that were passed."""
+        """Return the arguments that were passed."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Backend(ABC):
-    """The meaning of a ``backend=`` of an Estimator: its engine and its GradientSync.
+    """Base class of Estimator backends: the engine that runs workers and the gradient sync.
 
     Examples
     --------
-    Workers that are threads of the program, one at a time:
+    A backend that runs its worker in the program itself:
 
     >>> from bigdl.orca.engine import LocalEngine
     >>> from bigdl.orca.learn.backends import Backend
@@ -65,20 +66,20 @@ class Backend(ABC):
     [0]
     """
 
-    #: whether the parameter layer trains, in place of workers that all-reduce gradients
+    # : whether the parameter layer trains, instead of workers that all-reduce gradients
     has_parameter_layer: ClassVar[bool] = False
-    #: whether it trains models of Keras that compute with JAX
+    # : whether the backend trains Keras models that use the JAX backend of Keras
     trains_jax: ClassVar[bool] = True
 
-    def require(self) -> None:  # noqa: B027  most need none
-        """Raise a MissingExtraError if a package is missing."""
+    def require(self) -> None:  # noqa: B027  most backends need none
+        """Raise a MissingExtraError if a required package is missing."""
 
     def is_on_ray(self) -> bool:
-        """Return True if the workers are Ray's."""
+        """Return True if the workers are Ray actors."""
         return False
 
     def sync(self) -> type[GradientSync]:
-        """Return the class by which the workers' gradients meet."""
+        """Return the class that all-reduces the workers' gradients."""
         return TorchDistributedSync
 
     @abstractmethod
@@ -88,13 +89,13 @@ class Backend(ABC):
         Parameters
         ----------
         min_workers : int, optional
-            Of Ray; see :class:`~bigdl.orca.engines.ray.RayEngine`.
+            Minimum number of Ray workers; see :class:`~bigdl.orca.engines.ray.RayEngine`.
         **options
             ``workers_per_node`` and ``log_to_driver``.
         """
 
     def cluster(self, workers_per_node: int) -> Cluster:
-        """Return where inputs are predicted."""
+        """Return the cluster whose tasks predict."""
         return self.engine(workers_per_node=workers_per_node).cluster
 
     def layer_options(self, name: str, arguments: LayerArguments) -> ParameterLayerOptions | None:
@@ -103,41 +104,41 @@ class Backend(ABC):
         Parameters
         ----------
         name : str
-            Of the backend, for the message.
+            Name of the backend, for the error message.
         arguments : LayerArguments
 
         Raises
         ------
         UsageError
-            For options that cannot work, and for any with another backend.
+            If an option is invalid, or if the backend has no parameter layer.
         """
         if self.is_on_ray():
-            arguments = replace(arguments, min_workers=None)  # which Ray's engine takes
+            arguments = replace(arguments, min_workers=None)  # the Ray engine takes it
         if passed := arguments.passed():
             raise UsageError(
-                f"{', '.join(passed)} of fit are for the parameter layer, this Estimator has "
-                f"backend={name!r}; make it with backend='bigdl'",
+                f"{', '.join(passed)} of fit are for the parameter layer, but this Estimator has "
+                f"backend={name!r}; create it with backend='bigdl'",
                 code="unsupported",
             )
         return None
 
     def failure_policy(self, max_failures: int | FailurePolicy | None) -> FailurePolicy:
-        """Return the policy for ``max_failures=``."""
+        """Return the failure policy for ``max_failures=``."""
         return FailurePolicy.of(max_failures)
 
-    def end_workers(self) -> None:  # noqa: B027  tasks of Spark end by themselves
-        """End the workers that wait for programs."""
+    def end_workers(self) -> None:  # noqa: B027  Spark tasks end by themselves
+        """End the idle workers."""
 
 
 class SparkBackend(Backend):
-    """Workers are tasks of the active Spark, also over Spark Connect."""
+    """Backend whose workers are tasks of the active Spark session, classic or Spark Connect."""
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
         return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
 
 class ParameterLayerBackend(SparkBackend):
-    """Gradients and weights meet in slices, by ordinary jobs of Spark."""
+    """Backend that updates slices of the weights with ordinary Spark jobs."""
 
     has_parameter_layer = True
     trains_jax = False
@@ -152,7 +153,7 @@ class ParameterLayerBackend(SparkBackend):
 
 
 class RayBackend(Backend):
-    """Workers are Ray's actors."""
+    """Backend whose workers are Ray actors."""
 
     def require(self) -> None:
         require("ray", "ray")
@@ -169,7 +170,7 @@ class RayBackend(Backend):
 
 
 class HorovodBackend(Backend):
-    """Gradients meet by Horovod; workers are Ray's where the program has a Ray, else Spark's."""
+    """Backend that all-reduces gradients with Horovod, on Ray if it is connected, else on Spark."""
 
     trains_jax = False
 
@@ -193,7 +194,7 @@ class HorovodBackend(Backend):
 
 
 class LocalBackend(Backend):
-    """Workers are processes of this machine.
+    """Backend whose workers are processes on this machine.
 
     Examples
     --------
@@ -214,17 +215,18 @@ def _checked(name: str, backend: object) -> Backend:
         cls = backend
         try:
             backend = cls()
-        except TypeError as error:  # abstract, or made of arguments
+        except TypeError as error:  # abstract class, or required constructor arguments
             raise UsageError(
-                f"The backend {name!r} cannot be made by {cls.__qualname__}(): {error}; give "
-                "it the methods of Backend, and no arguments",
+                f"The backend {name!r} cannot be created by {cls.__qualname__}(): {error}; "
+                "implement "
+                "the methods of Backend, and take no constructor arguments",
                 code="argument-type",
                 argument="backend",
             ) from error
     if not isinstance(backend, Backend):
         raise UsageError(
-            f"A backend should be a class over bigdl.orca.learn.backends.Backend, but got "
-            f"{backend!r} for {name!r}",
+            f"A backend should be a subclass of bigdl.orca.learn.backends.Backend, got {backend!r} "
+            f"for {name!r}",
             code="argument-type",
             argument="backend",
         )
@@ -232,7 +234,7 @@ def _checked(name: str, backend: object) -> Backend:
 
 
 BACKENDS = Registry[Backend]("bigdl.backends", "a backend", _checked)
-"""The backends by name, also those that other packages offer."""
+"""Registry of backends by name, including entry points of other packages."""
 for _name, _backend in {
     "spark": SparkBackend,
     "ray": RayBackend,
@@ -246,16 +248,16 @@ _BackendT = TypeVar("_BackendT", bound=type[Backend])
 
 
 def register_backend(name: str, backend: _BackendT) -> _BackendT:
-    """Register a backend, so that ``backend="name"`` of an Estimator means it.
+    """Register a backend under a name for the ``backend=`` argument of Estimators.
 
-    A package that a program need not import offers its class by an entry point of the group
-    ``bigdl.backends``, under the name.
+    A package can instead declare its class as an entry point in the group ``bigdl.backends``; then
+    the program need not import the package.
 
     Parameters
     ----------
     name : str
     backend : type
-        A class over :class:`Backend` that is made without arguments.
+        A subclass of :class:`Backend` whose constructor takes no arguments.
 
     Returns
     -------
@@ -265,11 +267,11 @@ def register_backend(name: str, backend: _BackendT) -> _BackendT:
     Raises
     ------
     UsageError
-        If another backend has the name, or it is no such class.
+        If another backend has the name, or `backend` is not such a class.
 
     Examples
     --------
-    Workers of this machine, whose number is never more than two:
+    A local backend with at most two workers:
 
     >>> from bigdl.orca.learn.backends import LocalBackend, register_backend
     >>> class SmallBackend(LocalBackend):
@@ -287,26 +289,26 @@ def register_backend(name: str, backend: _BackendT) -> _BackendT:
     return backend
 
 
-def backend_of(name: str, old_names: Mapping[str, str]) -> str:
-    """Return the backend that a name means, if its packages are installed.
+def resolve_backend(name: str, old_names: Mapping[str, str]) -> str:
+    """Return the current name of a backend and check that its packages are installed.
 
     Parameters
     ----------
     name : str
     old_names : mapping of str to str
-        Names of BigDL 2.x.
+        Current names by BigDL 2.x name.
 
     Raises
     ------
     UsageError
-        For another name, or without the packages.
+        If the name is unknown or a package is missing.
     """
     backend = old_names.get(name, name)
     if backend not in BACKENDS:
-        own = [repr(each) for each in BACKENDS if each not in ("bigdl", "local")]
+        names = [repr(each) for each in BACKENDS if each not in ("bigdl", "local")]
         raise UsageError(
-            f"The backends are {', '.join(own)}, 'bigdl' (the parameter layer on Spark) "
-            f"and 'local' (processes of this machine), got backend={name!r}; use one of them",
+            f"The backends are {', '.join(names)}, 'bigdl' (the parameter layer on Spark) "
+            f"and 'local' (processes on this machine), got backend={name!r}; use one of them",
             code="name-unknown",
             argument="backend",
             allowed=list(BACKENDS),

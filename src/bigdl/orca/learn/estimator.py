@@ -1,4 +1,4 @@
-"""Estimators of every framework: scikit-learn's manners on distributed data."""
+"""Base classes of the Estimators of all frameworks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from bigdl.training.fit import FitCall, TrainingSession
 
 @dataclass
 class EstimatorOptions:
-    """Arguments of ``from_torch`` and ``from_keras`` that do not depend on the framework."""
+    """Framework-independent arguments of ``from_torch`` and ``from_keras``."""
 
     backend: str
     workers_per_node: int
     log_to_driver: bool
-    model_dir: str | None  # a PathLike becomes text
+    model_dir: str | None  # a PathLike is converted to str
     num_to_keep: int
 
     def __post_init__(self):
@@ -57,31 +57,31 @@ class EstimatorOptions:
 
 @dataclass
 class PredictionRequest:
-    """A user's request of predictions: the arguments of ``predict`` and its like.
+    """Arguments of ``predict``, ``as_udf`` and the other prediction methods.
 
     Attributes
     ----------
     batch_size : int
-        Rows of one forward pass.
+        Number of rows per forward pass.
     feature_cols, output_cols : str or sequence of str, optional
-        Columns of the model's inputs, and names for its outputs; they become lists.
+        Input columns and output names; converted to lists.
     accelerate : str or path, optional
-        A method of Nano, ``"auto"`` or a directory of a model that it saved.
+        A Nano acceleration method, ``"auto"`` or the directory of a model that Nano saved.
     callbacks : optional
-        Of the framework.
+        Callbacks of the framework.
     sample : optional
-        Some rows of the model's inputs, of any kind that ``predict`` takes.
-    is_kept : bool
-        True if the model is kept without its checkpoint, so that it holds large tables itself.
+        Sample rows of the model's inputs, of any type that ``predict`` takes.
+    is_standalone : bool
+        True if the model is stored without its checkpoint and must contain large tables.
     """
 
     batch_size: int
-    feature_cols: Any = None  # a list from here on
+    feature_cols: Any = None  # a list after __post_init__
     output_cols: Any = None
     accelerate: str | os.PathLike | None = None
     callbacks: Any = None
     sample: Any = None
-    is_kept: bool = False
+    is_standalone: bool = False
 
     def __post_init__(self) -> None:
         check_positive("batch_size", self.batch_size)
@@ -91,45 +91,45 @@ class PredictionRequest:
 
 
 class PredictingEstimator(ABC):
-    """An Estimator as far as it predicts: by tasks, every kind of input in its own form."""
+    """Base class of Estimators that predict, on every input type, in distributed tasks."""
 
-    #: its package in requirements
+    # : name of the framework's extra in setup.py
     framework: ClassVar[str]
 
     def __init__(self) -> None:
-        self._shipped: ShippedModel | None = None  # what was broadcast last
+        self._shipped: ShippedModel | None = None  # the latest broadcast
 
     @abstractmethod
     def _ship(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
     ) -> ShippedModel:
-        """Return the model as the tasks of a cluster get it.
+        """Ship the model to the tasks of a cluster.
 
         Parameters
         ----------
         request : PredictionRequest
         rows : Sample, optional
-            Rows of the model's inputs, by which it can be accelerated; None if there are none.
+            Sample rows of the model's inputs, for acceleration; None if there are none.
         cluster : Cluster
         """
 
-    def _check_prediction(self, request: PredictionRequest) -> None:  # noqa: B027 - most can it all
-        """Refuse what the model cannot do."""
+    def _check_prediction(self, request: PredictionRequest) -> None:  # noqa: B027  most need no check
+        """Raise an error if the model does not support the request."""
 
     def _prediction_config(self) -> dict:
-        """Return the ``config`` by which inputs are converted."""
+        """Return the ``config`` that input conversion uses."""
         return {}
 
     def _inputs(self) -> list | None:
-        """Return the types of the model's inputs in the training, if they are known."""
+        """Return the model's input types from training, if they are known."""
         return None
 
     def _cluster(self, feed: Feed) -> Cluster:
-        """Return where an input is predicted."""
+        """Return the cluster whose tasks predict an input."""
         return active_spark()
 
     def _predict(self, data: Any, request: PredictionRequest) -> Any:
-        """Predict an input of any kind."""
+        """Predict an input of any supported type."""
         self._check_prediction(request)
         options = self._predict_options(request)
         feed = feed_of(data, options.feature_cols, None, options.config, framework=self.framework)
@@ -142,7 +142,7 @@ class PredictingEstimator(ABC):
             return feed.predict(predictor, cluster)
 
     def _predict_options(self, request: PredictionRequest) -> PredictOptions:
-        """Return what the tasks know of a request."""
+        """Return the options of a request that are sent to tasks."""
         return PredictOptions(
             self._prediction_config(),
             request.feature_cols,
@@ -154,14 +154,14 @@ class PredictingEstimator(ABC):
     def _predictor(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
     ) -> DistributedPredictor:
-        """Return the model as the tasks of a cluster predict with it."""
+        """Ship the model and return its predictor."""
         options = self._predict_options(request)
         if request.accelerate is not None and rows is not None:
             options = replace(options, inputs=rows.leaves)
         return DistributedPredictor(self._ship(request, rows, cluster), options)
 
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
-        """Return the rows that the user gives as ``sample=``; None without."""
+        """Return rows of the user's ``sample=``, or None without it."""
         data = request.sample
         if data is not None:
             options = self._predict_options(request)
@@ -170,7 +170,8 @@ class PredictingEstimator(ABC):
             rows = None if feed is None else Sampler(options).sample_of(feed, cluster)
             if rows is None:
                 raise UsageError(
-                    "sample must be some rows that predict takes, such as a DataFrame, a pandas "
+                    "sample must hold rows in a form that predict takes, such as a DataFrame, a "
+                    "pandas "
                     f"DataFrame or arrays; got {type(data).__name__} without rows",
                     code="data-empty",
                     argument="sample",
@@ -178,8 +179,8 @@ class PredictingEstimator(ABC):
             return rows
         if request.accelerate is not None:
             raise UsageError(
-                f"accelerate={request.accelerate!r} needs some rows to convert the model and to "
-                "compare its outputs with; pass sample=, or input_example= to MLflow",
+                f"accelerate={request.accelerate!r} needs sample rows to convert the model and to "
+                "compare its outputs; pass sample=, or input_example= to MLflow",
                 code="argument-missing",
                 argument="sample",
                 method=request.accelerate,
@@ -187,7 +188,7 @@ class PredictingEstimator(ABC):
         return None
 
     def _function(self, request: PredictionRequest) -> Any:
-        """Return the user-defined function of Spark that predicts."""
+        """Return a Spark user-defined function that predicts."""
         self._check_prediction(request)
         cluster = active_spark()
         rows = self._sample(request, cluster)
@@ -198,22 +199,22 @@ class PredictingEstimator(ABC):
 
     @abstractmethod
     def as_udf(self, *args: Any, **options: Any) -> Any:
-        """Return the model as a user-defined function of Spark."""
+        """Return the model as a Spark user-defined function."""
 
     def register(self, name: str, **options: Any) -> Any:
-        """Make the model a function of SQL in the Spark session that is active.
+        """Register the model as a SQL function in the active Spark session.
 
         Parameters
         ----------
         name : str
-            Of the function.
+            Name of the SQL function.
         **options
-            Of :meth:`as_udf`.
+            Arguments of :meth:`as_udf`.
 
         Returns
         -------
         function
-            For DataFrames.
+            The user-defined function, for DataFrames.
 
         Examples
         --------
@@ -232,17 +233,17 @@ class PredictingEstimator(ABC):
         return active_spark().spark.udf.register(name, function)
 
     def shutdown(self) -> None:
-        """Free what prediction has broadcast; frames that were predicted stay valid."""
+        """Release the broadcast model; DataFrames with predictions stay valid."""
         self._shipped = None
 
 
 class TrainingEstimator(PredictingEstimator):
-    """An Estimator that trains: its workers, its data, and what it has trained so far.
+    """Base class of Estimators that also train.
 
     Parameters
     ----------
     parts : object
-        What the model is made of.
+        Components of the model.
     options : EstimatorOptions
     """
 
@@ -258,12 +259,12 @@ class TrainingEstimator(PredictingEstimator):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that train and evaluate: nodes of the cluster × workers per node."""
+        """Number of training and evaluation workers: cluster nodes times workers per node."""
         return self._engine().num_workers
 
     @abstractmethod
     def _parameter_layer(self) -> Callable[[FitCall], Checkpoint]:
-        """Return what runs a fit by the parameter layer."""
+        """Return the function that runs a fit with the parameter layer."""
 
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""
@@ -275,7 +276,7 @@ class TrainingEstimator(PredictingEstimator):
         )
 
     def _weights(self) -> bytes:
-        """Return the model's weights; before the first fit those that it would start from."""
+        """Return the model's current weights, or its initial weights before the first fit."""
         snapshot = self._training.snapshot
         if snapshot is None:
             return self._first_weights()
@@ -285,15 +286,15 @@ class TrainingEstimator(PredictingEstimator):
 
     @abstractmethod
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
-        """Return the state with its large tables in the weights."""
+        """Return the checkpoint with its sharded embedding tables merged into the weights."""
 
     def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
-        """Return weights for tasks, and the slices that they read rows of large tables from.
+        """Return the weights for prediction tasks, and the table slices that they read from files.
 
         Parameters
         ----------
         is_whole : bool
-            True if the model outlives its checkpoint, so that it has to hold large tables itself.
+            True if the model is stored without its checkpoint and must contain large tables.
         """
         snapshot = self._training.snapshot
         slices = None if snapshot is None else snapshot.slices
@@ -303,21 +304,21 @@ class TrainingEstimator(PredictingEstimator):
 
     @abstractmethod
     def _first_weights(self) -> bytes:
-        """Return the weights of a new model; nothing if it does not know the shape of its input."""
+        """Return the weights of a new model, or ``b""`` if its input shape is unknown."""
 
     def plot(self, path: str | os.PathLike | None = None) -> FitChart:
-        """Draw the epochs that were trained so far: losses, metrics, rows per second and times.
+        """Plot losses, metrics, rows per second and times of all epochs trained so far.
 
         Parameters
         ----------
         path : str or os.PathLike, optional
-            Also write the chart there; it ends with ``.html`` or ``.svg``, or with what matplotlib
-            writes, such as ``.png``.
+            File to write the chart to. The suffix is ``.html``, ``.svg`` or a format of matplotlib,
+            such as ``.png``.
 
         Returns
         -------
         FitChart
-            Shows itself in a notebook; ``write(path)`` writes it.
+            Chart that a notebook displays; ``write(path)`` writes it to a file.
 
         Raises
         ------
@@ -336,8 +337,8 @@ class TrainingEstimator(PredictingEstimator):
         ...     backend="local",
         ... )
         >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-        >>> figures = estimator.fit((x, x), epochs=2)
-        >>> chart = estimator.plot("fit.svg")  # in a notebook it shows itself
+        >>> metrics = estimator.fit((x, x), epochs=2)
+        >>> chart = estimator.plot("fit.svg")  # a notebook displays it
         >>> is_file("fit.svg")
         True
         """
@@ -356,7 +357,7 @@ class TrainingEstimator(PredictingEstimator):
     def _feed(
         self, data: Any, feature_cols: Any, label_cols: Any, config: dict, name: str | None = None
     ) -> Any:
-        """Return the Feed of an input that has targets."""
+        """Return the Feed of an input with targets."""
         feed = as_feed(data, feature_cols, label_cols, config, name=name, framework=self.framework)
         if feed.label_cols is not None and not feed.label_cols:
             raise UsageError(
@@ -371,7 +372,7 @@ class TrainingEstimator(PredictingEstimator):
     def _training_feed(
         self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
     ) -> tuple[FeedGroup, Any]:
-        """Return the Feeds of a fit, and that of its training data."""
+        """Return the Feeds of a fit and the Feed of its training data."""
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
             if kind_of(validation_data, self.framework) != kind_of(data, self.framework):
@@ -391,13 +392,13 @@ class TrainingEstimator(PredictingEstimator):
     def _run_evaluation(
         self, program: Callable, feed: Feed, max_failures: int | FailurePolicy | None
     ) -> Any:
-        """Return what a program gives for the rows of a Feed; None where there are no rows."""
+        """Run an evaluation program on a Feed's rows; return None if there are no rows."""
         policy = self._backend.failure_policy(max_failures)
         snapshot, options = self._training.snapshot, {}
         slices = None if snapshot is None else snapshot.slices
         if snapshot is None or slices is None:
             weights = self._weights()
-        else:  # workers read the rows of tables themselves
+        else:  # workers read the table rows themselves
             weights, options = snapshot.files["model.pt"], {"slices": slices.to_json()}
         with self._engine().open(program, feed) as job:
             try:
@@ -421,28 +422,28 @@ class TrainingEstimator(PredictingEstimator):
         accelerate: str | os.PathLike | None = None,
         sample: Any = None,
     ) -> Any:
-        """A streaming DataFrame with predictions.
+        """Return a streaming DataFrame with predictions.
 
-        The query that writes it goes on with the model as it is now. With
-        :func:`bigdl.orca.data.kafka.write_kafka` each row is answered exactly once, also when the
-        query is started again.
+        The streaming query keeps the current model, even if this Estimator trains further. With
+        :func:`bigdl.orca.data.kafka.write_kafka`, each row is predicted exactly once, even if the
+        query restarts.
 
         Parameters
         ----------
         data : pyspark.sql.DataFrame
-            Streaming.
+            Streaming DataFrame.
         batch_size, feature_cols, output_cols
-            As of ``predict``.
+            See ``predict``.
         accelerate : str, optional
-            As of ``predict`` of an Estimator of PyTorch; it needs a `sample`.
+            See ``predict`` of the PyTorch Estimator; requires `sample`.
         sample : optional
-            Some rows, up to 256 are taken: any input that ``predict`` takes. A model that was
-            not fitted needs them.
+            Sample rows in any form that ``predict`` takes; up to 256 are used. Required for a
+            model that was not fitted.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            Streaming, in the form of ``predict``.
+            Streaming DataFrame with the columns that ``predict`` returns.
 
         Examples
         --------
@@ -469,7 +470,7 @@ class TrainingEstimator(PredictingEstimator):
         if not getattr(data, "isStreaming", False):
             raise UsageError(
                 f"predict_stream takes a streaming DataFrame, got {type(data).__name__}; use "
-                "predict for data that has an end",
+                "predict for batch data",
                 code="data-type",
                 argument="data",
             )
@@ -491,37 +492,35 @@ class TrainingEstimator(PredictingEstimator):
         accelerate: str | os.PathLike | None = None,
         sample: Any = None,
     ) -> Any:
-        """The model as a user-defined function of Spark, for DataFrames and for SQL.
+        """Return the model as a Spark user-defined function, for DataFrames and SQL.
 
-        Its arguments are the model's inputs, in their order; its values are those of
-        ``predict``. It keeps the model as it is now, and works in the Spark session that is
-        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
-        worker of Spark loads the model once.
+        The function takes the model's inputs in order and returns the values of ``predict``. It
+        keeps the current model. It works in the active Spark session, classic or Spark Connect,
+        with every backend of the Estimator. Each Python worker of Spark loads the model once.
 
         Parameters
         ----------
         feature_cols : str or list of str, optional
-            Names of the inputs: of the columns of `sample`, and for messages.
+            Input names, for the columns of `sample` and for error messages.
         batch_size : int
-            Rows of one forward pass.
+            Number of rows per forward pass.
         output_cols : str or list of str, optional
-            Names for the model's outputs, one each, or some of the keys of a model that returns a
-            dict.
+            One name per model output, or a selection of keys if the model returns a dict.
         accelerate : str, optional
-            As of ``predict`` of an Estimator of PyTorch; it needs a `sample`.
+            See ``predict`` of the PyTorch Estimator; requires `sample`.
         sample : optional
-            Some rows, up to 256 are taken: any input that ``predict`` takes. A model that was
-            not fitted needs them.
+            Sample rows in any form that ``predict`` takes; up to 256 are used. Required for a
+            model that was not fitted.
 
         Returns
         -------
         function
-            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
-            of it for several, nested arrays for more dimensions. Of a Keras model also a dimension
-            of one number per row gives an array. A model with several outputs gives
-            a struct of them if they have names or several types, else an array of arrays. A row
-            with a null in an argument, also within an array or a map, has the value null. It ends
-            with its Spark context.
+            User-defined function. It returns a scalar such as ``float`` or ``bigint`` if an output
+            has one number per row, and (nested) arrays otherwise. A trailing dimension of size 1 is
+            dropped, except for Keras models. Several outputs are returned as a struct if they have
+            names or different types, else as an array of arrays. The result is null for a row with
+            a null argument, including nulls inside arrays and maps. The function is valid until its
+            SparkContext stops.
 
         Examples
         --------
@@ -548,12 +547,12 @@ class TrainingEstimator(PredictingEstimator):
         output_cols: str | Sequence[str] | None = None,
         accelerate: str | os.PathLike | None = None,
     ) -> tuple[bytes, PredictOptions]:
-        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
+        """Return the pickled model and its prediction options, for :mod:`bigdl.mlflow`.
 
-        The arguments are those of :meth:`as_udf`.
+        See :meth:`as_udf` for the arguments.
         """
         request = PredictionRequest(
-            batch_size, feature_cols, output_cols, accelerate, sample=sample, is_kept=True
+            batch_size, feature_cols, output_cols, accelerate, sample=sample, is_standalone=True
         )
         self._check_prediction(request)
         cluster = LocalMachine()
@@ -564,14 +563,15 @@ class TrainingEstimator(PredictingEstimator):
         return predictor.shipped.broadcast.value, replace(options, config=kept)
 
     def _inputs(self) -> list | None:
-        """Return the types of the model's inputs in the training, if they are known."""
+        """Return the model's input types from training, if they are known."""
         snapshot = self._training.snapshot
         return None if snapshot is None else snapshot.manifest.get("inputs")
 
     def shutdown(self) -> None:
-        """Free what prediction has broadcast; frames that were predicted stay valid.
+        """Release the broadcast model and end idle workers of the backend.
 
-        The workers of Ray, or of this machine, that wait for programs end, too.
+        DataFrames with predictions stay valid. Idle workers are Ray actors or local processes that
+        wait for the next program.
         """
         super().shutdown()
         self._backend.end_workers()

@@ -1,4 +1,4 @@
-"""Programs of Horovod on Ray, under the name of BigDL 2.x."""
+"""Runner of Horovod programs on Ray, under its BigDL 2.x name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,26 +15,27 @@ __all__ = ["HorovodRayRunner"]
 
 
 class HorovodRayRunner:
-    """Runs a function in processes of Ray between ``hvd.init()`` and ``hvd.shutdown()``.
+    """Runner of a function in Ray workers between ``hvd.init()`` and ``hvd.shutdown()``.
 
-    What the function does is up to the user: ``hvd.rank()``, ``hvd.DistributedOptimizer`` and the
-    rest of ``horovod.torch`` work in it. To train a model, ``Estimator.from_torch`` with
-    ``backend="horovod"`` takes less code, and recovers from losses.
+    The function may use ``hvd.rank()``, ``hvd.DistributedOptimizer`` and the rest of
+    ``horovod.torch``. To train a model, ``Estimator.from_torch`` with ``backend="horovod"`` takes
+    less code and recovers from lost workers.
 
     Parameters
     ----------
     ray_ctx : OrcaRayContext, optional
-        Default: the Ray of this process.
+        Default: the Ray connection of this process.
     worker_cls : type, optional
-        A class, one object of which is made in each process and given to the function.
+        Class to instantiate on each worker; the function gets the instance.
     worker_param : dict, optional
         Keyword arguments for `worker_cls`.
     workers_per_node : int, default 1
+        Number of worker processes per node.
 
     Raises
     ------
     UsageError
-        Without an active Ray, or for an argument that cannot work.
+        If Ray is not connected, or an argument is invalid.
 
     Examples
     --------
@@ -64,7 +65,7 @@ class HorovodRayRunner:
             )
         if worker_param and worker_cls is None:
             raise UsageError(
-                "worker_param are arguments of worker_cls; give that, too",
+                "worker_param holds arguments of worker_cls; pass worker_cls, too",
                 code="argument-missing",
                 argument="worker_cls",
             )
@@ -74,27 +75,27 @@ class HorovodRayRunner:
         self._made = None if worker_cls is None else (worker_cls, dict(worker_param or {}))
 
     def run(self, func: Callable) -> list:
-        """Call a function once in every process.
+        """Call a function once on every worker.
 
         Parameters
         ----------
         func : callable
-            Without arguments, or with `worker_cls` of the object. It travels by value, as what it
-            returns does.
+            Takes no arguments, or the `worker_cls` instance. The function and its result are
+            pickled by value.
 
         Returns
         -------
         list
-            What it returned, by rank.
+            The results, in the order of the ranks.
 
         Raises
         ------
         MissingExtraError
             If Horovod is not installed here.
         WorkerError
-            If it raised, with the traceback of the worker.
+            If the function raised an error; it contains the worker's traceback.
         WorkerLost
-            If a process went away.
+            If a worker process died.
         """
         require_horovod()
         return [cloudpickle.loads(each) for each in self._engine.run(_program(func, self._made))]

@@ -1,4 +1,4 @@
-"""Prediction of distributed data by a model of OpenVINO."""
+"""Distributed prediction with OpenVINO models."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OpenvinoNetwork:
-    """A network as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
+    """An OpenVINO network with its call options, as shipped to tasks.
 
     Attributes
     ----------
     files : pair of bytes
         Content of the ``.xml`` and the ``.bin`` file.
     inputs, outputs : tuple of str
-        Names in the order of the network.
+        Names in the network's order.
     rows : int or None
-        How many rows a call takes; None for any number.
+        Fixed number of rows per call, or None for any number.
     config : mapping
-        Properties of OpenVINO.
+        OpenVINO properties.
     order : tuple of int
-        Which of the features each input is.
+        For each input, the index of its feature.
     threads : int
-        Of a task.
+        Number of threads per task.
     """
 
     files: tuple[bytes, bytes]
@@ -55,12 +55,12 @@ class OpenvinoNetwork:
 
     @classmethod
     def read(cls, path: str) -> OpenvinoNetwork:
-        """From the ``.xml`` file at a local path or fsspec URL, with the ``.bin`` beside it.
+        """Read a network from its ``.xml`` file and the ``.bin`` file of the same name.
 
         Raises
         ------
         UsageError
-            If the files are not there or hold no network.
+            If the files are missing or are not an OpenVINO network.
         """
         files = read_openvino(path)
         network = read_network(files)
@@ -72,16 +72,16 @@ class OpenvinoNetwork:
         )
 
     def for_call(self, input_cols: Sequence[str] | None, config: Mapping | None, threads: int):
-        """The same for the arguments of ``predict``.
+        """Return a copy with the arguments of one ``predict`` call.
 
         Raises
         ------
         UsageError
-            If `input_cols` are not the network's inputs, or `config` is no mapping.
+            If `input_cols` are not the network's inputs, or `config` is not a mapping.
         """
         if config is not None and not isinstance(config, Mapping):
             raise UsageError(
-                f"config should be a dict of properties of OpenVINO, got {config!r}",
+                f"config should be a dict of OpenVINO properties, got {config!r}",
                 code="argument-type",
                 argument="config",
             )
@@ -96,30 +96,30 @@ class OpenvinoNetwork:
         order = tuple(names.index(name) for name in self.inputs)
         return replace(self, config=renamed_properties(config or {}), order=order, threads=threads)
 
-    def two_rows(self) -> list[np.ndarray]:
-        """Two rows of zeros of every feature.
+    def dummy_rows(self) -> list[np.ndarray]:
+        """Return two rows of zeros for every input of the network, in the features' order.
 
         Raises
         ------
         UsageError
-            If a size is not known.
+            If an input has a dynamic dimension other than the rows.
         """
         features: dict[int, np.ndarray] = {}
-        for place, port in zip(self.order, read_network(self.files).inputs, strict=True):
+        for index, port in zip(self.order, read_network(self.files).inputs, strict=True):
             shape = port.partial_shape
             if shape.rank.is_dynamic or any(size.is_dynamic for size in list(shape)[1:]):
                 raise UsageError(
-                    f"The network's input '{port_name(port)}' takes arrays of any size ({shape}); "
-                    "pass sample=, some rows of the inputs",
+                    f"The network's input '{port_name(port)}' has a dynamic shape ({shape}); pass "
+                    "sample=, some rows of the inputs",
                     code="argument-missing",
                     argument="sample",
                 )
             sizes = [size.get_length() for size in list(shape)[1:]]
-            features[place] = np.zeros((2, *sizes), port.element_type.to_dtype())
-        return [features[place] for place in sorted(features)]
+            features[index] = np.zeros((2, *sizes), port.element_type.to_dtype())
+        return [features[index] for index in sorted(features)]
 
     def load_on(self, device) -> _LoadedNetwork:
-        """The compiled network; it computes on the CPU wherever it is."""
+        """Compile the network on the CPU, whatever the device."""
         network = read_network(self.files)
         compiled = CompiledNetwork(
             network,
@@ -141,7 +141,7 @@ class _LoadedNetwork:
 
     @property
     def widths(self) -> list[int]:
-        """Sizes of the last dimension of the inputs."""
+        """Known static sizes of the inputs' last dimensions."""
         shapes = [port.partial_shape for port in read_network(self._network.files).inputs]
         known = [s[-1] for s in shapes if s.rank.is_static and len(s) > 1 and s[-1].is_static]
         return list(dict.fromkeys(size.get_length() for size in known))
@@ -155,14 +155,14 @@ class _LoadedNetwork:
                 code="model-input",
                 columns=list(network.inputs),
             )
-        inputs = [batch[place] for place in network.order]
+        inputs = [batch[index] for index in network.order]
         if network.rows is None:
             return tuple(self._compiled.infer(inputs))
         pieces = [self._padded(inputs, low) for low in range(0, len(inputs[0]), network.rows)]
         return tuple(np.concatenate(each) for each in zip(*pieces, strict=True))
 
     def _padded(self, inputs, low) -> list[np.ndarray]:
-        """Outputs for the rows of one call, of which the last one has too few."""
+        """Run the network on one fixed-size batch, padding a short batch with its last row."""
         size = cast("int", self._network.rows)
         parts = [array[low : low + size] for array in inputs]
         count = len(parts[0])
@@ -172,7 +172,7 @@ class _LoadedNetwork:
 
 
 def _rows_of(network) -> int | None:
-    """The rows of a call, if the network cannot take another number of them."""
+    """Return the network's fixed batch size, or None if it accepts any."""
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):
         return None
@@ -187,7 +187,7 @@ def _rows_of(network) -> int | None:
     rows, twin = fixed.pop(), network.clone()
     try:
         twin.reshape(loose_shapes(twin))
-    except RuntimeError:  # a constant in it says how many rows there are
+    except RuntimeError:  # a constant in the network fixes the number of rows
         return rows
     outputs = [port.partial_shape for port in twin.outputs]
     takes_any = all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
@@ -196,14 +196,14 @@ def _rows_of(network) -> int | None:
 
 @dataclass
 class NetworkRequest(PredictionRequest):
-    """A user's request of a network's predictions.
+    """Arguments of ``OpenvinoEstimator.predict`` and ``as_udf``.
 
     Attributes
     ----------
     input_cols : str or sequence of str, optional
-        The network's input for each of the features; default its own order.
+        The network's input for each feature; default the network's input order.
     config : mapping, optional
-        Properties of OpenVINO.
+        OpenVINO properties.
     """
 
     input_cols: str | Sequence[str] | None = None
@@ -211,7 +211,7 @@ class NetworkRequest(PredictionRequest):
 
 
 class Estimator:
-    """Makes Estimators of networks of OpenVINO.
+    """Factory of Estimators for OpenVINO networks.
 
     Examples
     --------
@@ -230,12 +230,12 @@ class Estimator:
 
     @staticmethod
     def from_openvino(*, model_path: str) -> OpenvinoEstimator:
-        """An Estimator that predicts with a network.
+        """Create an Estimator that predicts with an OpenVINO network.
 
         Parameters
         ----------
         model_path : str
-            Path or fsspec URL of the ``.xml`` file; the ``.bin`` file lies beside it.
+            Path or fsspec URL of the ``.xml`` file. The ``.bin`` file has the same base name.
 
         Returns
         -------
@@ -244,27 +244,29 @@ class Estimator:
         Raises
         ------
         UsageError
-            If the files are not there or hold no network.
+            If the files are missing or are not an OpenVINO network.
         """
         return OpenvinoEstimator(model_path=model_path)
 
 
-def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[..., NoReturn]:
-    """Return the method for a verb that a network has not."""
+def _unsupported_method(
+    method: str, advice: str = "OpenVINO does not train"
+) -> Callable[..., NoReturn]:
+    """Return a method that raises a UsageError because networks do not support it."""
 
     def refuse(self, *args: Any, **options: Any) -> NoReturn:
         raise UsageError(
-            f"{verb} is not implemented for networks of OpenVINO: {advice}",
+            f"{method} is not implemented for OpenVINO networks: {advice}",
             code="unsupported",
-            method=verb,
+            method=method,
         )
 
-    refuse.__name__, refuse.__doc__ = verb, f"Not implemented: {advice}."
+    refuse.__name__, refuse.__doc__ = method, f"Not implemented: {advice}."
     return refuse
 
 
 class OpenvinoEstimator(PredictingEstimator):
-    """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`.
+    """An Estimator that predicts with an OpenVINO network on Spark.
 
     Examples
     --------
@@ -288,7 +290,7 @@ class OpenvinoEstimator(PredictingEstimator):
         self.load(model_path)
 
     def load(self, model_path: str) -> None:
-        """Read another network.
+        """Load a network in place of the current one.
 
         Parameters
         ----------
@@ -309,39 +311,39 @@ class OpenvinoEstimator(PredictingEstimator):
         *,
         output_cols: str | Sequence[str] | None = None,
     ):
-        """`data` with the network's outputs, lazily: all its rows and their order are kept.
+        """Return `data` with the network's outputs, computed lazily; all rows keep their order.
 
         Parameters
         ----------
         data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays
-            An ndarray, or a list of one for each input; shards are ``{"x": ...}`` or pandas
-            frames; a str is a path of Parquet files.
+            An ndarray, or a list with one ndarray per input. Shards are ``{"x": ...}`` or pandas
+            DataFrames. A str is a path of Parquet files.
         feature_cols : str or list of str, optional
-            Columns of a DataFrame that are the network's inputs.
+            DataFrame columns that hold the network's inputs.
         batch_size : int
-            Rows of one inference. A network whose number of rows cannot be changed takes that
-            many; the last call is filled up.
+            Number of rows per inference. A network with a fixed batch size ignores it; its last
+            batch is padded.
         input_cols : str or list of str, optional
-            The network's input for each of the features; default its own order.
+            The network's input for each feature; default the network's input order.
         config : dict, optional
-            Properties of OpenVINO, e.g. ``{"INFERENCE_NUM_THREADS": 2}`` or, by its old name,
-            ``CPU_THREADS_NUM``; by default a task has the threads that Spark gives it.
+            OpenVINO properties, e.g. ``{"INFERENCE_NUM_THREADS": 2}`` (formerly
+            ``CPU_THREADS_NUM``). By default, a task uses the threads that Spark assigns to it.
         output_cols : str or list of str, optional
-            Names for the columns of the outputs.
+            Names of the output columns.
 
         Returns
         -------
         DataFrame, SparkXShards, ndarray or list of ndarray
-            As `data`: a DataFrame gets the column ``prediction``, or, with several outputs, a
-            column by the name of each: dense vectors for floats of two dimensions, numbers for
-            one, nested arrays for more and for whole numbers. Shards get ``prediction``, a list
-            with several outputs. Of arrays the result is the outputs alone. All outputs keep the
-            dtype that the network gives them.
+            The same type as `data`. A DataFrame gets the column ``prediction``, or one column per
+            named output if there are several. 1-D outputs become scalars, 2-D float outputs become
+            dense vectors, and other outputs become nested arrays. Shards get ``prediction``, a list
+            if there are several outputs. For arrays, the result holds only the outputs. All outputs
+            keep the network's dtype.
 
         Raises
         ------
         UsageError
-            For arguments that cannot work.
+            If an argument is invalid.
         """
         if isinstance(data, list) and not is_path(data):
             data = tuple(data)
@@ -363,29 +365,30 @@ class OpenvinoEstimator(PredictingEstimator):
         output_cols: str | Sequence[str] | None = None,
         sample: Any = None,
     ) -> Any:
-        """The network as a user-defined function of Spark, for DataFrames and for SQL.
+        """Return the network as a Spark user-defined function, for DataFrames and SQL.
 
-        Its arguments are the features, and its values those of :meth:`predict`. It keeps the
-        network as it is now; each Python worker of Spark compiles it once.
+        The function takes the features and returns the values of :meth:`predict`. It keeps the
+        current network even if another one is loaded later. Each Python worker of Spark compiles it
+        once.
 
         Parameters
         ----------
         feature_cols : str or list of str, optional
-            Names of the features: of the columns of `sample`, and for messages.
+            Feature names, for the columns of `sample` and for error messages.
         batch_size, input_cols, config
-            As of :meth:`predict`.
+            See :meth:`predict`.
         output_cols : str or list of str, optional
-            Names for the outputs of a network with several; default its own.
+            Names of the outputs if there are several; default the network's output names.
         sample : optional
-            Some rows that :meth:`predict` takes. They are needed only where a dimension of an
-            input has no size.
+            Sample rows, in any form that :meth:`predict` takes. Required only if an input has a
+            dynamic dimension other than the rows.
 
         Returns
         -------
         function
-            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
-            of it for several, nested arrays for more dimensions, and a struct for several outputs.
-            A row with a null in an argument has the value null.
+            User-defined function. It returns a scalar such as ``float`` or ``bigint`` for 1-D
+            outputs, arrays for outputs with more dimensions, and a struct for several outputs. It
+            returns null for a row with a null argument.
 
         Examples
         --------
@@ -413,10 +416,10 @@ class OpenvinoEstimator(PredictingEstimator):
     def _sample(self, request: PredictionRequest, cluster: Cluster) -> Sample | None:
         if request.sample is not None:
             return super()._sample(request, cluster)
-        return Sample.of(self._network_of(request, cluster).two_rows())
+        return Sample.of(self._network_of(request, cluster).dummy_rows())
 
     def _network_of(self, request: PredictionRequest, cluster: Cluster) -> OpenvinoNetwork:
-        """Return the network for the arguments of ``predict``."""
+        """Return the network with the arguments of a ``predict`` call."""
         call = cast("NetworkRequest", request)
         names = None if call.input_cols is None else names_of(call.input_cols)
         return self._network.for_call(names, call.config, cluster.threads_per_task)
@@ -429,16 +432,18 @@ class OpenvinoEstimator(PredictingEstimator):
         self._shipped = shipped_of(lambda: network, self._shipped, cluster.broadcaster, *origin)
         return self._shipped
 
-    # -- what a network that is there already cannot do ----------------------------------------
+    # -- methods that a compiled network does not support --------------------------------------
 
-    fit = _refused("fit", "OpenVINO does not train; train with bigdl.orca.learn.pytorch")
-    evaluate = _refused("evaluate", "compare the predictions with the labels instead")
-    get_model = _refused("get_model", "read it with bigdl.nano.openvino.OpenVINOModel")
-    save = _refused("save", "copy the files that it was read from")
-    load_orca_checkpoint = _refused("load_orca_checkpoint", "load reads another .xml file")
-    set_tensorboard = _refused("set_tensorboard")
-    get_train_summary = _refused("get_train_summary")
-    get_validation_summary = _refused("get_validation_summary")
-    clear_gradient_clipping = _refused("clear_gradient_clipping")
-    set_constant_gradient_clipping = _refused("set_constant_gradient_clipping")
-    set_l2_norm_gradient_clipping = _refused("set_l2_norm_gradient_clipping")
+    fit = _unsupported_method("fit", "OpenVINO does not train; train with bigdl.orca.learn.pytorch")
+    evaluate = _unsupported_method("evaluate", "compare the predictions with the labels instead")
+    get_model = _unsupported_method("get_model", "read it with bigdl.nano.openvino.OpenVINOModel")
+    save = _unsupported_method("save", "copy the files that it was read from")
+    load_orca_checkpoint = _unsupported_method(
+        "load_orca_checkpoint", "load reads another .xml file"
+    )
+    set_tensorboard = _unsupported_method("set_tensorboard")
+    get_train_summary = _unsupported_method("get_train_summary")
+    get_validation_summary = _unsupported_method("get_validation_summary")
+    clear_gradient_clipping = _unsupported_method("clear_gradient_clipping")
+    set_constant_gradient_clipping = _unsupported_method("set_constant_gradient_clipping")
+    set_l2_norm_gradient_clipping = _unsupported_method("set_l2_norm_gradient_clipping")

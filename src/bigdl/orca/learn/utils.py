@@ -1,4 +1,4 @@
-"""Conversions between Spark DataFrames and XShards, by their names of BigDL 2.x."""
+"""Conversions between Spark DataFrames and XShards, under their BigDL 2.x names."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -37,7 +37,7 @@ def maybe_dataframe_to_xshards(
     accept_str_col: bool = False,
     shard_size: int | None = None,
 ) -> tuple[Any, Any]:
-    """Data and validation data as XShards where they are Spark DataFrames, else as they came.
+    """Convert Spark DataFrames to XShards; return other inputs unchanged.
 
     Examples
     --------
@@ -47,9 +47,8 @@ def maybe_dataframe_to_xshards(
     >>> frame = OrcaContext.get_spark_session().createDataFrame([(1.0, 0), (2.0, 1)], ["x", "y"])
     >>> shards, _ = maybe_dataframe_to_xshards(frame.coalesce(1), None, ["x"], ["y"])
     >>> shards.collect()
-    [{'x': array([1., 2.]...), 'y': array([0, 1])}]
-    >>> maybe_dataframe_to_xshards({"x": 1}, None, None, None)  # no frame
-    ({'x': 1}, None)
+    [{'x': array([1., 2.]...), 'y': array([0, 1])}] >>> maybe_dataframe_to_xshards({"x": 1}, None,
+    None, None)  # not a DataFrame ({'x': 1}, None)
     """
     from pyspark.sql import DataFrame
 
@@ -78,7 +77,7 @@ def dataframe_to_xshards(
     accept_str_col: bool = False,
     shard_size: int | None = None,
 ) -> tuple[Any, Any]:
-    """Spark DataFrames as XShards of ``{"x": ..., "y": ...}``.
+    """Convert Spark DataFrames to XShards of ``{"x": ..., "y": ...}``.
 
     Parameters
     ----------
@@ -87,18 +86,19 @@ def dataframe_to_xshards(
     feature_cols, label_cols : sequence of str
         One column becomes an array, several a tuple of arrays.
     mode : str
-        ``"fit"`` and ``"evaluate"`` need `label_cols`; ``"predict"`` leaves the labels out.
+        ``"fit"`` and ``"evaluate"`` require `label_cols`; ``"predict"`` omits the labels.
     num_workers : int, optional
-        At least so many partitions.
+        Minimum number of partitions.
     accept_str_col : bool
-        Whether texts may stay what they are.
+        Whether string columns are allowed.
     shard_size : int, optional
-        Rows of a shard; default ``OrcaContext._shard_size``, and without it the partition is one.
+        Number of rows per shard; default ``OrcaContext._shard_size``, or the whole partition if it
+        is None.
 
     Returns
     -------
     data, validation_data : SparkXShards
-        The second one is None where it was.
+        `validation_data` stays None if it was None.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def dataframe_to_xshards(
         for name in columns:
             if not accept_str_col and types[name].typeName() == "string":
                 raise UsageError(
-                    f"Column '{name}' holds texts; encode it as numbers first",
+                    f"Column '{name}' holds strings; encode it as numbers first",
                     code="data-dtype",
                     column=name,
                 )
@@ -137,9 +137,11 @@ def dataframe_to_xshards(
         if num_workers is not None and rows.getNumPartitions() < num_workers:
             rows = rows_of(chosen.repartition(num_workers))
         size = OrcaContext._shard_size if shard_size is None else shard_size
-        kinds = {name: types[name].typeName() for name in types}
+        type_names = {name: types[name].typeName() for name in types}
         targets = columns[len(features) :]
-        rdd = rows.mapPartitions(lambda rows: arrays2dict(rows, features, targets, size, kinds))
+        rdd = rows.mapPartitions(
+            lambda rows: arrays2dict(rows, features, targets, size, type_names)
+        )
         return SparkXShards.lazy(rdd)
 
     return shards(data), None if validation_data is None else shards(validation_data)
@@ -165,16 +167,16 @@ def arrays2dict(
     shard_size: int | None = None,
     types: dict[str, str] | None = None,
 ) -> Iterator[dict]:
-    """Rows as dicts of arrays.
+    """Convert rows to dicts of arrays.
 
     Parameters
     ----------
     rows : iterable of Row or dict
     feature_cols, label_cols : sequence of str
     shard_size : int, optional
-        Rows of a dict; default all.
+        Number of rows per dict; default all.
     types : dict of str to str, optional
-        Spark's type names of the columns; without them numpy decides.
+        Spark type names of the columns; by default NumPy infers the dtypes.
 
     Yields
     ------
@@ -204,27 +206,27 @@ def _columns(rows, names, types):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def _column(name, cells, kind):
+def _column(name, cells, type_name):
     if any(cell is None for cell in cells):
         raise UsageError(
             f"Column '{name}' holds nulls; fill or drop them first", code="data-null", column=name
         )
-    if hasattr(cells[0], "toArray"):  # Spark's vectors
+    if hasattr(cells[0], "toArray"):  # Spark vectors
         return np.stack([each.toArray() for each in cells]).astype(np.float32)
-    array = np.asarray(cells, dtype=_DTYPES.get(kind or ""))
+    array = np.asarray(cells, dtype=_DTYPES.get(type_name or ""))
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def convert_predict_rdd_to_dataframe(df, prediction_rdd):
-    """`df` with a column ``prediction`` of what an RDD holds, element by row in the same order.
+    """Return `df` with a column ``prediction`` from an RDD with one element per row, in row order.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     prediction_rdd : pyspark.RDD
-        Numbers, or arrays of the same number of dimensions and dtype, which the column keeps: a
-        number of Python becomes a double or bigint, a flat array of floats a dense vector, others
-        nested arrays; a list of arrays an array of vectors.
+        Numbers, or arrays of one dtype and number of dimensions. Python numbers become double or
+        bigint, 1-D float arrays become dense vectors, other arrays become nested arrays, and a list
+        of arrays becomes an array of vectors.
 
     Returns
     -------
@@ -256,7 +258,7 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
 
 
 def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = False):
-    """`df` with a column ``prediction`` from XShards whose shards hold it, row by row.
+    """Return `df` with a column ``prediction`` from XShards of predictions, in row order.
 
     Parameters
     ----------
@@ -264,7 +266,7 @@ def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = F
     pred_shards : SparkXShards
         Dicts with ``prediction``: an array of rows, or a list of them for several outputs.
     multi_output : bool
-        Accepted for compatibility: several outputs are seen from the shards.
+        Accepted for compatibility and ignored: the shards show whether there are several outputs.
 
     Examples
     --------
@@ -293,12 +295,12 @@ def _cell(value):
 
 
 def update_predict_xshards(xshard, pred_xshards):
-    """The shards of `xshard` with the ``prediction`` of those of `pred_xshards`.
+    """Return the shards of `xshard` with the ``prediction`` of the shards of `pred_xshards`.
 
     Parameters
     ----------
     xshard, pred_xshards : SparkXShards
-        Of dicts, with the same partitions.
+        XShards of dicts with equal partitions.
 
     Examples
     --------

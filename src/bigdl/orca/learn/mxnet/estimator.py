@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.learn.backends import BACKENDS, backend_of
+from bigdl.orca.learn.backends import BACKENDS, resolve_backend
 from bigdl.orca.learn.mxnet.environment import isolated_python
 from bigdl.orca.learn.mxnet.worker import WEIGHTS, run
 from bigdl.runtime.serialization import pickled_by_value
@@ -139,7 +139,7 @@ class Estimator:
                     argument=name,
                 )
         workers = num_workers, num_servers, runner_cores
-        return MXNetEstimator(config, creators, workers, backend_of(backend, {}))
+        return MXNetEstimator(config, creators, workers, resolve_backend(backend, {}))
 
 
 class MXNetEstimator:

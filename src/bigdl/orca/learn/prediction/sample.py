@@ -62,7 +62,7 @@ class Sample:
         return leaf_types(self.columns)
 
     def first(self, rows: int) -> list:
-        """So many rows as the model takes them; they are repeated if there are fewer."""
+        """Return `rows` rows in the form that the model takes, repeating rows if necessary."""
         index = np.resize(np.arange(self.rows), rows)
         taken = ({key: array[index] for key, array in c.items()} for c in self.columns)
         return [column.get(None, column) for column in taken]

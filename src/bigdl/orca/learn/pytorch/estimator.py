@@ -19,13 +19,13 @@ from bigdl.common.storage import write_bytes
 from bigdl.common.trust import digest_of
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
+    append_weight_col,
+    check_config,
     check_counts,
-    config_of,
-    path_under,
     resolve_legacy_kwargs,
-    with_weight,
+    resolve_path,
 )
-from bigdl.orca.learn.backends import LayerArguments, backend_of
+from bigdl.orca.learn.backends import LayerArguments, resolve_backend
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest, TrainingEstimator
 from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.metrics.metric import metric_by_name
@@ -210,7 +210,7 @@ class Estimator:
             For an argument that cannot work.
         """
         resolve_legacy_kwargs(Estimator.from_torch, old)
-        backend = backend_of(backend, {"torch_distributed": "ray"})
+        backend = resolve_backend(backend, {"torch_distributed": "ray"})
         _check_operator(training_operator_cls)
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(
@@ -232,7 +232,7 @@ class Estimator:
             optimizer,
             loss,
             scheduler_creator,
-            config_of(config),
+            check_config(config),
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
             loss_weight=loss_weight,
@@ -522,7 +522,7 @@ Ray also RayXShards or a ray.data.Dataset
         engine = self._engine(min_workers)
         check_counts(0, seed=seed)
         if weight_col is not None:
-            label_cols = with_weight(label_cols, weight_col)
+            label_cols = append_weight_col(label_cols, weight_col)
             check_weighted(self._parts, self._metrics)
         config = self._parts.config
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
@@ -642,7 +642,7 @@ Ray also RayXShards or a ray.data.Dataset
         check_counts(num_steps=num_steps)
         check_positive("batch_size", batch_size)
         if weight_col is not None:
-            label_cols = with_weight(label_cols, weight_col)
+            label_cols = append_weight_col(label_cols, weight_col)
             check_weighted(self._parts, metrics)
         feed = self._feed(data, feature_cols, label_cols, self._parts.config)
         settings = TorchEvaluationSettings(
@@ -784,7 +784,7 @@ RayXShards or a ray.data.Dataset
             parts = predicting_parts(parts, cast("MainCallback", main))
         if parts.is_instance:  # a creator's model is known to the tasks
             self._say_once(unused_hooks(parts.model, "predict"))
-        weights, slices = self._predicting_weights(is_fast or request.is_kept)
+        weights, slices = self._predicting_weights(is_fast or request.is_standalone)
         columns = tuple(request.feature_cols)
         url = "" if slices is None else slices["url"]
         told = "\0".join((url, *columns)).encode()
@@ -866,7 +866,7 @@ RayXShards or a ray.data.Dataset
         str
             `path`.
         """
-        path = path_under(self.save, old, "model_path", path)
+        path = resolve_path(self.save, old, "model_path", path)
         model = self.get_model()
         try:
             data = dumps(model if entire else model.state_dict())
@@ -899,7 +899,7 @@ RayXShards or a ray.data.Dataset
         def is_trusted(data):
             return trust or digest_of(data) in self._saved
 
-        path = path_under(self.load, old, "model_path", path)
+        path = resolve_path(self.load, old, "model_path", path)
         snapshot, module = read_model(path, is_trusted)
         parts = self._parts
         if module is not None:
@@ -919,12 +919,13 @@ RayXShards or a ray.data.Dataset
     def save_checkpoint(self, path: str | None = None, **old) -> None:
         """Write the full state: model, optimizer, scheduler and epoch."""
         write_bytes(
-            path_under(self.save_checkpoint, old, "model_path", path), dumps(self.get_state_dict())
+            resolve_path(self.save_checkpoint, old, "model_path", path),
+            dumps(self.get_state_dict()),
         )
 
     def load_checkpoint(self, path: str | None = None, **old) -> None:
         """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
-        self.load(path_under(self.load_checkpoint, old, "model_path", path))
+        self.load(resolve_path(self.load_checkpoint, old, "model_path", path))
 
     def load_orca_checkpoint(
         self, path: str, version: int | None = None, prefix: str | None = None

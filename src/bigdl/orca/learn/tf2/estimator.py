@@ -15,14 +15,14 @@ from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
+    append_weight_col,
+    check_config,
     check_counts,
     check_loss_weight,
-    config_of,
     resolve_legacy_kwargs,
     warn_once,
-    with_weight,
 )
-from bigdl.orca.learn.backends import BACKENDS, LayerArguments, backend_of
+from bigdl.orca.learn.backends import BACKENDS, LayerArguments, resolve_backend
 from bigdl.orca.learn.estimator import EstimatorOptions, PredictionRequest
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
@@ -162,7 +162,7 @@ class Estimator:
             )
         if backend is None:
             backend = "ray" if is_alone() else "spark"
-        backend = backend_of(backend, {"tf2": "ray"})
+        backend = resolve_backend(backend, {"tf2": "ray"})
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         if cpu_binding and backend == "spark":
             raise UsageError(
@@ -187,7 +187,7 @@ class Estimator:
             warn_once("from_keras(cpu_binding=True) has no effect: workers are not bound to cores")
         require("torch", "orca")
         require("keras", "tf")
-        parts = KerasParts(model_creator, compile_args_creator, config_of(config))
+        parts = KerasParts(model_creator, compile_args_creator, check_config(config))
         parts.check()
         if instances:
             parts = parts.with_instance(instances[0], custom_objects)
@@ -394,7 +394,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
         engine = self._engine()
         config = self._data_config(data_config)
-        label_cols = with_weight(label_cols, weight_col)
+        label_cols = append_weight_col(label_cols, weight_col)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
         batch_size = _check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
@@ -485,7 +485,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         check_counts(num_steps=num_steps)
         callbacks = as_callbacks(callbacks)
         config = self._data_config(data_config)
-        label_cols = with_weight(label_cols, weight_col)
+        label_cols = append_weight_col(label_cols, weight_col)
         feed = self._feed(data, feature_cols, label_cols, config)
         settings = KerasEvaluationSettings(
             _check_batch_size(batch_size, feed),
@@ -566,7 +566,7 @@ RayXShards or a ray.data.Dataset
         """Return an Estimator that predicts with what :meth:`packed_model` returned."""
         snapshot = ModelBytes(data).snapshot()
         (parts,) = snapshot.packed.unpack(snapshot.config, snapshot.threads)
-        options = EstimatorOptions(backend_of(backend, {"tf2": "ray"}), 1, True, None, 2)
+        options = EstimatorOptions(resolve_backend(backend, {"tf2": "ray"}), 1, True, None, 2)
         estimator = cls(parts, options)
         manifest = Position().to_json()
         estimator._training.take(Checkpoint(manifest, {"model.pt": snapshot.weights}))
@@ -582,7 +582,7 @@ RayXShards or a ray.data.Dataset
     def _ship(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
     ) -> ShippedModel:
-        weights, slices = self._predicting_weights(request.is_kept)
+        weights, slices = self._predicting_weights(request.is_standalone)
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
@@ -605,7 +605,7 @@ RayXShards or a ray.data.Dataset
         return super()._feed(data, feature_cols, label_cols, config, name)
 
     def _data_config(self, data_config) -> dict:
-        return {**self._parts.config, **config_of(data_config, "data_config")}
+        return {**self._parts.config, **check_config(data_config, "data_config")}
 
 
 def _history(figures: list[dict], params: dict, profile: bool) -> dict:

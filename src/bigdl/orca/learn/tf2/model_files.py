@@ -24,7 +24,7 @@ from bigdl.common.errors import UsageError, as_usage_error
 from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import file_exists, put_folder, read_bytes, write_bytes, writing
 from bigdl.orca.data.file import open_file_system
-from bigdl.orca.learn.arguments import path_of, path_under, warn_once
+from bigdl.orca.learn.arguments import check_path, resolve_path, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
@@ -174,7 +174,7 @@ class KerasFiles(TrainingEstimator):
             If `save_format` contradicts the name, nothing can be written there, or the model has
             no weights yet.
         """
-        filepath = path_under(self.save, old, "checkpoint", filepath)
+        filepath = resolve_path(self.save, old, "checkpoint", filepath)
         file_format = _format_to_write(filepath, save_format)
         _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
@@ -231,7 +231,7 @@ class KerasFiles(TrainingEstimator):
         """
         import keras
 
-        filepath = path_under(self.load, old, "checkpoint", filepath)
+        filepath = resolve_path(self.load, old, "checkpoint", filepath)
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
@@ -289,7 +289,7 @@ class KerasFiles(TrainingEstimator):
         str
             `filepath`.
         """
-        filepath = path_of("save_weights", filepath)
+        filepath = check_path("save_weights", filepath)
         if save_format not in _WEIGHTS_FORMATS:
             raise UsageError(
                 f'save_format should be "h5" or "tf", got {save_format!r}',
@@ -327,7 +327,7 @@ class KerasFiles(TrainingEstimator):
             If the file cannot be read or is of another model, or the model does not know the shape
             of its input.
         """
-        filepath = path_of("load_weights", filepath)
+        filepath = check_path("load_weights", filepath)
         data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
@@ -351,7 +351,7 @@ class KerasFiles(TrainingEstimator):
         sample_input : optional
             See :meth:`get_model`.
         """
-        path = path_of("save_checkpoint", path)
+        path = check_path("save_checkpoint", path)
         _check_place(path)
         model = self._model_with_weights(sample_input)
         if model.optimizer is not None and not model.optimizer.built:
@@ -381,7 +381,7 @@ class KerasFiles(TrainingEstimator):
         UsageError
             If it cannot be read or is of another model.
         """
-        path = path_of("load_checkpoint", path)
+        path = check_path("load_checkpoint", path)
         self._parts.need()
         snapshot = read_checkpoint(path)
         if snapshot is None:

@@ -167,7 +167,7 @@ class ModelCheckpoint(Callback):
 
     def before_run(self, runner: TorchRunner) -> None:
         steps = range(self.interval, runner.global_step + 1, self.interval) if self._by_step else ()
-        self._written = [self.path_of(iter=step, epoch=runner.epochs + 1) for step in steps]
+        self._written = [self.check_path(iter=step, epoch=runner.epochs + 1) for step in steps]
 
     @property
     def _by_step(self) -> bool:
@@ -176,7 +176,7 @@ class ModelCheckpoint(Callback):
     def after_train_iter(self, runner: TorchRunner) -> None:
         if not self._by_step or not runner.updated or runner.global_step % self.interval:
             return
-        path = self.path_of(iter=runner.global_step, epoch=runner.epochs + 1)
+        path = self.check_path(iter=runner.global_step, epoch=runner.epochs + 1)
         self._write(runner, path)
         self._written = [*(p for p in self._written if p != path), path]
         while self.num_to_keep is not None and len(self._written) > self.num_to_keep:
@@ -213,9 +213,9 @@ class ModelCheckpoint(Callback):
         return {figures["epoch"] for figures in sorted(written, key=rank)[: self.num_to_keep]}
 
     def _file_of(self, figures) -> str:
-        return self.path_of(epoch=figures["epoch"], iter=figures["global_step"])
+        return self.check_path(epoch=figures["epoch"], iter=figures["global_step"])
 
-    def path_of(self, **numbers: int) -> str:
+    def check_path(self, **numbers: int) -> str:
         """The file of an epoch and step."""
         name = _FIELD.sub(
             lambda match: f"{match[1]}={format(numbers[match[1]], (match[2] or ':')[1:])}",
