@@ -1,15 +1,15 @@
-"""Metrics whose figure does not depend on how the rows were spread over workers.
+"""Metrics whose value does not depend on how rows are distributed over workers.
 
-A :class:`Metric` is what a user writes in ``metrics=[Accuracy(), AUC()]``: a few parameters and a
-name, cheap to pickle.  On each worker :meth:`Metric.get_metric` makes a fresh
-:class:`TorchMetric` out of it, the state that is fed with batches.  The states of all workers
-come together with :func:`merge_states`, and a ``TorchMetric`` that loads the merged state computes
-the figure.  Counts are kept in int64 and sums in float64, never a mean of means, so N workers and
-one process give the same figure (to float64 rounding), also when a worker saw no row.
+Users pass a :class:`Metric` in ``metrics=[Accuracy(), AUC()]``: a name and a few parameters, cheap
+to pickle. On each worker, :meth:`Metric.get_metric` creates a :class:`TorchMetric`, a state that is
+updated with batches. :func:`merge_states` merges the states of all workers, and a ``TorchMetric``
+that loads the merged state computes the value. Counts are int64 and sums are float64, and means are
+never averaged. Therefore N workers and one process return the same value (up to float64 rounding),
+even if some workers have no rows.
 
-Where rows have weights (``weight_col=`` of an Estimator), a row of weight 2 counts as two rows and
-one of weight 0 as none, in all metrics of this package. A function of the user and an object of
-torchmetrics have no notion of weights and are refused there.
+With row weights (``weight_col=`` of an Estimator), a row of weight 2 counts as two rows and a row
+of weight 0 is ignored, in all metrics of this package. User functions and torchmetrics objects do
+not support weights; passing them together with weights raises an error.
 
 Importing this package does not import torch.
 """

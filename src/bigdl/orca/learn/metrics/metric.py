@@ -1,6 +1,6 @@
-"""Metrics as a user gives them to an Estimator, and the mergeable states that are fed with batches.
+"""Metric base classes, their mergeable states, and the registry of metric names.
 
-A metric is one of ours, of torchmetrics, or a function.
+A metric is a :class:`Metric`, a torchmetrics object, a function or a registered name.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ else:
 
 
 class TorchMetric(ABC):
-    """A metric as accumulated by one worker so far.
+    """Mergeable state of one metric on one worker.
 
-    A worker calls the object once per batch and hands in :meth:`state` at the end.  The states of
-    all workers are merged in rank order by :func:`merge_states` and loaded by an object made the
-    same way, which then computes the figure.  A merged state may be fed and merged again.
+    A worker calls the object once per batch and returns :meth:`state` at the end.
+    :func:`merge_states` merges the states of all workers in rank order. An object of the same class
+    and parameters loads the merged state and computes the metric. A merged state can be updated and
+    merged further.
 
     Parameters
     ----------
     name : str
-        The name under which the figure is reported.
+        Name under which the metric is reported.
 
     Attributes
     ----------
     reductions : dict of str to {"sum", "cat", "max", "min"}
-        How each tensor of the state merges, see :func:`merge_states`.
+        Merge operation of each state tensor, see :func:`merge_states`.
     takes_weights : bool
-        Whether rows may have weights. A row of weight 2 then counts as two rows, one of weight 0 as
-        none, and :meth:`update` takes the weights as its third argument.
+        Whether row weights are supported. If so, a row of weight 2 counts as two rows, a row of
+        weight 0 is ignored, and :meth:`update` takes the weights as its third argument.
     takes : {"", "probability", "distribution", "score"}
-        What predictions are to be where the loss of an Estimator says that the model gives
-        logits: the sigmoid of them (``nn.BCEWithLogitsLoss``), the softmax, or of two columns the
-        difference (``nn.CrossEntropyLoss``, ``nn.NLLLoss``). "": the output as it is.
+        Form of the predictions, for an Estimator whose loss implies that the model returns logits:
+        "probability" is their sigmoid (``nn.BCEWithLogitsLoss``), "distribution" their softmax,
+        and "score" the difference of two columns (``nn.CrossEntropyLoss``, ``nn.NLLLoss``). ""
+        is the unchanged output.
 
     Examples
     --------
-    A metric of one's own that is more than a mean, here the largest error:
+    A custom metric that is not a mean, here the largest error:
 
     >>> import torch
     >>> from bigdl.orca.learn.metrics import TorchMetric, merge_states
@@ -83,25 +85,25 @@ class TorchMetric(ABC):
         self.reset()
 
     def __call__(self, preds: Any, targets: Any, weights: Any = None) -> None:
-        """Take one batch in.
+        """Update the state with one batch.
 
         Parameters
         ----------
         preds, targets : torch.Tensor
-            Output of the model and its truth, any number of rows (none is fine), on any device;
-            neither is changed.
+            Model output and targets, with any number of rows (including 0), on any device. They are
+            not modified.
         weights : torch.Tensor, shape (rows,) or (rows, 1), optional
-            What each row counts, 0 or more; default 1.
+            Weight of each row, >= 0; default 1.
 
         Raises
         ------
         UsageError
-            If there are weights and the metric has no notion of them.
+            If `weights` is passed and the metric does not support weights.
         """
         if weights is not None and not self.takes_weights:
             raise UsageError(
-                f"The metric {self.name} has no notion of rows that count more than others; leave "
-                "it out where rows have weights",
+                f"The metric {self.name} does not support row weights; remove it, or remove "
+                "weight_col",
                 code="metric-unsupported",
                 metric=self.name,
             )
@@ -111,37 +113,37 @@ class TorchMetric(ABC):
 
     @abstractmethod
     def update(self, preds: Any, targets: Any) -> None:
-        """Take one batch in that has rows; gradients are off."""
+        """Update the state with a batch of at least one row; gradients are disabled."""
 
     @abstractmethod
     def compute(self) -> torch.Tensor:
-        """Return the figure, a float32 tensor without dimensions; nan when there was no row."""
+        """Return the metric as a 0-D float32 tensor, or nan if there were no rows."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget every batch."""
+        """Clear the state."""
 
     @abstractmethod
     def state(self) -> State:
-        """Return a copy of the state, all tensors on the CPU."""
+        """Return a copy of the state with all tensors on the CPU."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the state by a copy of another one.
+        """Replace the state with a copy of another state.
 
         Raises
         ------
         UsageError
-            If the names of its tensors are not those of this metric.
+            If its keys differ from this metric's keys.
         """
 
     def merge(self, other_state: Mapping[str, torch.Tensor]) -> None:
-        """Add the rows that another state has seen; its rows come after those of this one."""
+        """Merge another state into this one; its rows follow the rows of this state."""
         self.load_state(merge_states([self.state(), other_state], self.reductions))
 
 
 class TensorState(TorchMetric):
-    """The state of one of our metrics: a few tensors, to which a batch adds just as a worker does.
+    """State of a MergedMetric: a few tensors, merged across batches as across workers.
 
     Parameters
     ----------
@@ -151,51 +153,51 @@ class TensorState(TorchMetric):
     def __init__(self, metric: MergedMetric):
         self._metric, self.reductions = metric, metric.reductions
         self.takes_weights, self.takes = metric.takes_weights, metric.takes
-        self.leaves_ignored = metric.leaves_ignored
+        self.drops_ignored_labels = metric.drops_ignored_labels
         super().__init__(metric.get_name())
 
     def __call__(
         self, preds: Any, targets: Any, weights: Any = None, *, threshold: float | None = None
     ) -> None:
-        """Take one batch in.
+        """Update the state with one batch.
 
         Parameters
         ----------
         preds, targets, weights
             See :meth:`TorchMetric.__call__`.
         threshold : float, optional
-            Predictions above it are 1, the others 0, before they are compared.
+            Binarize the predictions: values above the threshold become 1, others 0.
         """
         if threshold is not None:
             preds = (preds > threshold).to(preds.dtype)
         super().__call__(preds, targets, weights)
 
     def update(self, preds: Any, targets: Any, *weights: Any) -> None:
-        """Take one batch in that has rows; gradients are off."""
+        """Update the state with a batch of at least one row; gradients are disabled."""
         for key, tensor in self._metric._batch_state(preds, targets, *weights).items():
             parts = [*self._parts[key], tensor]
-            # what is joined is joined once, in state()
+            # concatenate once, in state(), instead of once per batch
             is_joined = self.reductions[key] == "cat"
             self._parts[key] = (
                 parts if is_joined else [merge_tensors(key, parts, self.reductions[key])]
             )
 
     def compute(self) -> torch.Tensor:
-        """Return the figure."""
-        return self._metric._figure(self.state())
+        """Return the value of the metric."""
+        return self._metric._value(self.state())
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Clear the state."""
         self._parts: dict[str, list[torch.Tensor]] = {key: [] for key in self.reductions}
 
     def state(self) -> State:
-        """Return a copy of the state, all tensors on the CPU."""
+        """Return a copy of the state with all tensors on the CPU."""
         return {
             key: merge_tensors(key, self._parts[key], how) for key, how in self.reductions.items()
         }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the state by a copy of another one."""
+        """Replace the state with a copy of another state."""
         check_keys(state, self.reductions)
         self._parts = {key: [state[key].clone()] for key in self.reductions}
 
@@ -203,17 +205,17 @@ class TensorState(TorchMetric):
 def merge_states(
     states: Sequence[Mapping[str, torch.Tensor]], reductions: Mapping[str, Reduction]
 ) -> State:
-    """Merge the states of all workers into the state of one that saw every row.
+    """Merge the states of all workers into the state of a single worker with all rows.
 
     Parameters
     ----------
     states : sequence of dict of str to torch.Tensor
-        One per worker, in rank order.
+        One state per worker, in rank order.
     reductions : dict of str to {"sum", "cat", "max", "min"}
-        ``TorchMetric.reductions``.  "cat" joins 1-D tensors in the order of `states`, and lists of
-        tensors where a metric of torchmetrics has them; the others
-        go element by element over tensors of one shape.  A tensor without elements is one of a
-        worker that saw no row: it takes no part, whatever its shape and dtype.
+        ``TorchMetric.reductions``. "cat" concatenates 1-D tensors, or lists of tensors for
+        torchmetrics, in the order of `states`. The others reduce tensors of equal shape
+        elementwise. Empty tensors come from workers without rows and are skipped, whatever their
+        shape and dtype.
 
     Returns
     -------
@@ -222,7 +224,7 @@ def merge_states(
     Raises
     ------
     UsageError
-        If there is no state, or the states are not of one and the same metric.
+        If `states` is empty, or the states belong to different metrics.
 
     Examples
     --------
@@ -232,8 +234,7 @@ def merge_states(
     >>> one(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0]))
     >>> two(torch.tensor([1.0]), torch.tensor([5.0]))
     >>> one.load_state(merge_states([one.state(), two.state()], one.reductions))
-    >>> one.compute()  # of four rows; the mean of the two figures would be 8
-    tensor(4.)
+    >>> one.compute()  # over four rows; the mean of both workers' values would be 8 tensor(4.)
     """
     if not states:
         raise UsageError(
@@ -247,11 +248,10 @@ def merge_states(
 
 
 def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
-    """Raise a UsageError unless `state` holds what `reductions` tells how to merge."""
+    """Raise a UsageError unless `state` has exactly the keys of `reductions`."""
     if set(state) != set(reductions):
         raise UsageError(
-            f"the state of a metric is expected to hold {sorted(reductions)}, "
-            f"but this one holds {sorted(state)}",
+            f"a metric state should have the keys {sorted(reductions)}, got {sorted(state)}",
             code="data-structure",
         )
 
@@ -260,7 +260,7 @@ _OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
 def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
-    """Return what the tensors (or lists of them) of several states merge to."""
+    """Reduce the tensors (or lists of tensors) of several states to one."""
     if any(isinstance(value, list) for value in values):
         return [tensor for tensors in values for tensor in tensors]
     filled = [tensor for tensor in values if tensor.numel()]
@@ -271,8 +271,9 @@ def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
     shapes = {tuple(tensor.shape) for tensor in filled}
     if len(shapes) > 1:
         raise UsageError(
-            f"the tensors {key!r} of the states to merge have different shapes "
-            f"{sorted(shapes)}; every batch must have the same number of classes",
+            f"the state tensors {key!r} have different shapes {sorted(shapes)}; every batch must "
+            "have "
+            "the same number of classes",
             code="data-shape",
         )
     return getattr(torch, _OPERATIONS[reduction])(torch.stack(filled), dim=0)
@@ -282,11 +283,11 @@ def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
 
 
 class Metric(ABC):
-    """A metric by name and parameters; it holds no data.
+    """A metric's name and parameters, without data.
 
-    The Estimator keeps it on the driver, sends it to the workers, and calls :meth:`get_metric`
-    once per evaluation and worker.  A subclass stores its parameters in the constructor and
-    implements :meth:`_torch_metric`.
+    The Estimator keeps it on the driver, ships it to the workers, and calls :meth:`get_metric` once
+    per evaluation and worker.  A subclass stores its parameters in the constructor and implements
+    :meth:`_torch_metric`.
 
     Examples
     --------
@@ -296,16 +297,16 @@ class Metric(ABC):
     """
 
     def get_name(self) -> str:
-        """Return the name under which the figure is reported."""
+        """Return the name under which the metric is reported."""
         return type(self).__name__
 
     def get_metric(self, backend: str | None = None) -> TorchMetric:
-        """Make a fresh state for one evaluation.
+        """Create an empty state for one evaluation.
 
         Parameters
         ----------
         backend : {None, "pytorch"}
-            The framework whose tensors will be fed.
+            Framework of the batches' tensors.
 
         Returns
         -------
@@ -314,45 +315,44 @@ class Metric(ABC):
         Raises
         ------
         UsageError
-            If `backend` is another one.
+            If `backend` is not supported.
         """
         if backend not in (None, "pytorch"):
             raise UsageError(
-                f"{self.get_name()} exists for backend='pytorch', but {backend!r} was requested",
+                f"{self.get_name()} supports backend='pytorch' only, got {backend!r}",
                 code="unsupported",
             )
         return self._torch_metric()
 
     @abstractmethod
     def _torch_metric(self) -> TorchMetric:
-        """Make the torch state; called on every worker."""
+        """Create the torch state; called on every worker."""
 
     @staticmethod
     def convert_metrics_list(metrics: Any, backend: str | None = None) -> list[TorchMetric]:
-        """Make fresh states from whatever a user may pass as ``metrics=``.
+        """Create empty states from the ``metrics=`` argument of an Estimator.
 
         Parameters
         ----------
         metrics : object, sequence of object, or None
-            Each object is a :class:`Metric`, the name of one (``"accuracy"``, ``"mse"``, ...;
-            case and underscores do not matter), a ``torchmetrics.Metric`` instance (copied, never
-            touched), a ``torchmetrics.MetricCollection`` (its metrics under the names that it gives
-            them, `prefix` and `postfix` included), a function ``fn(preds, targets)`` (see
-            :class:`CustomizedMetric`), or an object that follows the contract of
-            :class:`TorchMetric`.
+            Each object is a :class:`Metric`, a metric name (``"accuracy"``, ``"mse"``, ...; case
+            and underscores are ignored), a ``torchmetrics.Metric`` instance (copied, not modified),
+            a ``torchmetrics.MetricCollection`` (reported under its names, including `prefix` and
+            `postfix`), a function ``fn(preds, targets)`` (see :class:`CustomizedMetric`), or an
+            object with the methods of :class:`TorchMetric`.
         backend : {None, "pytorch"}
-            The framework whose tensors will be fed.
+            Framework of the batches' tensors.
 
         Returns
         -------
         list of TorchMetric
-            In the order metric; names are unique, also when case is ignored (a second
-            ``Precision`` becomes ``Precision_2``).
+            In the order of `metrics`. Names are unique ignoring case (a second ``Precision``
+            becomes ``Precision_2``).
 
         Raises
         ------
         UsageError
-            If an object is none of these, or its state cannot be merged across workers.
+            If an object has another type, or its state cannot be merged across workers.
         """
         if metrics is None:
             metrics = []
@@ -361,20 +361,20 @@ class Metric(ABC):
         states = [state for metric in metrics for state in _to_states(metric, backend)]
         taken: set[str] = set()
         for state in states:
-            state.name = _unused(state.name, taken)
+            state.name = _unique_name(state.name, taken)
             taken.add(state.name.lower())
         return states
 
     @staticmethod
     def convert_metrics_dict(metrics: Any, backend: str | None = None) -> dict[str, TorchMetric]:
-        """Do as :meth:`convert_metrics_list`, keyed by name.
+        """Create empty states as :meth:`convert_metrics_list` does, keyed by name.
 
         Parameters
         ----------
         metrics : object, sequence of object, or None
             See :meth:`convert_metrics_list`.
         backend : {None, "pytorch"}
-            The framework whose tensors will be fed.
+            Framework of the batches' tensors.
 
         Returns
         -------
@@ -383,41 +383,41 @@ class Metric(ABC):
         Raises
         ------
         UsageError
-            As :meth:`convert_metrics_list`.
+            See :meth:`convert_metrics_list`.
         """
         return {metric.name: metric for metric in Metric.convert_metrics_list(metrics, backend)}
 
 
 class MergedMetric(Metric):
-    """Base of the metrics whose state is a few tensors; as it is, a total and a count of terms."""
+    """Base class of metrics whose state is a few tensors, by default a total and a count."""
 
     reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
     takes_weights = True
     takes: Literal["", "probability", "distribution", "score"] = ""
-    leaves_ignored = True  # labels that the loss of an Estimator ignores
+    drops_ignored_labels = True  # whether labels that the Estimator's loss ignores are dropped
 
     def _torch_metric(self) -> TorchMetric:
         return TensorState(self)
 
     @abstractmethod
     def _batch_state(self, preds: Any, targets: Any, weights: Any = None) -> State:
-        """Return the state of a worker that has seen this batch only.
+        """Return the state after only this batch.
 
-        Weights of the rows are handed in where ``takes_weights`` says so and there are any.
+        `weights` is passed only if ``takes_weights`` is True and the rows have weights.
         """
 
-    def _figure(self, state: State) -> torch.Tensor:
-        """Return the figure of a state; its tensors are empty when there was no row."""
+    def _value(self, state: State) -> torch.Tensor:
+        """Compute the metric from a state; all tensors are empty if there were no rows."""
         return (state["total"].sum() / state["count"].sum()).float()
 
 
 def row_count(name: str, preds: Any, targets: Any) -> int:
-    """Return the number of rows of a batch of any structure: that of its first tensor."""
+    """Return the number of rows of a nested batch, taken from its first tensor."""
     for leaf in _leaves([targets, preds]):
         return leaf.shape[0] if leaf.ndim else 1
     raise UsageError(
-        f"{name}: preds and targets are expected to hold tensors, "
-        f"got {type(preds).__name__} and {type(targets).__name__}",
+        f"{name}: preds and targets must contain tensors, got {type(preds).__name__} and "
+        f"{type(targets).__name__}",
         code="data-type",
         metric=name,
     )
@@ -434,19 +434,19 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 
 class CustomizedMetric(MergedMetric):
-    """The mean over batches of a function of the user, weighted by rows.
+    """Row-weighted mean over batches of a user function.
 
-    For a function that is itself a mean over rows, such as a loss, this is the mean over all rows.
-    For any other (a quantile, a correlation) the figure depends on how rows were cut into batches,
-    and so on the batch size and the number of workers: write those as a ``torchmetrics.Metric``.
+    If the function is a mean over rows, such as a loss, the result is the mean over all rows.
+    Otherwise (a quantile, a correlation) the result depends on the batch size and the number of
+    workers; implement such a metric as a ``torchmetrics.Metric``.
 
     Parameters
     ----------
     compute_function : callable
-        ``fn(preds, targets) -> number`` or tensor with one element; it receives the batch as the
-        model returned it, on the model's device, without gradients.
+        ``fn(preds, targets)``, which returns a number or a tensor with one element. It receives the
+        batch as the model returned it, on the model's device, without gradients.
     name : str, optional
-        The name under which the figure is reported; by default that of the function, or
+        Name under which the metric is reported; default the name of the function, or
         ``"CustomizedMetric"`` for a lambda.
 
     Raises
@@ -466,7 +466,7 @@ class CustomizedMetric(MergedMetric):
     ('huber', tensor(1.5000))
     """
 
-    takes_weights = leaves_ignored = False
+    takes_weights = drops_ignored_labels = False
 
     def __init__(self, compute_function: Callable[[Any, Any], Any], name: str | None = None):
         if not callable(compute_function):
@@ -480,7 +480,7 @@ class CustomizedMetric(MergedMetric):
         self.name = name
 
     def get_name(self) -> str:
-        """Return the name under which the figure is reported."""
+        """Return the name under which the metric is reported."""
         if self.name is not None:
             return self.name
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
@@ -492,8 +492,8 @@ class CustomizedMetric(MergedMetric):
             value = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"the function of the metric {self.get_name()} must return one number per batch, "
-                f"got {value!r}",
+                f"the function of metric {self.get_name()} must return one number per batch, got "
+                f"{value!r}",
                 code="metric-unsupported",
             ) from error
         rows = row_count(self.get_name(), preds, targets)
@@ -502,7 +502,7 @@ class CustomizedMetric(MergedMetric):
 
 
 def is_torchmetrics(value: object) -> bool:
-    """Tell whether `value` is a ``torchmetrics.Metric`` or its class, without importing it."""
+    """Return True for a ``torchmetrics.Metric`` or its subclass, without importing it."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None:
         return False
@@ -511,30 +511,30 @@ def is_torchmetrics(value: object) -> bool:
 
 
 class TorchmetricsState(TorchMetric):
-    """The contract of TorchMetric on an empty copy of a ``torchmetrics.Metric``.
+    """Adapter of a ``torchmetrics.Metric`` copy to the TorchMetric interface.
 
-    Tensor states that merge by sum, max or min and list states (joined) are supported, so the
-    figure is as exact as torchmetrics' own sums.  It is what the object's ``compute()`` returns.
+    Supported states are tensors reduced by sum, max or min, and concatenated lists. The result of
+    the torchmetrics object's ``compute()`` is therefore exact.
 
     Parameters
     ----------
     metric : torchmetrics.Metric
-        It is copied, never fed.
+        The metric; it is copied and not modified.
 
     Raises
     ------
     UsageError
-        If a state merges in another way (by a mean, by a function of its own, not at all), so that
-        the figure would depend on the number of workers.
+        If a state has another reduction (mean, a custom function or none), so that the result would
+        depend on the number of workers.
     """
 
     def __init__(self, metric: Any):
         self._metric = metric.clone().cpu()
         self.reductions = _torchmetrics_reductions(self._metric)
-        for part in _metrics_within(self._metric).values():
-            # compute() must not start a collective of its own: only some ranks may call it
+        for part in _nested_metrics(self._metric).values():
+            # compute() must not start a collective: only some ranks may call it
             part.sync_on_compute = part._to_sync = part.dist_sync_on_step = False
-            part.persistent(True)  # states are part of the state_dict
+            part.persistent(True)  # include the states in state_dict()
         super().__init__(type(metric).__name__)
 
     def update(self, preds, targets):
@@ -557,7 +557,7 @@ class TorchmetricsState(TorchMetric):
             if self.reductions.get(key) == "cat":
                 state[key] = value if isinstance(value, list) else [value]
             elif key in self.reductions:
-                # without rows it takes no part in a merge: its shape may depend on the rows
+                # empty without rows, so that a merge skips it: its shape may depend on the rows
                 state[key] = value if self._updates else torch.zeros(0)
         return state
 
@@ -567,15 +567,15 @@ class TorchmetricsState(TorchMetric):
         self._updates = int(state[_UPDATES])
         if self._updates:
             self._metric.load_state_dict(copy.deepcopy(dict(state)), strict=False)
-            for part in _metrics_within(self._metric).values():
+            for part in _nested_metrics(self._metric).values():
                 part._update_count = self._updates
 
 
-_UPDATES = ".updates"  # no attribute of a torchmetrics object
+_UPDATES = ".updates"  # not a valid attribute name, so no state has it
 
 
-def _metrics_within(metric: Any) -> dict[str, Any]:
-    """Return the metric and those it is composed of (``a + b``) by the prefix of their states."""
+def _nested_metrics(metric: Any) -> dict[str, Any]:
+    """Return a metric and the metrics it is composed of (``a + b``), by state key prefix."""
     import torchmetrics
 
     return {
@@ -586,30 +586,30 @@ def _metrics_within(metric: Any) -> dict[str, Any]:
 
 
 def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
-    """Return how every state merges; ``"cat"`` is a list of tensors."""
+    """Return the reduction of every state key; ``"cat"`` means a list of tensors."""
     from torchmetrics.wrappers.abstract import WrapperMetric
 
     reductions: dict[str, Reduction] = {_UPDATES: "sum"}
-    for prefix, part in _metrics_within(metric).items():
+    for prefix, part in _nested_metrics(metric).items():
         if isinstance(part, WrapperMetric):
             raise _unmergeable(part)
         reductions |= {prefix + name: how for name, how in reductions_of(part).items()}
     if len(reductions) == 1:
         raise UsageError(
-            f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
-            "nothing of it can be merged across workers",
+            f"the torchmetrics metric {type(metric).__name__} has no state from add_state(), so it "
+            "cannot be merged across workers",
             code="metric-unsupported",
         )
     return reductions
 
 
 def reductions_of(metric: Any) -> dict[str, Reduction]:
-    """Return how the states of a ``torchmetrics.Metric`` itself merge, without those within it.
+    """Return the reductions of a ``torchmetrics.Metric``'s states, without nested metrics.
 
     Raises
     ------
     UsageError
-        If one merges in another way.
+        If a state has another reduction.
     """
     from torchmetrics.utilities import data
 
@@ -620,20 +620,19 @@ def reductions_of(metric: Any) -> dict[str, Reduction]:
         (True, data.dim_zero_cat): "cat",
         (True, None): "cat",
     }
-    kinds = {
+    states = {
         name: (isinstance(default, list), metric._reductions[name])
         for name, default in metric._defaults.items()
     }
-    if not known.keys() >= set(kinds.values()):
+    if not known.keys() >= set(states.values()):
         raise _unmergeable(metric)
-    return {name: known[kind] for name, kind in kinds.items()}
+    return {name: known[state] for name, state in states.items()}
 
 
 def _unmergeable(metric: Any) -> UsageError:
     return UsageError(
-        f"the torchmetrics metric {type(metric).__name__} cannot be merged across workers "
-        "without changing its figure; its states must be lists, or tensors that merge by "
-        "sum, max or min",
+        f"the torchmetrics metric {type(metric).__name__} cannot be merged across workers without "
+        "changing its value; its states must be lists, or tensors reduced by sum, max or min",
         code="metric-unsupported",
     )
 
@@ -655,12 +654,13 @@ def _key(name: str) -> str:
 def _checked(name: str, metric: object) -> object:
     is_metric = callable(metric) or isinstance(metric, Metric)
     if isinstance(metric, type):
-        follows = all(hasattr(metric, attribute) for attribute in _CONTRACT)
+        follows = all(hasattr(metric, attribute) for attribute in _STATE_METHODS)
         is_metric = follows or issubclass(metric, Metric) or is_torchmetrics(metric)
     if not is_metric:
         raise UsageError(
-            "A metric is an Orca Metric, an object of torchmetrics, a function fn(preds, targets), "
-            "or a class whose objects follow bigdl.orca.learn.metrics.TorchMetric, but got "
+            "A metric must be an Orca Metric, a torchmetrics object, a function fn(preds, "
+            "targets), "
+            "or a class with the methods of bigdl.orca.learn.metrics.TorchMetric, got "
             f"{metric!r} for {name!r}",
             code="argument-type",
             argument="metric",
@@ -669,33 +669,34 @@ def _checked(name: str, metric: object) -> object:
 
 
 METRICS = Registry[object]("bigdl.metrics", "a metric", _checked, _key)
-"""The metrics, or their classes, by name; :mod:`.named` enters those of this package."""
+"""Registry of metrics, or their classes, by name; :mod:`.named` registers the built-in ones."""
 
 _MetricT = TypeVar("_MetricT")
 
 
 def register_metric(name: str, metric: _MetricT) -> _MetricT:
-    """Give a metric a name, under which ``metrics=["name"]`` finds it.
+    """Register a metric under a name for ``metrics=["name"]``.
 
-    A package that a program need not import offers its metric by an entry point of the group
-    ``bigdl.metrics``, under the name.
+    A package can instead declare its metric as an entry point in the group ``bigdl.metrics``; then
+    the program need not import the package.
 
     Parameters
     ----------
     name : str
-        Case, underscores, hyphens and spaces do not matter.
+        Case, underscores, hyphens and spaces are ignored.
     metric : object or type
-        What ``metrics=[metric]`` takes, or the class of it, which is made without arguments.
+        An object that ``metrics=[metric]`` accepts, or its class if the constructor needs no
+        arguments.
 
     Returns
     -------
     object or type
-        The same.
+        `metric` itself.
 
     Raises
     ------
     UsageError
-        If another metric has the name, or `metric` is none.
+        If another metric has the name, or `metric` is not a metric.
 
     Examples
     --------
@@ -710,19 +711,19 @@ def register_metric(name: str, metric: _MetricT) -> _MetricT:
     return metric
 
 
-_CONTRACT = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
+_STATE_METHODS = ("__call__", "compute", "reset", "state", "load_state", "merge", "reductions")
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def _unique_name(name: str, taken: set[str]) -> str:
     candidate, number = name, 1
-    while candidate.lower() in taken:  # fit reports val_<name in lower case>
+    while candidate.lower() in taken:  # fit reports val_<lowercase name>
         number += 1
         candidate = f"{name}_{number}"
     return candidate
 
 
 def _to_states(metric: Any, backend: str | None) -> list[TorchMetric]:
-    """Return the state of a metric; of a collection those of all of its metrics."""
+    """Return the state of a metric, or the states of all metrics of a collection."""
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is None or not isinstance(metric, torchmetrics.MetricCollection):
         return [_to_state(metric, backend)]
@@ -741,21 +742,21 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
         return _to_state(metric_by_name(metric), backend)
     if isinstance(metric, type):
         raise UsageError(
-            f"{metric.__name__} is a class; as a metric pass an instance of it",
+            f"{metric.__name__} is a class; pass an instance of it as the metric",
             code="argument-type",
             metric=metric.__name__,
         )
     if is_torchmetrics(metric):
         return TorchmetricsState(metric)
-    if all(hasattr(metric, attribute) for attribute in _CONTRACT):
+    if all(hasattr(metric, attribute) for attribute in _STATE_METHODS):
         state = copy.deepcopy(metric)
         state.reset()
         state.name = getattr(metric, "name", type(metric).__name__)
         return state
     if not callable(metric):
         raise UsageError(
-            f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or "
-            f"a function fn(preds, targets), got {metric!r} ({type(metric).__name__})",
+            f"a metric must be an Orca Metric, a metric name, a torchmetrics.Metric or a function "
+            f"fn(preds, targets), got {metric!r} ({type(metric).__name__})",
             code="argument-type",
             argument="metric",
         )
@@ -763,19 +764,19 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
         raise UsageError(
             f"{type(metric).__name__} has a compute() but no state that can be merged across "
             "workers; pass an Orca Metric, a torchmetrics.Metric or a function fn(preds, targets), "
-            "or give it the methods of bigdl.orca.learn.metrics.TorchMetric",
+            "or implement the methods of bigdl.orca.learn.metrics.TorchMetric",
             code="metric-unsupported",
         )
     return CustomizedMetric(metric).get_metric(backend)
 
 
 def metric_by_name(name: str) -> object:
-    """Return the metric of a name, which another process may not know.
+    """Return the metric registered under a name.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If no metric has the name. Another process may have registered it.
     """
     if name not in METRICS:
         known = list(METRICS)
@@ -783,7 +784,7 @@ def metric_by_name(name: str) -> object:
         close = difflib.get_close_matches(_key(name), names, 1)
         advice = f"did you mean {names[close[0]]!r}? Known" if close else "known"
         raise UsageError(
-            f"there is no metric of the name {name!r}; {advice} names are: {', '.join(known)}",
+            f"there is no metric named {name!r}; {advice} names are: {', '.join(known)}",
             code="name-unknown",
             metric=name,
             allowed=known,

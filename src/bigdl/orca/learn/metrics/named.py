@@ -1,4 +1,4 @@
-"""The metrics by name: means of terms, figures from counts per class, and curves."""
+"""Built-in metrics: means, metrics of a confusion matrix, and curves."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 
-_EPSILON = 1e-7  # keeps logarithms finite
+_EPSILON = 1e-7  # clipping bound that keeps logarithms finite
 
 
 class MeanMetric(MergedMetric):
-    """Base of the metrics that are ``sum(terms) / number of terms``.
+    """Base class of metrics that are the mean of terms, ``sum(terms) / number of terms``.
 
-    With weights of the rows it is ``sum(weight * term) / sum(weight)`` over the terms.
+    With row weights it is ``sum(weight * term) / sum(weight)`` over the terms.
     """
 
     @abstractmethod
@@ -53,7 +53,7 @@ class MeanMetric(MergedMetric):
         """Return the terms of one batch, one per element or row."""
 
     def _prepared(self, preds: torch.Tensor, targets: torch.Tensor) -> tuple:
-        """Return what :meth:`_terms` takes: by default float64 of equal shapes."""
+        """Return the arguments of :meth:`_terms`, by default float64 tensors of equal shape."""
         preds, targets = same_shape(self.get_name(), preds, targets)
         return preds.double(), targets.double()
 
@@ -68,13 +68,13 @@ class MeanMetric(MergedMetric):
 
 
 class LabelMetric(MeanMetric):
-    """Base of the metrics of class scores against labels."""
+    """Base class of metrics that compare class scores with class labels."""
 
     def _prepared(self, preds, targets):
         preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
         if not has_classes:
             raise UsageError(
-                f"{self.get_name()} expects preds of shape (..., classes) and labels of shape "
+                f"{self.get_name()} needs preds of shape (..., classes) and labels of shape "
                 f"(...), got {tuple(preds.shape)} and {tuple(targets.shape)}",
                 code="data-shape",
             )
@@ -82,12 +82,12 @@ class LabelMetric(MeanMetric):
 
 
 class DistributionMetric(MeanMetric):
-    """Base of the metrics of class scores against a number for each class."""
+    """Base class of metrics that compare class scores with one target value per class."""
 
     def _prepared(self, preds, targets):
         if preds.ndim < 2 or preds.shape != targets.shape:
             raise UsageError(
-                f"{self.get_name()}: preds and targets are expected to have the same shape (..., "
+                f"{self.get_name()}: preds and targets must have the same shape (..., "
                 f"classes), got {tuple(preds.shape)} and {tuple(targets.shape)}; for integer "
                 "labels use the Sparse variant of the metric",
                 code="data-shape",
@@ -96,19 +96,19 @@ class DistributionMetric(MeanMetric):
 
 
 class Accuracy(MeanMetric):
-    """Share of right predictions.
+    """Fraction of correct predictions.
 
-    Class scores ``(..., C)`` against labels ``(...)`` or ``(..., 1)``: the class with the highest
-    score (the first one of equal scores) is compared.  Else shapes are equal, where ``(n, 1)``
-    counts as ``(n,)``: floating-point predictions are taken as probabilities and become 1 from 0.5
-    on, integer ones are compared as they are.  In an Estimator whose loss is
-    ``nn.BCEWithLogitsLoss`` the sigmoid of the model's output is taken.
+    For class scores ``(..., C)`` and labels ``(...)`` or ``(..., 1)``, the highest-scoring class
+    (the first one of ties) is compared with the label. Otherwise the shapes must be equal, where
+    ``(n, 1)`` counts as ``(n,)``. Floating-point predictions are probabilities and are rounded to 1
+    if they are at least 0.5; integer predictions are labels. In an Estimator with the loss
+    ``nn.BCEWithLogitsLoss``, the model's output passes through a sigmoid first.
 
     Parameters
     ----------
     zero_based_label : bool, default True
-        Whether the first class is labelled 0.  False: it is 1, and 1 is subtracted from targets
-        before they meet the class found by score or probability.
+        Whether labels start at 0. If False they start at 1, and 1 is subtracted from the targets
+        before they are compared with the predicted class.
 
     Examples
     --------
@@ -116,8 +116,7 @@ class Accuracy(MeanMetric):
     >>> from bigdl.orca.learn.metrics import Accuracy
     >>> accuracy = Accuracy().get_metric()
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 0, 0]))
-    >>> accuracy.compute()  # the classes of highest score are 1, 0 and 1
-    tensor(0.6667)
+    >>> accuracy.compute()  # the highest-scoring classes are 1, 0 and 1 tensor(0.6667)
     """
 
     takes = "probability"
@@ -140,7 +139,7 @@ class Accuracy(MeanMetric):
 
 
 class SparseCategoricalAccuracy(LabelMetric):
-    """Share of rows whose class of highest score is the label.
+    """Fraction of rows whose highest-scoring class is the label.
 
     Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.
 
@@ -159,7 +158,7 @@ class SparseCategoricalAccuracy(LabelMetric):
 
 
 class CategoricalAccuracy(DistributionMetric):
-    """Share of rows whose class of highest score is that of the one-hot target.
+    """Fraction of rows whose highest-scoring class is that of the one-hot target.
 
     Both are of shape ``(..., C)``.
 
@@ -179,11 +178,11 @@ class CategoricalAccuracy(DistributionMetric):
 
 
 class BinaryAccuracy(MeanMetric):
-    """Share of elements where ``preds > 0.5`` equals the 0/1 target.
+    """Fraction of elements for which ``preds > 0.5`` equals the 0/1 target.
 
-    For predictions of shape ``(n,)`` or ``(n, 1)`` elements are rows.  For several outputs per
-    row every output counts, so the figure stays between 0 and 1 (BigDL 2.x divided by the number
-    of rows).
+    For predictions of shape ``(n,)`` or ``(n, 1)``, elements are rows. With several outputs per
+    row, every output counts, so the result is between 0 and 1 (BigDL 2.x divided by the number of
+    rows).
 
     Examples
     --------
@@ -202,10 +201,10 @@ class BinaryAccuracy(MeanMetric):
 
 
 class Top5Accuracy(LabelMetric):
-    """Share of rows whose label is among the five classes of highest score.
+    """Fraction of rows whose label is among the five highest-scoring classes.
 
-    Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.  Of equal scores the class with the
-    lower number goes first.
+    Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.  Ties are
+    resolved in favor of the lower class index.
 
     Examples
     --------
@@ -213,16 +212,15 @@ class Top5Accuracy(LabelMetric):
     >>> from bigdl.orca.learn.metrics import Top5Accuracy
     >>> accuracy = Top5Accuracy().get_metric()
     >>> accuracy(torch.tensor([[7, 6, 5, 4, 3, 2], [7, 6, 5, 4, 3, 2]]), torch.tensor([4, 5]))
-    >>> accuracy.compute()  # class 5 comes sixth
-    tensor(0.5000)
+    >>> accuracy.compute()  # class 5 has rank 6 tensor(0.5000)
     """
 
     def _terms(self, preds, targets):
         classes = preds.shape[-1]
-        labels = labels_below(classes, self.get_name(), targets).unsqueeze(-1)
-        own = preds.gather(-1, labels)
-        ahead = (preds > own) | ((preds == own) & (torch.arange(classes) < labels))
-        return (ahead.sum(-1) < 5) & ~own.squeeze(-1).isnan()
+        labels = check_labels(classes, self.get_name(), targets).unsqueeze(-1)
+        true_scores = preds.gather(-1, labels)
+        ahead = (preds > true_scores) | ((preds == true_scores) & (torch.arange(classes) < labels))
+        return (ahead.sum(-1) < 5) & ~true_scores.squeeze(-1).isnan()
 
 
 class MSE(MeanMetric):
@@ -326,9 +324,9 @@ class SparseCategoricalCrossEntropy(LabelMetric):
     takes = "distribution"
 
     def _terms(self, preds, targets):
-        labels = labels_below(preds.shape[-1], self.get_name(), targets)
-        own = preds.gather(-1, labels.unsqueeze(-1))
-        return -own.double().clamp(min=_EPSILON).log()
+        labels = check_labels(preds.shape[-1], self.get_name(), targets)
+        true_scores = preds.gather(-1, labels.unsqueeze(-1))
+        return -true_scores.double().clamp(min=_EPSILON).log()
 
 
 class KLDivergence(DistributionMetric):
@@ -374,10 +372,10 @@ class Poisson(MeanMetric):
 
 
 class ConfusionMetric(MergedMetric):
-    """Base of the metrics that follow from hits, predictions and truths per class."""
+    """Base class of metrics from per-class counts of hits, predictions and labels."""
 
     reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
-    _among: tuple[str, ...]  # the figure is the share of the hits among these, on average
+    _denominators: tuple[str, ...]  # the metric is hits / mean of these counts
 
     def __init__(
         self, num_classes: int | None = None, average: str = "micro", threshold: float = 0.5
@@ -389,19 +387,19 @@ class ConfusionMetric(MergedMetric):
         self.num_classes = num_classes
         self.average = average
         self.threshold = threshold
-        if 0 < threshold < 1:  # else it is one of logits
+        if 0 < threshold < 1:  # otherwise it is a threshold for logits
             self.takes = "probability"
 
     def _batch_state(self, preds, targets, weights=None):
         preds, targets = cpu_tensors(self.get_name(), preds, targets)
         predicted, actual, classes = self._labels(preds, targets)
-        hit, of_hits = predicted == actual, None
+        hit, hit_weights = predicted == actual, None
         if weights is not None:
             weights = row_weights(self.get_name(), weights, len(targets))
             weights = weights.repeat_interleave(len(actual) // len(targets))
-            of_hits = weights[hit]
+            hit_weights = weights[hit]
         return {
-            "hits": actual[hit].bincount(of_hits, classes),
+            "hits": actual[hit].bincount(hit_weights, classes),
             "predicted": predicted.bincount(weights, classes),
             "actual": actual.bincount(weights, classes),
         }
@@ -421,7 +419,7 @@ class ConfusionMetric(MergedMetric):
             classes = preds.shape[-1]
             preds = preds.argmax(-1)
         elif preds.ndim > 1 and preds.is_floating_point():
-            raise several_labels(name, targets)
+            raise multilabel_error(name, targets)
         elif preds.is_floating_point():
             if classes > 2:
                 raise UsageError(
@@ -431,10 +429,10 @@ class ConfusionMetric(MergedMetric):
                     metric=name,
                 )
             preds = preds >= self.threshold
-        predicted = labels_below(classes, name, preds.flatten(), "preds")
-        return predicted, labels_below(classes, name, targets.flatten()), classes
+        predicted = check_labels(classes, name, preds.flatten(), "preds")
+        return predicted, check_labels(classes, name, targets.flatten()), classes
 
-    def _figure(self, state):
+    def _value(self, state):
         state = {key: tensor.double() for key, tensor in state.items()}
         if not state["actual"].sum():
             return torch.tensor(float("nan"))
@@ -442,44 +440,44 @@ class ConfusionMetric(MergedMetric):
         if average == "micro":
             pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
             state = {key: tensor[pick].sum() for key, tensor in state.items()}
-        mean = sum(state[name] for name in self._among) / len(self._among)
-        figure = torch.where(mean > 0, state["hits"] / mean, 0.0)  # 0 / 0 is 0
+        mean = sum(state[name] for name in self._denominators) / len(self._denominators)
+        value = torch.where(mean > 0, state["hits"] / mean, 0.0)  # 0 / 0 is 0
         if average == "macro":
-            figure = figure[state["predicted"] + state["actual"] > 0].mean()
+            value = value[state["predicted"] + state["actual"] > 0].mean()
         elif average == "weighted":
-            figure = (figure * state["actual"]).sum() / state["actual"].sum()
-        return figure.float()
+            value = (value * state["actual"]).sum() / state["actual"].sum()
+        return value.float()
 
 
 class Precision(ConfusionMetric):
-    """Share of the predictions of a class that are right.
+    """Precision: the fraction of predictions of a class that are correct.
 
-    Predictions with ``C >= 2`` columns are class scores, and the class with the highest score
-    counts.  One column, ``(n,)`` or ``(n, 1)``, of floating-point numbers holds probabilities of
-    class 1, which is chosen from `threshold` on.  In an Estimator whose loss is
-    ``nn.BCEWithLogitsLoss`` their sigmoid is taken where `threshold` is between 0 and 1; else the
-    threshold is one of logits (0.0).  Integer predictions are labels.
+    Predictions with ``C >= 2`` columns are class scores; the highest-scoring class is the
+    prediction. One floating-point column, ``(n,)`` or ``(n, 1)``, holds probabilities of class 1,
+    which is predicted if they are at least `threshold`. Integer predictions are labels. In an
+    Estimator with the loss ``nn.BCEWithLogitsLoss``, the model's output passes through a sigmoid if
+    `threshold` is between 0 and 1; any other threshold, such as 0.0, applies to the logits.
 
-    With two classes the figure is that of class 1, the positive one, unless `average` asks for
-    both.  A class that was never predicted (for precision) or never true (for recall) has the
-    figure 0.
+    With two classes the result is that of class 1, the positive class, unless `average` is "macro"
+    or "weighted". The precision of a class without predictions and the recall of a class without
+    rows are 0.
 
     Parameters
     ----------
     num_classes : int, optional
-        Number of classes; known from the columns of the predictions if these are class scores,
-        else 2.
+        Number of classes; default the number of columns if the predictions are class scores, else
+        2.
     average : {"micro", "macro", "weighted"}, default "micro"
-        "micro": of the two classes the positive one; of more classes the counts of all are summed
-        first.  "macro": mean of the classes that occur in predictions or targets.  "weighted": the
-        same, weighted by the number of true rows.
+        "micro": the positive class if there are two classes, else computed from the summed counts
+        of all classes. "macro": mean over the classes in predictions or targets. "weighted": the
+        same mean, weighted by the number of rows of each class.
     threshold : float, default 0.5
-        Where class 1 begins if predictions have one column.
+        Smallest score of class 1 if the predictions have one column.
 
     Raises
     ------
     UsageError
-        If a parameter is not one of these.
+        If a parameter is invalid.
 
     Examples
     --------
@@ -487,15 +485,16 @@ class Precision(ConfusionMetric):
     >>> from bigdl.orca.learn.metrics import Precision
     >>> precision = Precision(threshold=0.4).get_metric()
     >>> precision(torch.tensor([0.9, 0.5, 0.1, 0.2]), torch.tensor([1, 0, 1, 0]))
-    >>> precision.compute()  # of two rows that are taken for class 1, one is
-    tensor(0.5000)
+    >>> precision.compute()  # one of the two rows predicted as class 1 is correct tensor(0.5000)
     """
 
-    _among = ("predicted",)
+    _denominators = ("predicted",)
 
 
 class Recall(ConfusionMetric):
-    """Share of the rows of a class that were found; everything else as in :class:`Precision`.
+    """Recall: the fraction of a class's rows that are predicted as that class.
+
+    See :class:`Precision` for inputs and parameters.
 
     Examples
     --------
@@ -503,15 +502,16 @@ class Recall(ConfusionMetric):
     >>> from bigdl.orca.learn.metrics import Recall
     >>> recall = Recall().get_metric()
     >>> recall(torch.tensor([0.9, 0.8, 0.1, 0.2]), torch.tensor([1, 1, 1, 1]))
-    >>> recall.compute()  # two of four rows of class 1 are found
-    tensor(0.5000)
+    >>> recall.compute()  # two of the four rows of class 1 are predicted tensor(0.5000)
     """
 
-    _among = ("actual",)
+    _denominators = ("actual",)
 
 
 class F1Score(ConfusionMetric):
-    """Harmonic mean of precision and recall; everything else as in :class:`Precision`.
+    """F1 score: the harmonic mean of precision and recall.
+
+    See :class:`Precision` for inputs and parameters.
 
     Examples
     --------
@@ -523,11 +523,11 @@ class F1Score(ConfusionMetric):
     tensor(0.6667)
     """
 
-    _among = ("predicted", "actual")
+    _denominators = ("predicted", "actual")
 
 
 class CurveMetric(MergedMetric):
-    """All scores and labels, in the order of the rows; without weights there are none of these."""
+    """Base class of metrics that keep all scores and labels in row order."""
 
     takes = "score"
 
@@ -542,37 +542,38 @@ class CurveMetric(MergedMetric):
         if weights is None:
             return {**state, "weights": torch.zeros(0, dtype=torch.float64)}
         state["weights"] = row_weights(name, weights, len(scores))
-        counts = state["weights"] > 0  # the others would be thresholds of nobody
+        counts = state["weights"] > 0  # rows of weight 0 must not add thresholds
         return {key: tensor[counts] for key, tensor in state.items()}
 
     @staticmethod
     def _counts(state: State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the distinct scores in ascending order and their rows of class 1 and 0."""
-        thresholds, place = state["scores"].unique(return_inverse=True)
+        """Return the distinct scores in ascending order and their counts of class 1 and 0."""
+        thresholds, inverse = state["scores"].unique(return_inverse=True)
         weights, is_positive = state["weights"], state["labels"] == 1
 
-        def count(chosen):
-            of_chosen = weights[chosen] if len(weights) else None
-            return place[chosen].bincount(of_chosen, len(thresholds))
+        def count(mask):
+            masked_weights = weights[mask] if len(weights) else None
+            return inverse[mask].bincount(masked_weights, len(thresholds))
 
         return thresholds, count(is_positive), count(~is_positive)
 
 
 class AUC(CurveMetric):
-    """Area under the ROC curve, exact.
+    """Exact area under the ROC curve.
 
-    The probability that a random row of class 1 has a higher score than a random one of class 0,
-    where equal scores count one half (as ``sklearn.metrics.roc_auc_score``).  Every score is kept:
-    a worker needs 5 bytes per row for float32 scores.
+    This is the probability that a random row of class 1 has a higher score than a random row of
+    class 0; ties count one half (as in ``sklearn.metrics.roc_auc_score``). All scores are kept in
+    memory: 5 bytes per row for float32 scores.
 
-    Scores are ``(n,)``, ``(n, 1)`` or ``(n, 2)`` (column 1 counts), probabilities or not; targets
-    are 0 and 1.  An Estimator whose loss is ``nn.CrossEntropyLoss`` takes the difference of two
-    columns, which are logits.  The figure is nan if there is only one class, or a score is nan.
+    Scores are ``(n,)``, ``(n, 1)`` or ``(n, 2)`` (column 1 is used) and need not be probabilities;
+    targets are 0 or 1. In an Estimator with the loss ``nn.CrossEntropyLoss``, the score is the
+    difference of the two logit columns. The result is nan if there is only one class or if a score
+    is nan.
 
     Parameters
     ----------
     threshold_num : int, default 200
-        Accepted for programs written for BigDL 2.x; the figure is exact, no thresholds are needed.
+        Accepted for compatibility with BigDL 2.x and ignored: the result is exact.
 
     Examples
     --------
@@ -580,14 +581,14 @@ class AUC(CurveMetric):
     >>> from bigdl.orca.learn.metrics import AUC
     >>> auc = AUC().get_metric()
     >>> auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
-    >>> auc.compute()  # three of the four pairs of both classes are in order
-    tensor(0.7500)
+    >>> auc.compute()  # three of the four pairs of a positive and a negative row are ordered
+    correctly tensor(0.7500)
     """
 
     def __init__(self, threshold_num: int = 200):
         self.threshold_num = threshold_num
 
-    def _figure(self, state):
+    def _value(self, state):
         thresholds, positives, negatives = self._counts(state)
         pairs = positives.sum() * negatives.sum()
         if not pairs or thresholds.isnan().any():
@@ -598,11 +599,11 @@ class AUC(CurveMetric):
 
 
 class ROC(CurveMetric):
-    """The ROC curve; its figure is the tuple ``(fpr, tpr, thresholds)`` of 1-D tensors.
+    """ROC curve as a tuple ``(fpr, tpr, thresholds)`` of 1-D tensors.
 
-    One point per distinct score, in descending order, after the point ``(0, 0)`` with the
-    threshold inf: ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``.  A rate whose class
-    has no row is nan.  See :class:`AUC` for the inputs.
+    There is one point per distinct score, in descending order, after the point ``(0, 0)`` with
+    threshold inf, as in ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``. The rate of a
+    class without rows is nan.  See :class:`AUC` for the inputs.
 
     Examples
     --------
@@ -615,7 +616,7 @@ class ROC(CurveMetric):
     [0.0, 0.5, 0.5, 1.0, 1.0]
     """
 
-    def _figure(self, state):
+    def _value(self, state):
         thresholds, positives, negatives = (counts.flip(0) for counts in self._counts(state))
         start = torch.zeros(1, dtype=torch.int64)
         true, false = (torch.cat([start, c]).cumsum(0).double() for c in (positives, negatives))
@@ -628,11 +629,11 @@ class ROC(CurveMetric):
 
 
 class PrecisionRecallCurve(CurveMetric):
-    """The precision-recall curve; its figure is ``(precision, recall, thresholds)``, 1-D tensors.
+    """Precision-recall curve as a tuple ``(precision, recall, thresholds)`` of 1-D tensors.
 
-    One point per distinct score, in ascending order, then the point ``(1, 0)`` without threshold:
-    ``sklearn.metrics.precision_recall_curve``.  Recall is nan if no row is of class 1.  See
-    :class:`AUC` for the inputs.
+    There is one point per distinct score, in ascending order, followed by the point ``(1, 0)``
+    without a threshold, as in ``sklearn.metrics.precision_recall_curve``. Recall is nan without
+    rows of class 1.  See :class:`AUC` for the inputs.
 
     Examples
     --------
@@ -645,7 +646,7 @@ class PrecisionRecallCurve(CurveMetric):
     [1.0, 1.0, 0.5, 0.0]
     """
 
-    def _figure(self, state):
+    def _value(self, state):
         thresholds, positives, negatives = self._counts(state)
         above = positives.flip(0).cumsum(0).flip(0).double()
         chosen = (positives + negatives).flip(0).cumsum(0).flip(0).double()
@@ -657,11 +658,11 @@ class PrecisionRecallCurve(CurveMetric):
         )
 
 
-# -- what the metrics read of a batch ------------------------------------------------------------
+# -- conversion and checks of batches ------------------------------------------------------------
 
 
 def cpu_tensors(name: str, preds: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as detached CPU tensors with at least one dimension."""
+    """Convert predictions and targets to detached CPU tensors with at least one dimension."""
     return _cpu_tensor(name, "preds", preds), _cpu_tensor(name, "targets", targets)
 
 
@@ -672,8 +673,9 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
         value = torch.tensor(value)
     if not isinstance(value, torch.Tensor):
         raise UsageError(
-            f"{name}: {role} are expected to be one tensor, got {type(value).__name__}; for a "
-            "model with several inputs or outputs pass a function fn(preds, targets) as the metric",
+            f"{name}: {role} must be one tensor, got {type(value).__name__}; for a model with "
+            "several "
+            "inputs or outputs pass a function fn(preds, targets) as the metric",
             code="data-type",
             metric=name,
         )
@@ -682,11 +684,11 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
 
 
 def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
-    """Return the weights of a batch's rows as float64 of shape ``(rows,)``, on the CPU."""
+    """Return a batch's row weights as a float64 CPU tensor of shape ``(rows,)``."""
     weights = _cpu_tensor(name, "weights", weights).to(torch.float64)
     if weights.numel() != rows:
         raise UsageError(
-            f"{name}: expected one weight for each of {rows} rows, got weights of shape "
+            f"{name}: expected one weight per row for {rows} rows, got weights of shape "
             f"{tuple(weights.shape)}",
             code="data-shape",
             metric=name,
@@ -694,7 +696,7 @@ def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
     weights = weights.reshape(rows)
     if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
         raise UsageError(
-            f"{name}: weights are expected to be finite numbers >= 0",
+            f"{name}: weights must be finite numbers >= 0",
             code="data-value",
             metric=name,
         )
@@ -710,13 +712,13 @@ def _drop_trailing_ones(tensor: torch.Tensor) -> torch.Tensor:
 def same_shape(
     name: str, preds: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both with trailing dimensions of size 1 dropped, so ``(n, 1)`` meets ``(n,)``."""
+    """Drop trailing dimensions of size 1 so that predictions and targets have equal shapes."""
     if preds.shape == targets.shape:
         return preds, targets
     squeezed = _drop_trailing_ones(preds), _drop_trailing_ones(targets)
     if squeezed[0].shape != squeezed[1].shape:
         raise UsageError(
-            f"{name}: preds and targets are expected to have the same shape, "
+            f"{name}: preds and targets must have the same shape, "
             f"got {tuple(preds.shape)} and {tuple(targets.shape)}",
             code="data-shape",
             metric=name,
@@ -727,13 +729,13 @@ def same_shape(
 def class_scores(
     name: str, preds: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Tell class scores from plain predictions.
+    """Find out whether predictions have a class dimension, and align their shapes.
 
     Returns
     -------
     preds, targets : torch.Tensor
         ``(..., C)`` and ``(...)`` if there is a class dimension (the last one, of size > 1), else
-        of equal shape.  Trailing dimensions of size 1 are dropped where that makes them fit.
+        of equal shape. Trailing dimensions of size 1 are dropped if that aligns the shapes.
     has_classes : bool
         Whether there is a class dimension.
     """
@@ -767,28 +769,27 @@ def binary_scores(
             )
         preds = preds[..., 1]
     elif preds.ndim > 1:
-        raise several_labels(name, targets)
-    return preds.flatten(), labels_below(2, name, targets.flatten())
+        raise multilabel_error(name, targets)
+    return preds.flatten(), check_labels(2, name, targets.flatten())
 
 
-def several_labels(name: str, targets: torch.Tensor) -> UsageError:
+def multilabel_error(name: str, targets: torch.Tensor) -> UsageError:
     """Return the error for targets with more than one column."""
     return UsageError(
-        f"{name}: targets are expected to be labels, one per row, got targets of shape "
+        f"{name}: targets must be labels, one per row, got targets of shape "
         f"{tuple(targets.shape)}; for several labels per row pass a torchmetrics metric",
         code="data-shape",
         metric=name,
     )
 
 
-def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") -> torch.Tensor:
-    """Return class labels as int64 after checking that each is one of 0 ... `classes` - 1."""
+def check_labels(classes: int, name: str, labels: torch.Tensor, role="targets") -> torch.Tensor:
+    """Convert class labels to int64; raise a UsageError if one is not in ``range(classes)``."""
     integers = labels.to(torch.int64)
     wrong = (integers < 0) | (integers >= classes) | (integers != labels)
     if wrong.any():
         raise UsageError(
-            f"{name}: {role} are expected to be labels from 0 to {classes - 1}, "
-            f"got {labels[wrong][0].item()}",
+            f"{name}: {role} must be labels from 0 to {classes - 1}, got {labels[wrong][0].item()}",
             code="data-value",
             metric=name,
         )

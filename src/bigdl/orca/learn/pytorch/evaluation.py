@@ -509,7 +509,7 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
             judged = forward_pass.judged(*whole, runner.loss)
             for measure in measures.values():
                 # functions and objects of others look at the batch as it is
-                is_judged = getattr(measure, "leaves_ignored", False)
+                is_judged = getattr(measure, "drops_ignored_labels", False)
                 given, truth, of_rows = judged if is_judged else whole
                 weighted = () if of_rows is None else (of_rows,)
                 prediction = forward_pass.prediction(given, getattr(measure, "takes", ""))

@@ -1,6 +1,7 @@
-"""Metrics of PyTorch as BigDL 2.x names them: objects that are called with batches.
+"""PyTorch metric states under their BigDL 2.x names.
 
-They are the states of :mod:`bigdl.orca.learn.metrics`, one for each metric, under their names.
+Each class is the state of the metric of the same name in :mod:`bigdl.orca.learn.metrics`. Objects
+are called with batches.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ PytorchMetric = TorchMetric
 
 
 class _Called(TensorState):
-    """A state that is made without its metric."""
+    """A TensorState that creates its metric from the constructor arguments."""
 
-    _of: type[Any]  # the metric
+    _metric_class: type[Any]
 
     def __init__(self, *arguments: Any, **keywords: Any):
-        metric = self._of(*arguments, **keywords)
+        metric = self._metric_class(*arguments, **keywords)
         if not isinstance(metric, MergedMetric):
-            raise UsageError(f"{metric.get_name()} is no metric of sums", code="metric-unsupported")
+            raise UsageError(
+                f"{metric.get_name()} has no mergeable state", code="metric-unsupported"
+            )
         super().__init__(metric)
 
 
 def _called(name: str) -> type[_Called]:
-    doc = f"The state of :class:`bigdl.orca.learn.metrics.{name}`, which is called with batches."
-    namespace = {"_of": getattr(metrics, name), "__doc__": doc, "__module__": __name__}
+    doc = f"State of :class:`bigdl.orca.learn.metrics.{name}`, updated by calling it with batches."
+    namespace = {"_metric_class": getattr(metrics, name), "__doc__": doc, "__module__": __name__}
     return type(name, (_Called,), namespace)
 
 
