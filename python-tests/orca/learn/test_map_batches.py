@@ -233,7 +233,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed(orca_spark, pictures,
 WRONG = {
     "no function": ({"function": 3}, "function must be callable, got int"),
     "no columns": ({"images": None}, "The function would get no column"),
-    "no schema": ({"returns": "a b c d"}, "is no schema of Spark"),
+    "no schema": ({"returns": "a b c d"}, "is not a valid Spark schema"),
     "empty schema": ({"returns": ""}, "returns must name the new columns"),
     "a taken name": ({"returns": "ID int"}, "two columns 'ID'"),
     "a module": ({"models": {"m": linear(1.0)}}, "must be an InferenceModel, got Linear"),
@@ -256,7 +256,7 @@ def test_wrong_arguments_are_told(pictures, case):
     ("function", "message"),
     [
         (lambda batch, models: {"other": batch["id"]}, "must return a dict of"),
-        (lambda batch, models: {"y": batch["id"][:1]}, "must return a value for each row"),
+        (lambda batch, models: {"y": batch["id"][:1]}, "must return one value per row"),
         (lambda batch, models: {"y": ["text"] * len(batch["id"])}, "Column 'y' cannot be"),
     ],
 )

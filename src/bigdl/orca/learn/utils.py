@@ -47,8 +47,9 @@ def maybe_dataframe_to_xshards(
     >>> frame = OrcaContext.get_spark_session().createDataFrame([(1.0, 0), (2.0, 1)], ["x", "y"])
     >>> shards, _ = maybe_dataframe_to_xshards(frame.coalesce(1), None, ["x"], ["y"])
     >>> shards.collect()
-    [{'x': array([1., 2.]...), 'y': array([0, 1])}] >>> maybe_dataframe_to_xshards({"x": 1}, None,
-    None, None)  # not a DataFrame ({'x': 1}, None)
+    [{'x': array([1., 2.]...), 'y': array([0, 1])}]
+    >>> maybe_dataframe_to_xshards({"x": 1}, None, None, None)  # not a DataFrame
+    ({'x': 1}, None)
     """
     from pyspark.sql import DataFrame
 

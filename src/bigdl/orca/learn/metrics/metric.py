@@ -234,7 +234,8 @@ def merge_states(
     >>> one(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0]))
     >>> two(torch.tensor([1.0]), torch.tensor([5.0]))
     >>> one.load_state(merge_states([one.state(), two.state()], one.reductions))
-    >>> one.compute()  # over four rows; the mean of both workers' values would be 8 tensor(4.)
+    >>> one.compute()  # over four rows; the mean of both workers' values would be 8
+    tensor(4.)
     """
     if not states:
         raise UsageError(

@@ -116,7 +116,8 @@ class Accuracy(MeanMetric):
     >>> from bigdl.orca.learn.metrics import Accuracy
     >>> accuracy = Accuracy().get_metric()
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 0, 0]))
-    >>> accuracy.compute()  # the highest-scoring classes are 1, 0 and 1 tensor(0.6667)
+    >>> accuracy.compute()  # the highest-scoring classes are 1, 0 and 1
+    tensor(0.6667)
     """
 
     takes = "probability"
@@ -212,7 +213,8 @@ class Top5Accuracy(LabelMetric):
     >>> from bigdl.orca.learn.metrics import Top5Accuracy
     >>> accuracy = Top5Accuracy().get_metric()
     >>> accuracy(torch.tensor([[7, 6, 5, 4, 3, 2], [7, 6, 5, 4, 3, 2]]), torch.tensor([4, 5]))
-    >>> accuracy.compute()  # class 5 has rank 6 tensor(0.5000)
+    >>> accuracy.compute()  # class 5 has rank 6
+    tensor(0.5000)
     """
 
     def _terms(self, preds, targets):
@@ -485,7 +487,8 @@ class Precision(ConfusionMetric):
     >>> from bigdl.orca.learn.metrics import Precision
     >>> precision = Precision(threshold=0.4).get_metric()
     >>> precision(torch.tensor([0.9, 0.5, 0.1, 0.2]), torch.tensor([1, 0, 1, 0]))
-    >>> precision.compute()  # one of the two rows predicted as class 1 is correct tensor(0.5000)
+    >>> precision.compute()  # one of the two rows predicted as class 1 is correct
+    tensor(0.5000)
     """
 
     _denominators = ("predicted",)
@@ -502,7 +505,8 @@ class Recall(ConfusionMetric):
     >>> from bigdl.orca.learn.metrics import Recall
     >>> recall = Recall().get_metric()
     >>> recall(torch.tensor([0.9, 0.8, 0.1, 0.2]), torch.tensor([1, 1, 1, 1]))
-    >>> recall.compute()  # two of the four rows of class 1 are predicted tensor(0.5000)
+    >>> recall.compute()  # two of the four rows of class 1 are predicted
+    tensor(0.5000)
     """
 
     _denominators = ("actual",)
@@ -527,7 +531,10 @@ class F1Score(ConfusionMetric):
 
 
 class CurveMetric(MergedMetric):
-    """Base class of metrics that keep all scores and labels in row order."""
+    """Base class of metrics that keep all scores and labels in row order.
+
+    The state tensor ``weights`` is empty unless the rows have weights.
+    """
 
     takes = "score"
 
@@ -581,8 +588,8 @@ class AUC(CurveMetric):
     >>> from bigdl.orca.learn.metrics import AUC
     >>> auc = AUC().get_metric()
     >>> auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
-    >>> auc.compute()  # three of the four pairs of a positive and a negative row are ordered
-    correctly tensor(0.7500)
+    >>> auc.compute()  # three of the four positive-negative pairs are ordered correctly
+    tensor(0.7500)
     """
 
     def __init__(self, threshold_num: int = 200):

@@ -1,7 +1,7 @@
-"""Models of MXNet 1.9 on a cluster (API of BigDL 2.x).
+"""Training of MXNet 1.9 models on a cluster, with the BigDL 2.x API.
 
-MXNet is retired. Its last release needs a numpy older than 1.24, so it runs in processes of an
-environment of its own, which is made when it is used first.
+MXNet is retired. Its last release needs NumPy < 1.24, so it runs in processes of an isolated
+environment that is created on first use.
 """
 
 from bigdl.orca.learn.mxnet.estimator import Estimator, MXNetEstimator, create_config

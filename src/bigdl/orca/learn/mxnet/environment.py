@@ -1,4 +1,4 @@
-"""The isolated environment of MXNet, made once for a user on each machine."""
+"""Isolated Python environment of MXNet, created once per user and machine."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ from bigdl.common.private_folders import cache_directory
 
 PACKAGES = (
     "mxnet==1.9.1",
-    "numpy==1.23.5",  # the last with np.bool, which mxnet names
+    "numpy==1.23.5",  # the last version with np.bool, which mxnet uses
     "graphviz==0.8.4",
     "requests==2.31.0",
     "charset-normalizer==3.3.2",
@@ -23,21 +23,21 @@ PACKAGES = (
     "certifi==2024.2.2",
     f"cloudpickle=={cloudpickle.__version__}",
 )
-"""Everything that is installed; functions travel by cloudpickle, so that is the caller's."""
+"""All installed packages; cloudpickle has the caller's version, since it ships the functions."""
 _INSTEAD = "or move the model to bigdl.orca.learn.pytorch or bigdl.orca.learn.tf2"
 
 
 def isolated_python() -> str:
-    """Return the interpreter of the environment, which is made if it is not there.
+    """Return the interpreter of the environment, creating the environment if necessary.
 
     Raises
     ------
     UsageError
-        If it cannot be made.
+        If it cannot be created.
     """
     if sys.version_info[:2] != (3, 11):
         raise UsageError(
-            "MXNet's last release works with no Python newer than 3.11, and this is Python "
+            "MXNet's last release needs Python 3.11, but this is Python "
             f"{sys.version_info.major}.{sys.version_info.minor}; run the program with Python 3.11, "
             + _INSTEAD,
             code="version-unsupported",
@@ -48,7 +48,7 @@ def isolated_python() -> str:
     python = home / "bin" / "python"
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{home}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go by the end of the block, and of the process
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released at the end of the block or of the process
         if not (home / "complete").exists() or not python.exists():
             _make(home, python)
     return str(python)
@@ -63,8 +63,8 @@ def _make(home: Path, python: Path) -> None:
             output = (made.stderr or made.stdout).strip().splitlines() or ["no message"]
             reason = next((line for line in output if line.startswith("ERROR")), output[-1])
             raise UsageError(
-                f"The environment of MXNet could not be made in {home} ({reason}); let pip reach "
-                f"{PACKAGES[0]} and {PACKAGES[1]}, e.g. by PIP_INDEX_URL or PIP_FIND_LINKS, "
+                f"The MXNet environment could not be created in {home} ({reason}); let pip find "
+                f"{PACKAGES[0]} and {PACKAGES[1]}, e.g. with PIP_INDEX_URL or PIP_FIND_LINKS, "
                 + _INSTEAD,
                 code="package-missing",
                 package="mxnet",

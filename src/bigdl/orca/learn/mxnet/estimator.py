@@ -1,4 +1,4 @@
-"""The Estimator of models of MXNet."""
+"""Estimator of MXNet models."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def create_config(
     Parameters
     ----------
     optimizer : str, default "sgd"
-        Name of an optimizer of MXNet.
+        Name of an MXNet optimizer.
     optimizer_params : dict, optional
         Its arguments; default ``{"learning_rate": 0.01}``.
     log_interval : int, default 10
-        Batches between two lines about the loss and metrics.
+        Number of batches between log lines with the loss and metrics.
     seed : int, optional
+        Seed of the workers' random generators.
     extra_config : dict, optional
-        What the creators want to find in it, too.
+        Further entries for the creators.
 
     Examples
     --------
@@ -57,7 +58,7 @@ def create_config(
 
 
 class Estimator:
-    """Makes Estimators of models of MXNet.
+    """Factory of Estimators for MXNet models.
 
     Examples
     --------
@@ -72,7 +73,7 @@ class Estimator:
     ...     return mxnet.gluon.loss.L2Loss()
     >>> est = Estimator.from_mxnet(config=create_config("adam"), model_creator=model,
     ...                            loss_creator=loss, num_workers=2, backend="local")
-    >>> type(est).__name__  # est.fit((x, y), epochs=10, batch_size=32) makes the environment
+    >>> type(est).__name__  # est.fit((x, y), epochs=10, batch_size=32) creates the environment
     'MXNetEstimator'
     """
 
@@ -89,31 +90,31 @@ class Estimator:
         runner_cores: int | None = None,
         backend: str = "spark",
     ) -> MXNetEstimator:
-        """Return an Estimator; its functions run where mxnet is, so they import it themselves.
+        """Create an Estimator; its functions run in MXNet's environment and must import mxnet.
 
         Parameters
         ----------
         config : dict
-            Of :func:`create_config`; the creators get it with ``"batch_size"``.
+            Result of :func:`create_config`; the creators get it with ``"batch_size"`` added.
         model_creator : callable
-            ``model_creator(config)`` returns a block of gluon or a module over a symbol.
+            ``model_creator(config)`` returns a gluon block or a symbol module.
         loss_creator : callable, optional
-            Returns the loss of a block.
+            Returns the loss; required for a gluon block.
         eval_metrics_creator, validation_metrics_creator : callable, optional
-            Return one or several metrics, or their names, for the training and validation data.
+            Return one or several metrics or metric names, for the training and validation data.
         num_workers : int, optional
-            Default: the nodes of the cluster.
+            Number of workers; default the number of cluster nodes.
         num_servers : int, optional
-            Servers of gradients; default as many as workers.
+            Number of key-value servers; default the number of workers.
         runner_cores : int, optional
-            Threads of a worker; default its share of its node's cores.
+            Number of threads per worker; default its share of the node's cores.
         backend : str, default "spark"
-            Where the workers run: ``"spark"``, ``"ray"`` or ``"local"``.
+            Backend that runs the workers: ``"spark"``, ``"ray"`` or ``"local"``.
 
         Raises
         ------
         UsageError
-            For an argument that cannot work.
+            If an argument is invalid.
         """
         if backend not in ("spark", "ray", "local"):
             raise UsageError(
@@ -143,7 +144,7 @@ class Estimator:
 
 
 class MXNetEstimator:
-    """A model of MXNet that trains on a cluster; made by :meth:`Estimator.from_mxnet`.
+    """An Estimator that trains an MXNet model on a cluster.
 
     Examples
     --------
@@ -160,7 +161,7 @@ class MXNetEstimator:
         self._config = {**create_config(), **config}
         self._creators, self._backend = creators, backend
         self._num_workers, self._num_servers, self._threads = workers
-        self._files: dict[str, bytes] = {}  # of the model and its optimizer
+        self._files: dict[str, bytes] = {}  # saved model and optimizer state
 
     def fit(
         self,
@@ -173,35 +174,35 @@ class MXNetEstimator:
         feature_cols: str | Sequence[str] | None = None,
         label_cols: str | Sequence[str] | None = None,
     ) -> list[dict[str, float]]:
-        """Train the model; another call goes on from there.
+        """Train the model; a further call continues the training.
 
         Parameters
         ----------
         data : XShards, Spark DataFrame, arrays or callable
-            A function ``data(config, kv)`` returns an iterator or loader of MXNet for the worker
-            ``kv.rank`` of ``kv.num_workers``.
+            Training data. A function ``data(config, kv)`` returns an MXNet iterator or loader for
+            worker ``kv.rank`` of ``kv.num_workers``.
         epochs : int, default 1
         batch_size : int, default 32
-            Rows of each worker in a step.
+            Number of rows per step and worker.
         validation_data : optional
-            Of the kind of `data`.
+            Validation data of the same type as `data`.
         train_resize_batch_num : int, optional
-            Batches of each worker in an epoch, where a function gives workers different numbers.
+            Number of batches per worker and epoch, if a `data` function returns different numbers.
         feature_cols, label_cols : str or list of str, optional
-            Columns of a DataFrame.
+            Feature and label columns of a DataFrame.
 
         Returns
         -------
         list of dict
-            For each worker the figures of its own rows in the last epoch: ``epoch_time`` in
-            seconds, ``loss`` and metrics.
+            Per worker, the metrics of its rows in the last epoch: ``epoch_time`` in seconds,
+            ``loss`` and the evaluation metrics.
 
         Raises
         ------
         UsageError
-            For arguments that cannot work, or if the environment of MXNet cannot be made.
+            If an argument is invalid, or if the MXNet environment cannot be created.
         WorkerError
-            If a function raised in a worker.
+            If a function raised an error in a worker.
         """
         check_positive("epochs", epochs)
         check_positive("batch_size", batch_size)
@@ -211,27 +212,27 @@ class MXNetEstimator:
                 code="argument-missing",
                 argument="validation_metrics_creator",
             )
-        given = {"data": data, "validation": validation_data}
-        given = {name: each for name, each in given.items() if each is not None}
-        if len({callable(each) for each in given.values()}) > 1:
+        inputs = {"data": data, "validation": validation_data}
+        inputs = {name: each for name, each in inputs.items() if each is not None}
+        if len({callable(each) for each in inputs.values()}) > 1:
             raise UsageError(
                 "data and validation_data should both be functions, or both hold rows",
                 code="argument-conflict",
                 argument="validation_data",
             )
-        isolated_python()  # what is wrong with it is said before a job starts
+        isolated_python()  # report problems with the environment before a job starts
         config = {**self._config, "batch_size": batch_size}
         feed = None
         columns: list | None = None
-        functions = given
+        functions = inputs
         if not callable(data):
-            feed = FeedGroup({k: as_feed(v, feature_cols, label_cols) for k, v in given.items()})
+            feed = FeedGroup({k: as_feed(v, feature_cols, label_cols) for k, v in inputs.items()})
             columns = [feed.feature_cols, feed.label_cols] if feed.feature_cols else None
             functions = {}
         creators = pickled_by_value(
             {"creators": self._creators, "config": config, "functions": functions},
-            "The functions given to the Estimator cannot be shipped to the workers",
-            "import mxnet inside of them",
+            "The Estimator's functions cannot be shipped to the workers",
+            "import mxnet inside the functions",
         )
         job = {
             "epochs": epochs,
@@ -243,14 +244,14 @@ class MXNetEstimator:
         program = functools.partial(run, files, job, batch_size, self._num_servers)
         engine = BACKENDS[self._backend].engine(workers_per_node=1)
         with engine.open(program, feed, self._num_workers, threads=self._threads) as opened:
-            return opened.attempt(on_event=self._take)
+            return opened.attempt(on_event=self._on_event)
 
-    def _take(self, kind: str, value: Any) -> None:
-        if kind == "message":
+    def _on_event(self, event: str, value: Any) -> None:
+        if event == "message":
             self._files[value[0]["topic"]] = value[1]
 
     def save(self, model_path: str) -> str:
-        """Write the weights as MXNet's ``save_parameters`` does.
+        """Write the weights in the format of MXNet's ``save_parameters``.
 
         Parameters
         ----------
@@ -268,7 +269,7 @@ class MXNetEstimator:
         return model_path
 
     def load(self, model_path: str) -> None:
-        """Let the next fit begin with the weights of a file, and with a new optimizer.
+        """Load weights that the next fit starts from, with a new optimizer.
 
         Parameters
         ----------
@@ -278,11 +279,11 @@ class MXNetEstimator:
         self._files = {WEIGHTS: read_bytes(model_path)}
 
     def shutdown(self) -> None:
-        """End the workers of Ray, or of this machine, that wait for programs."""
+        """End the idle workers, which are Ray actors or local processes."""
         BACKENDS[self._backend].end_workers()
 
     def predict(self, data: Any, *args: Any, **options: Any) -> NoReturn:
-        """Not implemented, as in BigDL 2.x."""
+        """Raise an error: not implemented, as in BigDL 2.x."""
         raise UsageError(
             "predict is not implemented for MXNet; save the weights and load them",
             code="unsupported",
@@ -290,7 +291,7 @@ class MXNetEstimator:
         )
 
     def evaluate(self, data: Any, *args: Any, **options: Any) -> NoReturn:
-        """Not implemented, as in BigDL 2.x."""
+        """Raise an error: not implemented, as in BigDL 2.x."""
         raise UsageError(
             "evaluate is not implemented for MXNet; pass validation_data to fit",
             code="unsupported",

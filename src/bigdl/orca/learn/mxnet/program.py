@@ -1,7 +1,7 @@
-"""The program of MXNet's processes, run as a file: nothing of BigDL is in their environment.
+"""Program of the MXNet processes, run as a file without BigDL in its environment.
 
-``DMLC_ROLE`` says what a process is. The scheduler and the servers of MXNet's key-value store serve
-while mxnet is imported; a worker then trains by what it finds in the directory of its argument.
+``DMLC_ROLE`` is the role of a process. Importing mxnet runs the scheduler and the servers of the
+key-value store. A worker then trains with the files in the directory of its argument.
 """
 
 import ctypes
@@ -18,14 +18,18 @@ import traceback
 import warnings
 
 
-class Refused(Exception):
-    """Raised where the request of the user cannot be met."""
+class RejectedRequest(Exception):
+    """Error for a fit request that cannot be satisfied."""
 
 
 def main():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent process
     warnings.simplefilter("ignore")
-    for name in ("_core", "_core.multiarray", "_core.numeric"):  # as arrays of numpy 2 are pickled
+    for name in (
+        "_core",
+        "_core.multiarray",
+        "_core.numeric",
+    ):  # module names in pickles of NumPy 2
         sys.modules[f"numpy.{name}"] = importlib.import_module(f"numpy.{name[1:]}")
     import mxnet  # noqa: F401
 
@@ -39,16 +43,16 @@ def main():
         with open("creators.pkl", "rb") as file:
             outcome = {"stats": train(**pickle.load(file), **job)}
     except BaseException as error:
-        kind, text = type(error).__name__, traceback.format_exc()
-        outcome = {"kind": kind, "message": str(error), "traceback": text}
+        name, text = type(error).__name__, traceback.format_exc()
+        outcome = {"error": name, "message": str(error), "traceback": text}
     with open("outcome.json", "w") as file:
         json.dump(outcome, file)
     if "stats" not in outcome:
-        os._exit(1)  # the store would wait for the other workers
+        os._exit(1)  # exit at once: the store would wait for the other workers
 
 
 def train(creators, config, functions, epochs, resize, shards, seed):
-    """Train and return the figures of the last epoch."""
+    """Train and return the metrics of the last epoch."""
     import mxnet as mx
     import numpy as np
 
@@ -58,7 +62,9 @@ def train(creators, config, functions, epochs, resize, shards, seed):
     inputs = {name: function(config, kv) for name, function in functions.items()}
     for name, files in shards.items():
         inputs[name] = ShardIter(**files, seed=seed if name == "data" else None)
-    mx.random.seed(seed)  # workers begin with the same weights, whatever their data took of it
+    mx.random.seed(
+        seed
+    )  # reset, so that all workers start from the same weights whatever their data consumed
     model = creators["model_creator"](config)
     metrics, validation_metrics = (
         creators[name] and mx.metric.create(creators[name](config))
@@ -66,7 +72,7 @@ def train(creators, config, functions, epochs, resize, shards, seed):
     )
     is_symbol = isinstance(model, mx.mod.BaseModule)
     if not is_symbol and creators["loss_creator"] is None:
-        raise Refused("loss_creator is required for a model of gluon; pass one to from_mxnet")
+        raise RejectedRequest("loss_creator is required for a gluon model; pass one to from_mxnet")
     loss = None if is_symbol else creators["loss_creator"](config)
     trainer, stats = None, {}
     for epoch in range(epochs):
@@ -76,24 +82,24 @@ def train(creators, config, functions, epochs, resize, shards, seed):
         batches = batches_of(inputs["data"], resize)
         for number in itertools.count(1):
             batch = next(batches, None)
-            own = 0 if batch is None else len(batch.data[0])
+            batch_rows = 0 if batch is None else len(batch.data[0])
             if trainer is None:
                 if batch is None:
-                    raise Refused("The data of a worker has no batch; give each worker some rows")
+                    raise RejectedRequest("A worker has no batch; every worker needs some rows")
                 trainer = (SymbolTrainer if is_symbol else GluonTrainer)(
                     model, loss, config, kv, batch
                 )
-            rows, running = trainer.store.total(own, batch is not None)
+            rows, running = trainer.store.total(batch_rows, batch is not None)
             if running < kv.num_workers:
                 break
             losses += trainer.step(batch, rows, metrics)
-            seen += own
+            seen += batch_rows
             if number % config["log_interval"] == 0:
                 print(f"Epoch {epoch + 1}, batch {number}: {described(losses / seen, metrics)}")
         if running:
-            raise Refused(
-                f"Some workers have more than the {number - 1} batches of others; pass "
-                "train_resize_batch_num, the number of batches that each takes in an epoch"
+            raise RejectedRequest(
+                f"Some workers have more than {number - 1} batches, the number of others; pass "
+                "train_resize_batch_num, the number of batches per worker and epoch"
             )
         stats = {"epoch_time": time.time() - begin}
         if not is_symbol:
@@ -120,7 +126,7 @@ def as_list(value):
 
 
 def batches_of(data, number=None):
-    """Batches of one pass through an iterator or loader, or as many as asked for."""
+    """Yield `number` batches of an iterator or loader, restarting it, or one pass if None."""
     import mxnet as mx
 
     left = number or sys.maxsize
@@ -140,7 +146,7 @@ def batches_of(data, number=None):
 
 
 class ShardIter:
-    """The rows of this worker, in so many batches of nearly equal size as all workers have."""
+    """Iterator over this worker's rows in a fixed number of nearly equal batches."""
 
     def __init__(self, features, labels, batches, seed):
         import numpy as np
@@ -156,16 +162,17 @@ class ShardIter:
         import numpy as np
 
         rows = len(self.arrays[0][0])
-        places = np.arange(rows) if self.order is None else self.order.permutation(rows)
-        for part in np.array_split(places, self.batches):
+        order = np.arange(rows) if self.order is None else self.order.permutation(rows)
+        for part in np.array_split(order, self.batches):
             yield mx.io.DataBatch(*([mx.nd.array(a[part]) for a in each] for each in self.arrays))
 
 
 class GradientStore:
-    """Sums over the workers.
+    """Sums of gradients over all workers through MXNet's key-value store.
 
-    They are pushed and pulled in two steps: ``pushpull`` of a dist_sync store, which the Trainer of
-    gluon calls, sometimes returns other values (MXNet 1.9.1). No optimizer runs in the store.
+    Values are pushed and pulled in two steps, because ``pushpull`` of a dist_sync store, which
+    gluon's Trainer calls, sometimes returns wrong values (MXNet 1.9.1). No optimizer runs in the
+    store.
     """
 
     def __init__(self, kv, weights):
@@ -179,12 +186,12 @@ class GradientStore:
             kv.pull(key, out=each)
 
     def add(self, gradients):
-        """Put the sums of all workers in the place of gradients."""
+        """Replace gradients with their sums over all workers."""
         for key, each in enumerate(gradients):
             self._add(key, each)
 
     def total(self, rows, running):
-        """Return how many rows a step has, and how many workers take part."""
+        """Return the total rows of a step and the number of workers that have a batch."""
         import mxnet as mx
 
         values = mx.nd.array([rows, running])
@@ -197,7 +204,7 @@ class GradientStore:
 
 
 class GluonTrainer:
-    """A model of gluon: gradients meet in the store, each worker updates its own weights."""
+    """Training of a gluon model: summed gradients, local weight updates."""
 
     def __init__(self, model, loss, config, kv, batch):
         from mxnet import gluon
@@ -205,7 +212,7 @@ class GluonTrainer:
         self.model, self.loss = model, loss
         if os.path.exists("model.params"):
             model.load_parameters("model.params")
-        model(*batch.data)  # weights of unknown shape are drawn before layers draw anything else
+        model(*batch.data)  # initialize deferred weights before layers use the random generator
         self.trainer = gluon.Trainer(
             model.collect_params(),
             config["optimizer"],
@@ -239,7 +246,7 @@ class GluonTrainer:
 
 
 class SymbolTrainer:
-    """A module over a symbol, which holds its loss."""
+    """Training of a symbol module, which includes its loss."""
 
     def __init__(self, model, loss, config, kv, batch):
         import mxnet as mx
@@ -264,7 +271,7 @@ class SymbolTrainer:
     def step(self, batch, rows, metrics):
         self.optimizer.rescale_grad = 1 / rows
         self.model.forward_backward(batch)
-        # one device; an input that is no parameter has no gradient
+        # one device; inputs that are not parameters have no gradient
         self.store.add([each for (each,) in self.model._exec_group.grad_arrays if each is not None])
         self.model.update()
         if metrics:

@@ -1,7 +1,7 @@
-"""A worker of a fit: the processes of MXNet beside it, what they are given and what they leave.
+"""Worker side of an MXNet fit: starts the MXNet processes and collects their results.
 
-MXNet's key-value store adds up the gradients. Its scheduler runs beside worker 0, its servers are
-dealt out to the workers in turn.
+MXNet's key-value store sums the gradients. Its scheduler runs on worker 0, and its servers are
+assigned to the workers round-robin.
 """
 
 import contextlib
@@ -34,23 +34,24 @@ _PROGRAM = Path(__file__).with_name("program.py")
 def run(
     files: dict[str, bytes], job: dict, batch_size: int, servers: int | None, worker: Worker
 ) -> dict:
-    """Train in processes of MXNet; worker 0 sends the files of the model and its optimizer.
+    """Train in MXNet processes; rank 0 sends back the model and optimizer files.
 
     Parameters
     ----------
     files : dict of str to bytes
-        The pickled functions, and the state that training goes on from.
+        The pickled functions, and the state to resume training from.
     job : dict
-        JSON-able: epochs, seed and batches of an epoch.
+        JSON-serializable: epochs, seed and batches per epoch.
     batch_size : int
+        Number of rows per batch of each worker.
     servers : int, optional
-        Default: as many as workers.
+        Number of key-value servers; default the number of workers.
     worker : Worker
 
     Returns
     -------
     dict
-        The worker's figures.
+        The worker's metrics of the last epoch.
     """
     with tempfile.TemporaryDirectory(dir=worker.local_dir or None, prefix="mxnet-") as directory:
         folder = Path(directory)
@@ -73,15 +74,15 @@ def run(
 def _store_shard(
     name: str, columns: list | None, folder: Path, batch_size: int, worker: Worker
 ) -> dict:
-    """Write the columns of a shard for numpy; return their files and how many batches they make.
+    """Write a shard's columns as ``.npy`` files; return the files and the number of batches.
 
-    All workers make as many, whose sizes differ by one row at most.
+    All workers get the same number of batches, whose sizes differ by at most one row.
     """
     shard = worker.shards[name]
     rows = worker.channel.all_gather(f"mxnet {name}", worker.rank, shard.rows, worker.world_size)
     if min(rows) == 0:
         raise UsageError(
-            f"Worker {rows.index(0)} has no rows; ask for fewer workers", code="data-empty"
+            f"Worker {rows.index(0)} has no rows; use fewer workers", code="data-empty"
         )
     files: dict[str, list[str]] = {}
     named = columns or structured_columns(shard.names)
@@ -97,7 +98,7 @@ def _store_shard(
 
 @contextlib.contextmanager
 def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subprocess.Popen]]:
-    """Start MXNet's processes of this worker, that which trains first; none stays."""
+    """Start this worker's MXNet processes, training process first; kill them at the end."""
     size = worker.world_size
     with socket.create_server((worker.host, 0)) as free:
         address = free.getsockname()[:2]
@@ -141,7 +142,7 @@ def _pass_on(lines):
 
 
 def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
-    """Wait for the process that trains, and return what it has left; raise its error."""
+    """Wait for the training process and return its result, or raise its error."""
     training, *store = processes
     while training.poll() is None and not any(each.poll() for each in store):
         time.sleep(STORE_LOOK_S)
@@ -149,14 +150,15 @@ def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
     if not path.exists():
         code = next(each.returncode for each in processes if each.returncode is not None)
         raise UsageError(
-            f"A process of MXNet {exit_message(code)}; its output says why", code="program-failed"
+            f"An MXNet process {exit_message(code)}; see its output for the reason",
+            code="program-failed",
         )
     outcome = json.loads(path.read_text())
-    if outcome.get("kind") == "Refused":
+    if outcome.get("error") == "RejectedRequest":
         raise UsageError(outcome["message"], code="argument-value")
-    if "kind" in outcome:
-        # under its own name and with its own traceback, as if it had been raised here
-        raise type(outcome["kind"], (RuntimeError,), {})(f"in MXNet\n{outcome['traceback']}")
+    if "error" in outcome:
+        # keep the original class name and traceback
+        raise type(outcome["error"], (RuntimeError,), {})(f"in MXNet\n{outcome['traceback']}")
     for each in store:
         with contextlib.suppress(subprocess.TimeoutExpired):
             each.wait(STORE_END_S)

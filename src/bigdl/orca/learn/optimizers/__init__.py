@@ -1,7 +1,7 @@
-"""Optimizers of BigDL 2.x by name, as creators of torch optimizers.
+"""Optimizers under their BigDL 2.x names, as creators of torch optimizers.
 
-``Estimator.from_torch(optimizer=Adam(learningrate=1e-3))``: an instance is called with the model
-and gives the torch optimizer; its learning rate schedule comes with it.
+In ``Estimator.from_torch(optimizer=Adam(learningrate=1e-3))`` the workers call the instance with
+the model to create the torch optimizer and its learning rate schedule.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = [
     "RMSprop",
 ]
 
-_LARGEST = sys.float_info.max  # BigDL's "not given"
+_LARGEST = sys.float_info.max  # default that means "not set" in BigDL
 
 
 class Optimizer:
-    """A creator ``optimizer(model, config)``; the parameters keep the names of BigDL 2.x.
+    """Base class of creators ``optimizer(model, config)`` with BigDL 2.x parameter names.
 
     Attributes
     ----------
     schedule : Scheduler or None
-        Creator of the scheduler that belongs to it.
+        Creator of the learning rate scheduler.
 
     Examples
     --------
-    Every optimizer of this module is given to an Estimator, which calls it on the workers:
+    Pass an optimizer of this module to an Estimator, which calls it on the workers:
 
     >>> import torch
     >>> from bigdl.orca.learn.optimizers import RMSprop
@@ -90,21 +90,21 @@ class Optimizer:
         return cls(model.parameters(), lr=self.learningrate, **self.options)
 
     def get_optimizer(self) -> Optimizer:
-        """Return the creator itself (BigDL 2.x returned an object of the JVM)."""
+        """Return the creator itself (BigDL 2.x returned a JVM object)."""
         return self
 
 
 class SGD(Optimizer):
-    """Gradient descent with momentum.
+    """Stochastic gradient descent with momentum.
 
     Parameters
     ----------
     dampening : float
-        Default: equal to `momentum`, or 0 with `nesterov`.
+        Default: `momentum`, or 0 with `nesterov`.
     learningrate_schedule : Scheduler, optional
-        Replaces `learningrate_decay`.
+        Overrides `learningrate_decay`.
     learningrates, weightdecays : None
-        Rates of single weights; give a torch optimizer with parameter groups instead.
+        Per-weight rates are not supported; pass a torch optimizer with parameter groups.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class SGD(Optimizer):
     ):
         if learningrates is not None or weightdecays is not None:
             raise UsageError(
-                "SGD: learningrates and weightdecays of single weights are not supported; pass a "
+                "SGD: per-weight learningrates and weightdecays are not supported; pass a "
                 "torch.optim.SGD with parameter groups",
                 code="unsupported",
             )
@@ -148,7 +148,7 @@ class SGD(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adaptive gradient descent.
+    """Adagrad.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class Adagrad(Optimizer):
 
 
 class LBFGS(Optimizer):
-    """Accepted by name; distributed training has no use for it and says so.
+    """L-BFGS, for single-process use; distributed training raises an error.
 
     Examples
     --------
@@ -207,7 +207,7 @@ class LBFGS(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Adaptive gradient descent without a learning rate.
+    """Adadelta, which needs no learning rate.
 
     Examples
     --------
@@ -241,7 +241,7 @@ class Adam(Optimizer):
 
 
 class ParallelAdam(Adam):
-    """Adam; `parallel_num` threads of the JVM have no meaning here.
+    """Adam; `parallel_num` is accepted for compatibility and ignored.
 
     Examples
     --------
@@ -264,7 +264,7 @@ class ParallelAdam(Adam):
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader.
+    """FTRL-proximal (follow the regularized leader).
 
     Examples
     --------
@@ -296,7 +296,7 @@ class Ftrl(Optimizer):
 
 
 class Adamax(Optimizer):
-    """Adam by the infinity norm.
+    """Adamax: Adam with the infinity norm.
 
     Examples
     --------

@@ -6,23 +6,23 @@ from bigdl.orca.parameter_layer.lars import SliceOptimizer
 
 
 class TorchFtrl(SliceOptimizer):
-    """Follow the regularized leader.
+    """FTRL-proximal optimizer (follow the regularized leader).
 
     Parameters
     ----------
     params : iterable
     lr : float
     power : float
-        Of the accumulated squares in the learning rate; at most 0.
+        Exponent of the accumulated squares in the learning rate; at most 0.
     start : float
-        First value of the accumulated squares.
+        Initial value of the accumulated squares.
     l1, l2 : float
         Regularization of the weights; `l1` makes them sparse.
     shrinkage : float
-        L2 penalty on the gradient alone.
+        L2 penalty that is added to the gradient only.
     """
 
-    elementwise = True  # the parameter layer may cut it in slices
+    elementwise = True  # the parameter layer may slice parameters
 
     def __init__(self, params, lr=1e-3, power=-0.5, start=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
         super().__init__(params, lr=lr, power=power, start=start, l1=l1, l2=l2, shrinkage=shrinkage)

@@ -1,5 +1,4 @@
-"""Row-wise Adagrad, for embeddings (Mudigere et al., "Software-Hardware Co-design for Fast and
-Scalable Training of Deep Learning Recommendation Models", ISCA 2022)."""
+"""Row-wise Adagrad optimizer for embedding tables."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from bigdl.common.checks import check_number
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad that keeps one number for each row of an embedding.
+    """Adagrad with one accumulator per row of an embedding.
 
-    The accumulator of a row grows by the mean of its squared gradient, and divides the row's
-    learning rate. Only the rows of a sparse gradient are read and written. Weights whose gradients
-    are dense are updated as by :class:`torch.optim.Adagrad`, so one optimizer is enough for a
-    recommender. The state of an embedding of width d is d times smaller than that of Adagrad.
+    A row's accumulator grows by the mean of its squared gradient and scales down the row's learning
+    rate. Only the rows of a sparse gradient are read and written. Weights with dense gradients are
+    updated as in :class:`torch.optim.Adagrad`, so one optimizer is enough for a recommender. For an
+    embedding of width d, the state is d times smaller than that of Adagrad.
 
     Parameters
     ----------
@@ -25,14 +24,14 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     lr : float
         Learning rate.
     eps : float
-        Added to the root of the accumulator.
+        Term added to the square root of the accumulator.
     initial_accumulator_value : float
-        First value of the accumulators.
+        Initial value of the accumulators.
 
     Notes
     -----
-    Source: the row-wise Adagrad of FBGEMM and TorchRec, as their papers describe it (Mudigere et
-    al., ISCA 2022).
+    Source: the row-wise Adagrad of FBGEMM and TorchRec (Mudigere et al., "Software-Hardware
+    Co-design for Fast and Scalable Training of Deep Learning Recommendation Models", ISCA 2022).
 
     Examples
     --------
@@ -70,12 +69,12 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         Parameters
         ----------
         closure : callable, optional
-            Computes the loss once more, and returns it.
+            Recomputes the loss and returns it.
 
         Returns
         -------
         object
-            What `closure` returned, or None.
+            The result of `closure`, or None.
         """
         loss = None
         if closure is not None:
@@ -97,15 +96,15 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         is_by_row = sums.dim() < parameter.dim()
         if gradient.is_sparse and is_by_row:
             gradient = gradient.coalesce()
-            places, values = gradient._indices()[0], gradient._values()
-            grown = sums.index_select(0, places).add_(_mean_of_squares(values))
-            sums.index_copy_(0, places, grown)
-            rows = parameter.index_select(0, places)
+            indices, values = gradient._indices()[0], gradient._values()
+            grown = sums.index_select(0, indices).add_(_mean_of_squares(values))
+            sums.index_copy_(0, indices, grown)
+            rows = parameter.index_select(0, indices)
             rows.addcdiv_(values, _by_row(grown.sqrt().add_(eps), values), value=-lr)
-            parameter.index_copy_(0, places, rows)
+            parameter.index_copy_(0, indices, rows)
             return
         dense = gradient.to_dense() if gradient.is_sparse else gradient
-        if is_by_row:  # of a table that some worker needed as a dense gradient, once
+        if is_by_row:  # an embedding table whose gradient is dense in this step
             sums.add_(_mean_of_squares(dense))
             parameter.addcdiv_(dense, _by_row(sums.sqrt().add_(eps), dense), value=-lr)
         else:

@@ -1,7 +1,7 @@
 """Learning rate schedules of BigDL 2.x, as creators of torch schedulers.
 
-n counts the updates from 0, and ``lr`` is the optimizer's own rate.  Given as
-``learningrate_schedule`` of an optimizer, or as ``scheduler_creator`` of an Estimator.
+``n`` is the number of the update, from 0, and ``lr`` is the optimizer's initial rate. Pass a
+schedule as ``learningrate_schedule`` of an optimizer or as ``scheduler_creator`` of an Estimator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Scheduler(ABC):
-    """A creator ``scheduler(optimizer, config)``.
+    """Base class of creators ``scheduler(optimizer, config)``.
 
     Examples
     --------
@@ -46,15 +46,15 @@ class Scheduler(ABC):
 
     @abstractmethod
     def rate(self, lr: float, n: int) -> float:
-        """The learning rate of update `n`."""
+        """Return the learning rate of update `n`."""
 
     def get_scheduler(self) -> Scheduler:
-        """Return the creator itself (BigDL 2.x returned an object of the JVM)."""
+        """Return the creator itself (BigDL 2.x returned a JVM object)."""
         return self
 
 
 class Default(Scheduler):
-    """``lr / (1 + n * decay)``; the optimizer gives its ``learningrate_decay``.
+    """Inverse-time decay: ``lr / (1 + n * decay)``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Default(Scheduler):
 
 
 class Poly(Scheduler):
-    """``lr * (1 - n / max_iteration) ** power``, and 0 from there on.
+    """Polynomial decay: ``lr * (1 - n / max_iteration) ** power``, then 0.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class Poly(Scheduler):
 
 
 class Exponential(Scheduler):
-    """``lr * decay_rate ** (n / decay_step)``; in stairs with the quotient's floor.
+    """Exponential decay: ``lr * decay_rate ** (n / decay_step)``.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class Exponential(Scheduler):
 
 
 class Step(Scheduler):
-    """``lr * gamma ** (n // step_size)``.
+    """Step decay: ``lr * gamma ** (n // step_size)``.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class Step(Scheduler):
 
 
 class MultiStep(Scheduler):
-    """``lr * gamma ** k`` after k of the numbers of `step_sizes` are reached.
+    """Multi-step decay: ``lr * gamma ** k`` after `k` of the update numbers in `step_sizes`.
 
     Examples
     --------
@@ -152,7 +152,7 @@ class MultiStep(Scheduler):
 
 
 class Warmup(Scheduler):
-    """``lr + delta * n``; meant for the start of a :class:`SequentialSchedule`.
+    """Linear warmup: ``lr + delta * n``, for the start of a :class:`SequentialSchedule`.
 
     Examples
     --------
@@ -169,13 +169,13 @@ class Warmup(Scheduler):
 
 
 class Plateau(Scheduler):
-    """Multiply the rate by `factor` after `patience` epochs without progress.
+    """Reduction of the rate by `factor` after `patience` epochs without improvement.
 
     Parameters
     ----------
     monitor : str
-        A figure of an epoch such as ``"val_loss"`` or the name of a metric; ``"Loss"`` is the
-        training loss and ``"score"`` the first metric.
+        Epoch metric such as ``"val_loss"`` or a metric name. ``"Loss"`` means the training loss and
+        ``"score"`` the first metric.
 
     Examples
     --------
@@ -199,7 +199,7 @@ class Plateau(Scheduler):
         check_choice("Plateau: mode", mode, ("min", "max"))
         if not isinstance(monitor, str):
             raise UsageError(
-                f"Plateau: monitor should be the name of a figure, got {monitor!r}",
+                f"Plateau: monitor should be the name of an epoch metric, got {monitor!r}",
                 code="argument-type",
                 argument="monitor",
             )
@@ -223,21 +223,21 @@ class Plateau(Scheduler):
 
     def rate(self, lr, n):
         raise UsageError(
-            "Plateau looks at epochs, not at updates; use it by itself",
+            "Plateau is stepped per epoch, not per update; use it outside SequentialSchedule",
             code="optimizer-unsupported",
         )
 
 
 class SequentialSchedule(Scheduler):
-    """One schedule after the other, each for its number of updates.
+    """Sequence of schedules, each for its number of updates.
 
-    A schedule starts from the rate that the one before ended with and counts from 0; the last one
-    goes on for good.
+    Each schedule starts from the final rate of its predecessor and counts updates from 0. The last
+    schedule has no end.
 
     Parameters
     ----------
     iteration_per_epoch : int
-        Accepted for compatibility: updates are counted.
+        Accepted for compatibility and ignored.
 
     Examples
     --------
@@ -255,10 +255,10 @@ class SequentialSchedule(Scheduler):
         self.parts: list[tuple[Scheduler, int]] = []
 
     def add(self, scheduler: Scheduler, max_iteration: int) -> SequentialSchedule:
-        """Append a schedule; returns itself."""
+        """Append a schedule for `max_iteration` updates and return the sequence."""
         if not isinstance(scheduler, Scheduler) or isinstance(scheduler, Plateau):
             raise UsageError(
-                "SequentialSchedule: a schedule of updates is expected, got "
+                "SequentialSchedule: expected a per-update schedule, got "
                 f"{type(scheduler).__name__}",
                 code="argument-type",
                 argument="scheduler",

@@ -1,10 +1,10 @@
-"""A torch scheduler by a formula of the number of updates."""
+"""Torch scheduler that computes the rate from the number of updates."""
 
 from torch.optim.lr_scheduler import LRScheduler
 
 
 class ByFormula(LRScheduler):
-    """Sets the rate of update n to ``rate(initial rate, n)``; n is its only state.
+    """A scheduler that sets the rate of update n to ``rate(initial rate, n)``.
 
     Parameters
     ----------
@@ -12,7 +12,7 @@ class ByFormula(LRScheduler):
     rate : callable
     """
 
-    #: it is stepped after every update
+    # : step the scheduler after every update
     interval = "step"
 
     def __init__(self, optimizer, rate):
