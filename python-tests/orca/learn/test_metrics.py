@@ -352,9 +352,7 @@ def test_impossible_predictions_cost_a_finite_amount():
 
 @pytest.mark.parametrize("metric", [MSE(), MAE(), BinaryCrossEntropy(), Poisson()])
 def test_unequal_shapes_are_refused(metric):
-    with pytest.raises(
-        UsageError, match=r"preds and targets must have the same shape.*3, 2.*3,"
-    ):
+    with pytest.raises(UsageError, match=r"preds and targets must have the same shape.*3, 2.*3,"):
         figure_of(metric, (torch.zeros(3, 2), torch.zeros(3)))
 
 
