@@ -310,7 +310,7 @@ class OutputColumns:
 
     @property
     def joined(self) -> str | None:
-        """How several outputs share one column: ``"array"``, ``"struct"`` or None.
+        """Layout of a column that several outputs share: ``"array"``, ``"struct"`` or None.
 
         ``"array"`` if one type holds all outputs exactly, ``"struct"`` for mixed dtypes (such as
         ids and scores), None if each output is a separate column.
