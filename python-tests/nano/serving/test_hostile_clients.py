@@ -334,7 +334,7 @@ def test_requests_before_their_answers_are_read_a_few_at_a_time():
         time.sleep(0.3)
         protocol = next(iter(server._http._server.server_state.connections))
         assert 1 < len(protocol.pipeline) < 1000
-        assert len(protocol.held) < 1 << 20
+        assert len(protocol.pending) < 1 << 20
         goes_on.set()
         answers = b""
         while answers.count(b"here") < count and (part := line.recv(1 << 20)):

@@ -153,7 +153,7 @@ def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_pa
     code, out, errors = served.stop()
     assert (code, out) == (0, "bigdl-serve: ended\n")
     assert "The worker 0 ended with -9; another is started" in errors
-    assert "The worker 1 has given no sign of life for 3 s; it is killed" in errors
+    assert "The worker 1 has sent no heartbeat for 3 s; killing it" in errors
     assert "Traceback" not in errors
     assert not any(each.is_running() for each in children)
 
@@ -245,7 +245,7 @@ exit_within(0.2, "server")
 
 def test_a_program_ends_after_its_grace_whatever_runs():
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
-    sentence = "server: ended after 0.2 s with requests that had not ended\n"
+    sentence = "server: forced to exit after 0.2 s with unfinished requests\n"
     assert (done.returncode, done.stderr) == (1, sentence)
 
 

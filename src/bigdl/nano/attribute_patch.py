@@ -1,4 +1,4 @@
-"""Attributes that are replaced for some time, in this process and in those that it starts."""
+"""Temporary replacement of attributes, in this process and in the processes that it starts."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -7,16 +7,16 @@ from typing import Any
 
 
 class _Missing:
-    """Stands for an attribute that an object did not have itself."""
+    """Marker for an attribute that the object itself did not define."""
 
 
 class AttributePatch:
-    """Replaces attributes of modules, classes and other objects, and puts them back.
+    """Replacement of attributes of modules, classes and other objects that can be undone.
 
     Attributes
     ----------
     active : bool
-        Whether any is replaced.
+        True while any attribute is replaced.
     """
 
     def __init__(self) -> None:
@@ -32,23 +32,24 @@ class AttributePatch:
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Put all of them back; again does nothing."""
+        """Restore all replaced attributes; a second call has no effect."""
         while self._before:
             owner, name, value = self._before.pop()
             if value is not _Missing:
                 setattr(owner, name, value)
             else:
-                with suppress(AttributeError):  # somebody else has put it back
+                with suppress(AttributeError):  # other code has already restored it
                     delattr(owner, name)
 
 
 class Patch(AttributePatch):
-    """Replacements that the processes of a training are to make, too.
+    """Attribute replacements that worker processes of a training repeat.
 
     Attributes
     ----------
     call : (function, tuple)
-        The function, and its arguments, by which another process makes them; set with the first.
+        Function and arguments that repeat the replacements in another process. Set it together
+        with the first replacement.
     """
 
     call: tuple[Callable[..., Any], tuple]
@@ -62,15 +63,15 @@ _patches: list[Patch] = []
 
 
 class Patches:
-    """The patches of this process.
+    """Pickle of the active patches: unpickling it applies them in another process.
 
-    Where an object of this class is unpickled, they are in force from then on, so that what is
-    unpickled after it finds them: modules of the user's are imported for that, too.
+    Pickle it before objects whose unpickling depends on the patches, for example because it
+    imports modules of the user.
 
     Parameters
     ----------
     *others : (function, tuple)
-        Calls that the other process makes after them.
+        Further calls for the other process, made after the patches.
     """
 
     def __init__(self, *others: tuple[Callable[..., Any], tuple]):
@@ -87,7 +88,7 @@ def _repeat(calls: Iterable[tuple[Callable[..., Any], tuple]]) -> None:
 
 
 class ForwardOverride:
-    """Another way of a module's forward; a copy of the module has its own, as it is written."""
+    """Callable that replaces a module's ``forward``; copies and pickles get the original back."""
 
     def __init__(self, module: Any):
         self.module: Any = module

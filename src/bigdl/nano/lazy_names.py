@@ -1,4 +1,4 @@
-"""Names of packages: those that are imported when somebody asks for them, and ``__all__``."""
+"""Lazy imports of a package's public names, and lists for ``__all__``."""
 
 import importlib
 import sys
@@ -13,27 +13,28 @@ __all__ = ["lazy_names", "public_names"]
 def lazy_names(
     package: str, homes: Mapping[str, str], otherwise: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` that import names on first access (PEP 562).
 
     Parameters
     ----------
     package : str
-        Its ``__name__``.
+        The package's ``__name__``.
     homes : mapping of str to str
-        The module of each name.
+        Module that defines each name.
     otherwise : str, optional
-        A module that all other names are looked up in.
+        Module in which all other names are looked up.
 
     Returns
     -------
     tuple of two functions
+        ``__getattr__`` and ``__dir__``.
     """
 
     def find(name: str) -> Any:
         missing = AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes:
             if package.startswith("bigdl.nano.tf"):
-                require("tensorflow", "nano,tf")  # without the lines that it logs
+                require("tensorflow", "nano,tf")  # imports it without TensorFlow's log lines
             return getattr(importlib.import_module(homes[name]), name)
         if otherwise is None or name.startswith("__"):
             raise missing
@@ -52,10 +53,12 @@ def lazy_names(
 def public_names(module: str) -> list[str]:
     """Return the public classes and functions that a module defines, for its ``__all__``.
 
+    Call it at the end of the module.
+
     Parameters
     ----------
     module : str
-        Its ``__name__``; it is called at the end of the module.
+        The module's ``__name__``.
     """
     return [
         name

@@ -1,4 +1,4 @@
-"""Serving: models that answer threads, HTTP and gRPC, with batching across requests."""
+"""Model serving over HTTP, gRPC and in process, with batching across requests."""
 
 from typing import TYPE_CHECKING
 

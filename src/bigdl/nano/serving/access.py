@@ -1,4 +1,4 @@
-"""Who may reach a server: bearer tokens, files of TLS, addresses that other machines reach."""
+"""Access control of servers: bearer tokens, TLS files and checks of the listening address."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ __all__ = [
 ]
 
 INFER, ADMIN, METRICS = "infer", "admin", "metrics"
-"""What a request is for; an operation that changes the server is one of an admin."""
+"""Purposes of a request; operations that change the server need ``ADMIN``."""
 
 
 class AccessError(UsageError):
-    """A request without the token, or for what the server does not allow."""
+    """Exception raised for a request without a valid token, or for a forbidden operation."""
 
     code = "request-denied"
 
 
 class ForbiddenError(AccessError):
-    """A request with a token that is right, but not for this."""
+    """Exception raised for a request whose token is valid for another purpose only."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The bearer tokens of a server; None asks for none.
+    """Bearer tokens of a server; without any, requests need none.
 
     Attributes
     ----------
     infer : str, optional
-        For all but what changes the server. It shows the metrics, too, where they have no token of
-        their own.
+        Token for all requests that do not change the server. It includes the metrics unless there
+        is a metrics token.
     admin : str, optional
-        For everything.
+        Token for all requests.
     metrics : str, optional
-        For the metrics alone.
+        Token for the metrics only.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Tokens:
         if self.admin is not None and self.admin in (self.infer, self.metrics):
             raise UsageError(
                 "The admin token is the same as another one, whose holders may change nothing; "
-                "give it a value of its own",
+                "give it a different value",
                 code="argument-conflict",
                 argument="admin_token",
             )
@@ -94,14 +94,14 @@ class Tokens:
         return any(each is not None for each in vars(self).values())
 
     def check(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Refuse a request whose header ``Authorization`` has no token for its purpose.
+        """Check that a request's header ``Authorization`` has a token for the purpose.
 
         Raises
         ------
         ForbiddenError
-            If it has the token of another purpose.
+            If the token is for another purpose.
         AccessError
-            If it has none.
+            If there is no valid token.
         """
         allowed = {
             INFER: (self.infer, self.admin),
@@ -113,11 +113,11 @@ class Tokens:
         if allowed[0] is None:
             return
         scheme, _, token = (authorization or "").partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
+        received = token.strip().encode("utf-8", "surrogateescape")
         is_bearer = scheme.lower() == "bearer"
-        # All are compared, so that the time tells nothing.
+        # Compare with every token, so that the response time does not reveal which one matched.
         matches = {
-            each: each is not None and hmac.compare_digest(given, each.encode())
+            each: each is not None and hmac.compare_digest(received, each.encode())
             for each in (self.infer, self.admin, self.metrics)
         }
         if is_bearer and any(matches[each] for each in allowed):
@@ -129,16 +129,18 @@ class Tokens:
                 "The token does not let its holder change the server; this takes the admin token"
             )
         other = "metrics" if matches[self.metrics] else "infer"
-        raise ForbiddenError(f"The token is the one for {other}; this takes that for {purpose}")
+        raise ForbiddenError(
+            f"The token is valid for {other} only; this request needs the token for {purpose}"
+        )
 
 
 def only_authorization(values: Sequence[str | bytes]) -> str | None:
-    """Return the only header ``Authorization`` of a request, or None.
+    """Return a request's only header ``Authorization``, or None if it has none.
 
     Raises
     ------
     AccessError
-        If there are several: a proxy may have checked another one than the server would.
+        If there are several, since a proxy and the server could check different ones.
     """
     if len(values) > 1:
         raise AccessError("The request has several headers 'Authorization'; send one")
@@ -148,12 +150,12 @@ def only_authorization(values: Sequence[str | bytes]) -> str | None:
 
 
 def read_token(path: str | os.PathLike) -> str:
-    """Return the token that a file holds; warn if every user of the machine can read it.
+    """Read a token from a file; warn if every user of the machine can read it.
 
     Raises
     ------
     UsageError
-        If it cannot be read, or holds none.
+        If the file cannot be read or is empty.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -167,7 +169,7 @@ def read_token(path: str | os.PathLike) -> str:
         ) from None
     if not token:
         raise UsageError(f"There is no token in {str(path)!r}", code="data-empty", path=str(path))
-    # A group is right where a secret is mounted: Kubernetes gives it to that of the pod (fsGroup).
+    # Group access is fine: Kubernetes gives a mounted secret to the pod's group (fsGroup).
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         warnings.warn(
             f"Other users of the machine can read or change the token in {str(path)!r} (mode "
@@ -178,12 +180,12 @@ def read_token(path: str | os.PathLike) -> str:
 
 
 def tls_files(certificate: str | os.PathLike, key: str | os.PathLike) -> tuple[Path, Path]:
-    """Return the files of a certificate and its key.
+    """Return the paths of a certificate and its key after checking that they exist.
 
     Raises
     ------
     UsageError
-        If one is not there.
+        If a file does not exist.
     """
     for file in (certificate, key):
         if not Path(file).is_file():
@@ -196,7 +198,7 @@ def tls_files(certificate: str | os.PathLike, key: str | os.PathLike) -> tuple[P
 
 
 def read_pem(files: Sequence[Path] | None) -> tuple[bytes, bytes] | None:
-    """Return key and certificate, as gRPC takes them; None stands for no TLS."""
+    """Return key and certificate as bytes for gRPC, or None without TLS."""
     if files is None:
         return None
     certificate, key = (file.read_bytes() for file in files)
@@ -204,7 +206,7 @@ def read_pem(files: Sequence[Path] | None) -> tuple[bytes, bytes] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is that of this machine alone."""
+    """Return True if an address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -214,12 +216,12 @@ def is_loopback(host: str) -> bool:
 
 
 def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
-    """Return True if clients may change a server: if that is asked for, or there is an admin token.
+    """Return True if clients may change a server: by request, or since it has an admin token.
 
     Raises
     ------
     UsageError
-        If every holder of the token for inference would be one who may.
+        If changes would be allowed with the inference token, because there is no admin token.
     """
     if changes and tokens.infer is not None and tokens.admin is None:
         raise UsageError(
@@ -234,7 +236,7 @@ def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
 def warn_of_exposure(
     host: str, *, tls: bool, tokens: Tokens, changes: bool, stacklevel: int = 3
 ) -> None:
-    """Warn that a server listens where other machines reach it, without TLS or without a token."""
+    """Warn of a server that other machines reach without TLS or without a token."""
     if is_loopback(host):
         return
     if not tls:
@@ -254,25 +256,25 @@ def warn_of_exposure(
 
 @dataclass(frozen=True)
 class Security:
-    """Who may reach a server, and how.
+    """Access settings of a server: address, TLS files and tokens.
 
     Attributes
     ----------
     host : str
-        The address that it listens on.
+        Address to listen on.
     expose : bool
-        Must be True for another address than one of this machine alone.
+        Must be True to listen on an address that other machines can reach.
     certificate, key : str or None
-        Files in PEM for TLS.
+        PEM files for TLS.
     token : str or None
-        What requests have to carry in the header ``authorization: Bearer <token>``.
+        Token that requests send in the header ``authorization: Bearer <token>``.
     admin_token : str or None
-        What ``addItem`` and ``resetMetrics`` need in its place; it is good for everything.
+        Token for ``addItem`` and ``resetMetrics``. It is valid for all other requests, too.
     metrics_token : str or None
-        What ``getMetrics``, ``getClientMetrics`` and ``/metrics`` need in place of `token`.
+        Token for ``getMetrics``, ``getClientMetrics`` and ``/metrics``, used in place of `token`.
     changes : bool or None
-        True if ``addItem`` and ``resetMetrics`` are allowed, which needs an admin token where there
-        is a token. Default: only with an admin token.
+        True allows ``addItem`` and ``resetMetrics``; if there is a `token`, this needs an
+        `admin_token`. Default: allowed only with an admin token.
 
     Examples
     --------
@@ -322,16 +324,16 @@ class Security:
         return Tokens(self.token, self.admin_token, self.metrics_token)
 
     def files(self) -> tuple[Path, Path] | None:
-        """Return the files of certificate and key, if there is TLS."""
+        """Return the paths of certificate and key, or None without TLS."""
         if self.certificate is None or self.key is None:
             return None
         return tls_files(self.certificate, self.key)
 
     @property
     def allows_changes(self) -> bool:
-        """True if clients may change what others see."""
+        """True if clients may change the server."""
         return changes_allowed(self.changes, self.tokens)
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Raise an error if the header of a request lacks the token for its purpose."""
+        """Raise an AccessError if a request's header lacks the token for the purpose."""
         self.tokens.check(authorization, purpose)

@@ -1,12 +1,12 @@
-"""Micro-batching: rows of several callers go through the model in one call.
+"""Micro-batching: the model computes the rows of several callers in one call.
 
-A :class:`MicroBatcher` stands between callers and a model. A caller hands over its arrays and
-waits; a thread of the batcher takes what waits, joins the rows, calls the model once, and cuts the
-results. By default nobody waits for others: a batch is what has come while the batch before was
-computed. With a delay, the first of a batch waits for others for at most that long.
+A :class:`MicroBatcher` queues the calls of a model. A thread of the batcher takes the queued
+requests, concatenates their rows, calls the model once and splits the results. By default a batch
+has the requests that arrived during the previous batch. With a delay, the first request of a batch
+waits at most that long for others.
 
-A call that finds the batcher idle runs in the caller's own thread: handing it over would cost more
-than a small model.
+If the batcher is idle, a call runs in the caller's thread, because the switch to another thread
+would cost more than a small model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class OverloadError(BigDLError, RuntimeError):
-    """More requests wait than the queue of a model holds; try again later.
+    """Exception raised when the queue of a model is full; try again later.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class OverloadError(BigDLError, RuntimeError):
 
 
 class DeadlineError(BigDLError, TimeoutError):
-    """A request was not answered within its time.
+    """Exception raised when a request exceeds its timeout.
 
     Examples
     --------
@@ -63,11 +63,11 @@ class DeadlineError(BigDLError, TimeoutError):
 
 
 class UnavailableError(BigDLError, RuntimeError):
-    """The part of a server that should answer has gone, or is ending."""
+    """Exception raised when a part of the server has stopped or is shutting down."""
 
 
 class ClosedError(UnavailableError):
-    """The model takes no more requests, since it is being unloaded.
+    """Exception raised for a request to a model that is being unloaded.
 
     Examples
     --------
@@ -87,20 +87,21 @@ class ClosedError(UnavailableError):
 
 @dataclass(frozen=True)
 class BatchingOptions:
-    """The rules by which requests for one model are joined.
+    """Options for batching the requests of one model.
 
     Attributes
     ----------
     max_batch_size : int
-        Rows of one call of the model at most, but for a single request that has more. 1 means that
-        every request is computed alone.
+        Largest number of rows of one call of the model. A single larger request is still computed.
+        1 computes every request alone.
     max_delay_ms : float
-        How long the first request of a batch waits for others. 0: a batch is what has come while
-        the model was busy.
+        Time in milliseconds that the first request of a batch waits for others. 0: a batch has the
+        requests that arrived while the model was busy. A delay increases throughput at the cost of
+        latency.
     max_queue : int
-        Requests that may wait. One more is refused with an :class:`OverloadError`.
+        Largest number of waiting requests. Further ones raise an :class:`OverloadError`.
     instances : int
-        Calls of the model at the same time. One is best where a call uses all cores.
+        Concurrent calls of the model. Leave 1 if one call uses all cores.
 
     Examples
     --------
@@ -123,17 +124,17 @@ class BatchingOptions:
 
 @dataclass(eq=False)
 class _Request:
-    """Rows of one caller, on their way through the queue."""
+    """Rows of one caller in the queue, with the future of their results."""
 
     arrays: list[np.ndarray]
     rows: int
-    kind: tuple  # requests of the same kind fit into one batch
+    batch_key: tuple  # requests with equal keys fit into one batch
     timeout: float | None  # seconds
     future: Future = field(default_factory=Future)
     arrived: float = field(default_factory=time.perf_counter)
 
     def is_late(self, now: float) -> bool:
-        """Return True if its time is over; its caller learns it then."""
+        """Return True if the request exceeded its timeout, after setting its future's error."""
         if self.timeout is None or self.arrived + self.timeout >= now:
             return False
         if self.future.set_running_or_notify_cancel():
@@ -143,13 +144,13 @@ class _Request:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """The times of one call of the model, for metrics.
+    """Size and times of one call of the model, for metrics.
 
     Attributes
     ----------
     rows : int
     waits : list of float
-        Seconds that each request of the batch has waited.
+        Seconds that each request of the batch waited.
     compute : float
         Seconds of the model's call.
     """
@@ -160,15 +161,16 @@ class BatchReport:
 
 
 class MicroBatcher:
-    """Joins calls of one model; any number of threads may call it.
+    """Queue in front of one model that batches the calls of any number of threads.
 
     Parameters
     ----------
     run : callable
-        Takes and returns a flat list of arrays. Several threads call it if there are instances.
+        Model function that takes and returns a flat list of arrays. With several instances it is
+        called from several threads at once.
     options : BatchingOptions
     joins : bool
-        False if rows of several requests must not be joined.
+        False if requests must not be batched, because rows depend on each other.
     observe : callable, optional
         Called with a :class:`BatchReport` after each call of the model.
     """
@@ -194,7 +196,7 @@ class MicroBatcher:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._queue)
 
     def call(self, arrays: list[np.ndarray], timeout: float | None = None) -> list[np.ndarray]:
@@ -204,27 +206,27 @@ class MicroBatcher:
         ----------
         arrays : list of ndarray
         timeout : float, optional
-            Seconds.
+            Seconds after which the call fails.
 
         Raises
         ------
         OverloadError
             If the queue is full.
         DeadlineError
-            If the time is over.
+            If the timeout is exceeded.
         ClosedError
             After :meth:`close`.
         """
         with self._changed:
             idle = not self._queue and self._running < self.options.instances
-            # A thread that computes cannot be given up, so a caller with a limit hands over.
+            # A running computation cannot be interrupted, so a call with a timeout is queued.
             alone = idle and timeout is None and not self._delay and not self._closed
             self._running += alone
         if alone:
             try:
                 return self._timed(arrays, _rows(arrays), [time.perf_counter()])
             finally:
-                self._give_back()
+                self._release()
         future = self.submit(arrays, timeout)
         try:
             return future.result(timeout)
@@ -235,25 +237,27 @@ class MicroBatcher:
             raise _late(timeout) from None
 
     def submit(self, arrays: list[np.ndarray], timeout: float | None = None) -> Future:
-        """Put the rows of one caller into the queue.
+        """Queue the rows of one caller.
 
         Returns
         -------
         Future
-            Of the results; cancel it to take the request back.
+            Future of the results. Cancel it to withdraw the request.
 
         Raises
         ------
-        OverloadError, ClosedError
-            As of :meth:`call`.
+        OverloadError
+            If the queue is full.
+        ClosedError
+            After :meth:`close`.
         """
-        kind = tuple((each.shape[1:], each.dtype) for each in arrays) if self._most > 1 else ()
-        request = _Request(arrays, _rows(arrays), kind, timeout)
+        key = tuple((each.shape[1:], each.dtype) for each in arrays) if self._most > 1 else ()
+        request = _Request(arrays, _rows(arrays), key, timeout)
         with self._changed:
             if self._closed:
                 raise ClosedError("The model is being unloaded and takes no more requests")
             if len(self._queue) >= self.options.max_queue:
-                self._forget_ended()
+                self._drop_ended()
             if len(self._queue) >= self.options.max_queue:
                 raise OverloadError(
                     f"{len(self._queue)} requests wait for the model already, which is the most "
@@ -265,7 +269,7 @@ class MicroBatcher:
         return request.future
 
     def close(self) -> None:
-        """Answer what waits, and end the threads; later calls are refused."""
+        """Compute the queued requests and stop the threads; later calls are refused."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -274,11 +278,11 @@ class MicroBatcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        # The model would be in a circle with this object, and its threads wait for the collector.
+        # Break the reference cycle with the model, so that its threads end without a collection.
         self._run, self._observe = _no_model, None
 
-    def _forget_ended(self) -> None:
-        """Leave out requests that were taken back, and those whose time is over."""
+    def _drop_ended(self) -> None:
+        """Remove cancelled and late requests from the queue."""
         now = time.perf_counter()
         waiting = [
             each for each in self._queue if not (each.is_late(now) or each.future.cancelled())
@@ -300,33 +304,33 @@ class MicroBatcher:
             try:
                 self._answer(batch)
             finally:
-                self._give_back()
+                self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         with self._changed:
             self._running -= 1
             if self._queue or self._closed:
                 self._changed.notify_all()
 
     def _next_batch(self) -> list[_Request]:
-        """Wait for requests and for a free instance; an empty list means the end."""
+        """Wait for the next batch and a free instance; an empty list ends the thread."""
         with self._changed:
             while True:
                 if not self._queue:
                     if self._closed:
-                        self._changed.notify_all()  # the last requests may have been cancelled
+                        self._changed.notify_all()  # close() may wait for cancelled requests
                         return []
                     self._changed.wait()
                 elif self._running >= self.options.instances:
                     self._changed.wait()
-                elif (patience := self._patience()) > 0:
-                    self._changed.wait(patience)
-                elif batch := self._taken():
+                elif (seconds := self._seconds_to_wait()) > 0:
+                    self._changed.wait(seconds)
+                elif batch := self._take_batch():
                     self._running += 1
                     return batch
 
-    def _patience(self) -> float:
-        """Seconds for which the first request waits for others."""
+    def _seconds_to_wait(self) -> float:
+        """Return the seconds to wait for more requests."""
         if not self._delay or self._closed:
             return 0.0
         rows = sum(request.rows for request in self._queue)
@@ -334,13 +338,14 @@ class MicroBatcher:
             return 0.0
         return self._queue[0].arrived + self._delay - time.perf_counter()
 
-    def _taken(self) -> list[_Request]:
-        """Take the oldest request, and others of its kind in their order, out of the queue."""
+    def _take_batch(self) -> list[_Request]:
+        """Take the oldest request and further ones that fit into its batch out of the queue."""
         batch: list[_Request] = []
         rows, now, passed = 0, time.perf_counter(), []
         while self._queue and rows < self._most:
             request = self._queue.popleft()
-            if batch and (request.kind != batch[0].kind or rows + request.rows > self._most):
+            full = rows + request.rows > self._most
+            if batch and (full or request.batch_key != batch[0].batch_key):
                 passed.append(request)
                 continue
             if request.is_late(now) or not request.future.set_running_or_notify_cancel():
@@ -357,7 +362,7 @@ class MicroBatcher:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
                 return
-            for request in batch:  # the error may be one caller's
+            for request in batch:  # one caller's rows may have caused the error: compute each alone
                 self._answer([request])
             return
         if len(batch) == 1:

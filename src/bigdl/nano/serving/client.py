@@ -1,4 +1,4 @@
-"""Client: asks a model server, or any other of the Open Inference Protocol, by HTTP or gRPC."""
+"""Client of model servers that speak the Open Inference Protocol over HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SCHEMES = ("http", "https", "grpc", "grpcs")
 
 
 class ServerError(BigDLError, RuntimeError):
-    """A server refused a request, or was not there.
+    """Exception raised when a server refuses a request or cannot be reached.
 
     Attributes
     ----------
     status : int or str
-        Status of HTTP, or name of that of gRPC; 0 if there was no answer.
+        HTTP status, or name of the gRPC status code; 0 if the server did not answer.
 
     Examples
     --------
@@ -60,18 +60,18 @@ class ServerError(BigDLError, RuntimeError):
 
 
 class Client:
-    """A client of one server; any number of threads may use it.
+    """Client of one model server; any number of threads may use it.
 
     Parameters
     ----------
     url : str
         ``http://host:port``, ``https://…``, ``grpc://host:port`` or ``grpcs://…`` (with TLS).
     token : str, optional
-        Sent with every request.
+        Bearer token sent with every request.
     timeout : float
-        Seconds that a request may take, unless it says otherwise.
+        Default timeout of a request in seconds.
     ca : str, optional
-        File of certificates to trust, in PEM, in place of the system's.
+        PEM file of trusted certificates. Default: the system's certificates.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Client:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in _SCHEMES or not parts.hostname:
             raise UsageError(
-                f"The address of a server begins with http://, https://, grpc:// or grpcs://, got "
+                f"The URL of a server begins with http://, https://, grpc:// or grpcs://, got "
                 f"{url!r}",
                 code="argument-value",
                 argument="url",
@@ -108,40 +108,40 @@ class Client:
         check_number("timeout", timeout, above=0)
         self.url, self.timeout = url, timeout
         make = _Http if parts.scheme.startswith("http") else _Grpc
-        self._wire: _Http | _Grpc = make(parts, token, timeout, ca)
+        self._transport: _Http | _Grpc = make(parts, token, timeout, ca)
         self._signatures: dict[tuple[str, str], Signature] = {}
 
     def is_live(self) -> bool:
-        """Return True if the server answers."""
-        return self._asked("live")
+        """Return True if the server is live."""
+        return self._health("live")
 
     def is_ready(
         self, model: str | None = None, version: str = "", *, strict: bool = False
     ) -> bool:
-        """Return True if the server, or one of its models, can answer.
+        """Return True if the server, or one of its models, is ready to answer.
 
         Parameters
         ----------
         model, version : str, optional
         strict : bool
-            Raise a :class:`ServerError` in place of returning False.
+            Raise a :class:`ServerError` instead of returning False.
         """
-        return self._asked("ready", model, version, strict=strict)
+        return self._health("ready", model, version, strict=strict)
 
-    def _asked(self, *what: Any, strict: bool = False) -> bool:
+    def _health(self, *arguments: Any, strict: bool = False) -> bool:
         try:
-            return self._wire.asked(*what)
+            return self._transport.health(*arguments)
         except ServerError:
             if strict:
                 raise
             return False
 
     def metadata(self, model: str | None = None, version: str = "") -> dict[str, Any]:
-        """Return what the server says of itself, or of a model: inputs, outputs and versions."""
-        return self._wire.metadata(model, version)
+        """Return the metadata of the server, or the inputs, outputs and versions of a model."""
+        return self._transport.metadata(model, version)
 
     def signature(self, model: str, version: str = "") -> Signature:
-        """Return the inputs and outputs of a model."""
+        """Return the names, types and shapes of a model's inputs and outputs."""
         described = self.metadata(model, version)
 
         def specs(key: str) -> tuple[TensorSpec, ...]:
@@ -164,25 +164,25 @@ class Client:
         binary: bool = True,
         id: str = "",
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Return a model's outputs.
+        """Send inputs to a model and return its outputs.
 
         Parameters
         ----------
         model : str
         inputs : dict of str to array_like, or array_like
-            All inputs by their names; an array is taken for the only input. Arrays are sent in
-            their own types, so give them those of the model.
+            All inputs by name, or an array if the model has one input. Arrays are not converted,
+            so they must have the model's types.
         version : str, optional
         outputs : iterable of str, optional
-            Those that are wanted; default all.
+            Names of the outputs to return. Default: all.
         timeout : float, optional
-            Seconds.
+            Timeout of the request in seconds. Default: the client's.
         key : str, optional
-            Requests of one key get the same version, where versions share the requests.
+            With traffic split among versions, requests of one key get the same version.
         binary : bool
-            False sends and asks for numbers as JSON, over HTTP.
+            False sends and receives numbers as JSON over HTTP.
         id : str, optional
-            Comes back with the answer.
+            Request id that the server returns with the response.
 
         Returns
         -------
@@ -192,7 +192,7 @@ class Client:
         Raises
         ------
         ServerError
-            If the server refuses the request, or is not there.
+            If the server refuses the request or cannot be reached.
         """
         if not isinstance(inputs, Mapping):
             name = self._only_input(model, version)
@@ -201,7 +201,7 @@ class Client:
         if timeout is not None:
             check_number("timeout", timeout, above=0)
         wanted = list(outputs or ())
-        results = self._wire.infer(model, version, arrays, wanted, timeout, key, binary, id)
+        results = self._transport.infer(model, version, arrays, wanted, timeout, key, binary, id)
         return next(iter(results.values())) if len(results) == 1 else results
 
     def _only_input(self, model: str, version: str) -> str:
@@ -211,33 +211,33 @@ class Client:
         if len(known.inputs) != 1:
             names = ", ".join(spec.name for spec in known.inputs)
             raise UsageError(
-                f"Model {model!r} takes the inputs {names}; give them by their names",
+                f"Model {model!r} takes the inputs {names}; pass a dict of them",
                 code="model-input",
             )
         return known.inputs[0].name
 
     def models(self) -> list[dict[str, str]]:
-        """Return name, version, state and reason of every model."""
-        return self._wire.models()
+        """Return the name, version, state and reason of every model."""
+        return self._transport.models()
 
     def load(self, model: str) -> None:
-        """Have the server load a model, or load it again."""
-        self._wire.change("load", model)
+        """Load a model on the server, or reload it."""
+        self._transport.change("load", model)
 
     def unload(self, model: str) -> None:
-        """Have the server take a model out."""
-        self._wire.change("unload", model)
+        """Unload a model from the server."""
+        self._transport.change("unload", model)
 
     def close(self) -> None:
         """Close the connections."""
-        self._wire.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -250,7 +250,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 class _Http:
-    """HTTP with a connection for each thread."""
+    """HTTP transport with one connection per thread."""
 
     def __init__(self, parts: SplitResult, token: str | None, timeout: float, ca: str | None):
         self._host, self._port, self._path = (
@@ -302,7 +302,7 @@ class _Http:
         except (http.client.HTTPException, OSError) as error:
             connection.close()
             gone = http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError
-            if used and isinstance(error, gone):  # it was idle for too long
+            if used and isinstance(error, gone):  # the server closed an idle connection: retry
                 return self._request(method, path, body, headers, timeout)
             raise ServerError(
                 f"The server at {self._host}:{self._port} does not answer: {error}", 0
@@ -311,8 +311,8 @@ class _Http:
             raise ServerError(_sentence(content, response.status), response.status)
         return content, response
 
-    def asked(self, what: str, model: str | None = None, version: str = "") -> bool:
-        path = f"/v2/health/{what}" if model is None else f"{_model(model, version)}/ready"
+    def health(self, state: str, model: str | None = None, version: str = "") -> bool:
+        path = f"/v2/health/{state}" if model is None else f"{_model(model, version)}/ready"
         self._request("GET", path)
         return True
 
@@ -323,8 +323,8 @@ class _Http:
     def models(self) -> list[dict[str, str]]:
         return json.loads(self._request("POST", "/v2/repository/index")[0])
 
-    def change(self, what: str, model: str) -> None:
-        self._request("POST", f"/v2/repository/models/{_quoted(model)}/{what}")
+    def change(self, action: str, model: str) -> None:
+        self._request("POST", f"/v2/repository/models/{_quoted(model)}/{action}")
 
     def infer(
         self,
@@ -350,25 +350,25 @@ class _Http:
             else:
                 tensor["data"] = _json_list(array, name)
             tensors.append(tensor)
-        asked: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": binary}}
+        request: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": binary}}
         if id:
-            asked["id"] = id
+            request["id"] = id
         if timeout is not None:
-            asked["parameters"]["timeout"] = max(int(timeout * 1e6), 1)
+            request["parameters"]["timeout"] = max(int(timeout * 1e6), 1)
         if outputs:
-            asked["outputs"] = [
+            request["outputs"] = [
                 {"name": name, "parameters": {"binary_data": binary}} for name in outputs
             ]
-        head = json.dumps(asked).encode()
+        head = json.dumps(request).encode()
         headers = {"Content-Type": "application/octet-stream" if parts else "application/json"}
         if parts:
             headers["Inference-Header-Content-Length"] = str(len(head))
         if key is not None:
             headers["X-Request-Key"] = key
         path = f"{_model(model, version)}/infer"
-        # the server says when the time is over, if it is there
-        patience = None if timeout is None else timeout + 1
-        content, response = self._request("POST", path, b"".join([head, *parts]), headers, patience)
+        # Leave the server a second to answer that the timeout is exceeded.
+        wait = None if timeout is None else timeout + 1
+        content, response = self._request("POST", path, b"".join([head, *parts]), headers, wait)
         length = response.getheader("Inference-Header-Content-Length")
         return _outputs_of(content, len(content) if length is None else int(length))
 
@@ -402,7 +402,7 @@ def _outputs_of(content: bytes, length: int) -> dict[str, np.ndarray]:
             results[name] = from_values(values, datatype, shape, name)
         else:
             data = content[begin : begin + size]
-            # the caller's own, to write to
+            # a writable copy for the caller
             results[name] = from_bytes(bytearray(data), datatype, shape, name)
             begin += size
     return results
@@ -425,12 +425,12 @@ def _sentence(content: bytes, status: int) -> str:
 
 
 class _Grpc(GrpcClient):
-    """gRPC; one channel for all threads."""
+    """gRPC transport with one channel for all threads."""
 
     def __init__(self, parts: SplitResult, token: str | None, timeout: float, ca: str | None):
         if parts.port is None:
             raise UsageError(
-                "The address of a server for gRPC needs a port",
+                "The URL of a gRPC server needs a port",
                 code="argument-value",
                 argument="url",
             )
@@ -450,14 +450,14 @@ class _Grpc(GrpcClient):
         except self._rpc_error as error:
             raise ServerError(error.details() or "", error.code().name) from error
 
-    def asked(self, what: str, model: str | None = None, version: str = "") -> bool:
+    def health(self, state: str, model: str | None = None, version: str = "") -> bool:
         made = messages()
         if model is not None:
             return self._call(
                 "ModelReady", made["ModelReadyRequest"](name=model, version=version)
             ).ready
-        name = f"Server{what.capitalize()}"
-        return bool(getattr(self._call(name, made[f"{name}Request"]()), what))
+        name = f"Server{state.capitalize()}"
+        return bool(getattr(self._call(name, made[f"{name}Request"]()), state))
 
     def metadata(self, model: str | None, version: str) -> dict[str, Any]:
         made = messages()
@@ -485,8 +485,8 @@ class _Grpc(GrpcClient):
         keys = ("name", "version", "state", "reason")
         return [{key: getattr(each, key) for key in keys} for each in answer.models]
 
-    def change(self, what: str, model: str) -> None:
-        name = f"RepositoryModel{what.capitalize()}"
+    def change(self, action: str, model: str) -> None:
+        name = f"RepositoryModel{action.capitalize()}"
         self._call(name, messages()[f"{name}Request"](model_name=model))
 
     def infer(

@@ -1,4 +1,4 @@
-"""FutureAwaiter: results of other threads' futures, awaited in an event loop."""
+"""FutureAwaiter: await futures of model threads in an event loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class FutureAwaiter:
-    """Awaits futures that the threads of models complete.
+    """Awaitable results of futures that model threads complete.
 
-    All results of a batch arrive by one call into the loop. ``asyncio.wrap_future`` makes a call
-    for each, for which the thread waits as long as the loop is busy.
+    All results of a batch are delivered by one call into the loop. ``asyncio.wrap_future`` makes
+    one call per future, and each of them blocks the model thread while the loop is busy.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class FutureAwaiter:
         self._announced = False
 
     async def of(self, future: Future[T]) -> T:
-        """Return the result of a future of another thread; it is cancelled with this call."""
+        """Return the result of another thread's future; cancel it if this call is cancelled."""
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[T] = loop.create_future()
 
@@ -44,28 +44,29 @@ class FutureAwaiter:
             future.cancel()
 
     async def within(self, future: Future[T], left: float, seconds: float) -> T:
-        """Return the result of a future as :meth:`of` does, or refuse a request that is late.
+        """Return the result of a future, or raise a DeadlineError after `left` seconds.
 
         Parameters
         ----------
         future : concurrent.futures.Future
         left, seconds : float
-            Seconds that are left of the request's time, and the whole of it.
+            Remaining seconds, and the request's total timeout for the error message.
 
         Raises
         ------
         DeadlineError
+            After `left` seconds.
         """
         try:
             async with asyncio.timeout(left):
                 return await self.of(future)
-        except DeadlineError:  # of the model, which is a TimeoutError, too
+        except DeadlineError:  # raised by the model; it is a TimeoutError, too
             raise
         except TimeoutError:
             raise late(seconds) from None
 
     def _deliver_all(self) -> None:
-        self._announced = False  # first: what comes from now on is announced again
+        self._announced = False  # first, so that a result arriving now schedules another delivery
         while self._deliveries:
             self._deliveries.popleft()()
 
@@ -82,5 +83,5 @@ def _deliver(done: Future[T], waiting: asyncio.Future[T]) -> None:
 
 
 def late(seconds: float) -> DeadlineError:
-    """Return the error of a request that was not answered in time."""
+    """Return the error of a request that exceeded its timeout."""
     return DeadlineError(f"The request was not answered within its time of {seconds:g} s")

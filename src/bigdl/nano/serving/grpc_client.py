@@ -1,4 +1,4 @@
-"""GrpcClient: a connection to one service of gRPC; the base of all clients."""
+"""GrpcClient: base class of clients for one gRPC service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class GrpcClient:
-    """A connection to one service; any number of threads may use it.
+    """Connection to one gRPC service; any number of threads may use it.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class GrpcClient:
         timeout: float | None = None,
         token: str | None = None,
     ) -> Message:
-        """Return the answer of a call, for which this thread waits.
+        """Call a method and return its response.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class GrpcClient:
         return self._method(method)(request, **self._options(headers, timeout, token))
 
     def send(self, method: str, request: Message, headers: Headers = ()) -> grpc.Future:
-        """Start a call; returns the future of its answer."""
+        """Start a call and return the future of its response."""
         return self._method(method).future(request, **self._options(headers, None, None))
 
     def _method(self, name: str) -> grpc.UnaryUnaryMultiCallable:

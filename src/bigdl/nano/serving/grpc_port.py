@@ -1,9 +1,8 @@
-"""GrpcPort: services of gRPC on one port, with tokens, TLS, limits and a drained end.
+"""GrpcPort: gRPC services on one port, with tokens, TLS, limits and graceful shutdown.
 
-All ports of a process share one event loop of ``grpc.aio``, in a thread of its own.  No thread
-waits for a message: a request takes one when its message is there.  So clients that open streams
-and send nothing keep nobody waiting, and a request without the token is refused before its message
-comes.
+All ports of a process share one ``grpc.aio`` event loop in a dedicated thread.  A call takes a
+worker thread only after its message has arrived.  So clients that open streams and send nothing
+block no thread, and a call without a valid token is refused before its message is read.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _HEALTH = "/grpc.health.v1.Health/"
 _QUICK_THREADS = 4
 _BUSY = "Too many requests at the same time; try again later"
 _MOST_HEADER_BYTES = 1 << 16
-_MOST_SENTENCE_BYTES = 2000  # it travels in a header, of which clients take 8 KiB
-_MOST_SILENT = 4  # times most_requests: calls whose message has not come
-_MOST_UNSEEN = 4  # times most_requests
-_FURTHER_STREAMS = 64  # of a connection, beyond the limit of requests: they get a sentence
+_MOST_SENTENCE_BYTES = 2000  # an error text is sent in a header; clients accept 8 KiB of headers
+_MOST_SILENT = 4  # times most_requests: calls whose message has not arrived
+_MOST_UNSEEN = 4  # times most_requests: calls that grpc has not yet handed over
+_FURTHER_STREAMS = 64  # per connection, beyond most_requests: answered by an error text
 MILLISECONDS = {
-    # A connection on which nothing is asked; one whose client does not answer pings; any.
+    # Closes idle connections, connections whose client does not answer pings, and old ones.
     "max_connection_idle": 600_000,
     "keepalive_time": 60_000,
     "keepalive_timeout": 20_000,
@@ -57,13 +56,14 @@ MILLISECONDS = {
 
 
 class GrpcRefusal(Exception):
-    """A request that is answered by a status.
+    """Error that ends a call with a gRPC status.
 
     Parameters
     ----------
     status : str
-        Name of a status of gRPC.
+        Name of a gRPC status code.
     sentence : str
+        Error text for the client.
     """
 
     def __init__(self, status: str, sentence: str):
@@ -73,7 +73,7 @@ class GrpcRefusal(Exception):
 
 @dataclass(frozen=True)
 class _Method:
-    """A method of one request and one answer, and where it runs."""
+    """A unary method and the way it runs."""
 
     path: str
     function: Callable[[Any, Any], Any]
@@ -84,67 +84,68 @@ class _Method:
 
 
 class GrpcCall:
-    """A request as its method sees it: the context of grpc, for a method in a thread.
+    """One unary call: a ``grpc.ServicerContext`` that methods in threads can use, too.
 
     Parameters
     ----------
     context : grpc.aio.ServicerContext
     pool : Executor
-        For :meth:`run`.
+        Threads for :meth:`run`.
     results : FutureAwaiter
+        Awaits the futures of `pool`.
     """
 
     def __init__(self, context: ServicerContext, pool: ThreadPoolExecutor, results: FutureAwaiter):
         self._context, self._pool, self._results = context, pool, results
         self._loop = asyncio.get_running_loop()
         self._left = context.time_remaining()
-        self.has_gone = False  # the client; the context of grpc.aio does not say it
+        self.has_gone = False  # True after the client cancelled; grpc.aio does not report it
         self._begin = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)  # peer, set_trailing_metadata, set_code, ...
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        """Return what a function gives that is called in a thread of the port."""
+        """Run a function in a thread of the port and return its result."""
         return await self._results.of(self._pool.submit(function, *arguments))
 
     def time_remaining(self) -> float | None:
-        """Return the seconds that are left, or None where the client waits for ever."""
+        """Return the seconds until the client's deadline, or None if it set none."""
         if self._left is None:
             return None
         return max(self._left - (time.monotonic() - self._begin), 0.0)
 
     def abort(self, status: grpc.StatusCode, sentence: str) -> None:
-        """Answer by a status; raises."""
+        """Abort the call with a status code."""
         raise GrpcRefusal(status.name, sentence)
 
     def abort_with_status(self, status: grpc.Status) -> None:
-        """Answer by a status; raises."""
+        """Abort the call with a ``grpc.Status``."""
         raise GrpcRefusal(status.code.name, status.details)
 
     def is_active(self) -> bool:
-        """Return True while the client waits."""
+        """Return True while the client waits for the response."""
         return not (self.has_gone or self._context.done())
 
     def cancel(self) -> None:
-        """End the call."""
+        """Abort the call with ``CANCELLED``."""
         raise GrpcRefusal("CANCELLED", "The server has cancelled the call")
 
     def add_callback(self, function: Callable[[], Any]) -> bool:
-        """Have a function called at the end of the call; return False if that is over."""
+        """Call a function when the call ends; return False if it has ended already."""
         if self._context.done():
             return False
         self._loop.call_soon_threadsafe(self._context.add_done_callback, lambda context: function())
         return True
 
     def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Send leading metadata."""
+        """Send the initial metadata of the response."""
         sending = self._context.send_initial_metadata(metadata)
         asyncio.run_coroutine_threadsafe(sending, self._loop).result()
 
 
 class GrpcPort:
-    """A server of gRPC for some services; it answers from :meth:`start` to :meth:`stop`.
+    """A gRPC server that answers from :meth:`start` to :meth:`stop`.
 
     A unary method is a function of the request and a :class:`GrpcCall`. Coroutine functions run in
     the event loop, other functions in a thread. Streaming methods have the signatures of
@@ -154,34 +155,37 @@ class GrpcPort:
     ----------
     host : str
     port : int
-        0 means any that is free.
+        0: any free port.
     handlers : sequence of grpc.GenericRpcHandler
-        Of the services.
+        Handlers of the services.
     threads : int
-        Requests that are answered at the same time, but for methods that are async.
+        Threads for methods that are no coroutine functions.
     most_requests : int
-        Requests that are answered or wait; one more is refused by ``RESOURCE_EXHAUSTED``.
+        Largest number of running and waiting requests; further ones are refused with
+        ``RESOURCE_EXHAUSTED``.
     most_bytes : int
-        Size of a request.
+        Largest size of a request message.
     check_access : callable
-        Gets the header ``authorization`` or None, and the path of the method; raises an
-        :class:`AccessError`.
+        Called with the header ``authorization`` (or None) and the path of the method; raises an
+        :class:`AccessError` to refuse the call.
     open_methods : sequence of str
-        Paths of methods that need no token and are answered while the server ends; those of the
-        usual health service are.
+        Paths of methods that need no token and are answered during shutdown, in addition to those
+        of the standard health service.
     quick_methods : sequence of str
-        Paths of methods that say something of the server: they have threads of their own, like
-        those of health, and wait for no other request.
+        Paths of methods about the server itself. Like health checks they run in separate threads
+        and never wait for other requests.
     pem : (bytes, bytes), optional
         Key and certificate, for TLS.
     shares_port : bool, default False
-        Other processes listen on the port, too; the system gives each connection to one of them.
+        Bind with ``SO_REUSEPORT``, so that several processes listen on the port and the kernel
+        distributes the connections.
     message_seconds : float
-        Within which the message of a request has to be there.
+        Seconds within which the message of a request has to arrive.
 
     Attributes
     ----------
     port : int
+        Port that the server listens on.
 
     Raises
     ------
@@ -214,9 +218,9 @@ class GrpcPort:
         self._check_access = check_access
         self._open, self._quick = frozenset(open_methods), frozenset(quick_methods)
         self._methods: dict[str, grpc.RpcMethodHandler] = {}
-        # Counted apart, so that none of a group is refused for many of another.
+        # Counted per group, so that many requests of one group never block another group.
         self._requests = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)
-        self._silent = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)  # whose message has not come
+        self._silent = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)  # calls without their message
         self._is_ending = self._has_ended = False
         self._pool = ThreadPoolExecutor(threads, "bigdl-serving-grpc")
         self._quick_pool = ThreadPoolExecutor(_QUICK_THREADS, "bigdl-serving-grpc-quick")
@@ -226,11 +230,11 @@ class GrpcPort:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
             ("grpc.absolute_max_metadata_size", _MOST_HEADER_BYTES),
-            # A client waits with what is more. Otherwise grpc counts streams that have just ended,
-            # and refuses those of a client that keeps to the limit.
+            # Clients queue further streams. Without the headroom, grpc counts streams that have
+            # just ended and refuses a client that stays within the limit.
             ("grpc.max_concurrent_streams", most_requests + _FURTHER_STREAMS),
             ("grpc.http.overload_protection", 0),
-            # Those that have come and were not looked at yet; grpc cancels more without a word.
+            # Calls that grpc has not yet handed over; it cancels further ones without a message.
             ("grpc.server.max_pending_requests", _MOST_UNSEEN * most_requests),
             ("grpc.server.max_pending_requests_hard_limit", _MOST_UNSEEN * most_requests),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -255,7 +259,7 @@ class GrpcPort:
     async def _opened(
         self, address: str, options: list[tuple[str, int]], pem: tuple[bytes, bytes] | None
     ) -> int:
-        """Make the server; returns its port."""
+        """Create the server and return its port."""
         grpc = self._grpc
         self._server = grpc.aio.server(
             self._pool, handlers=[_Services(self._handler)], options=options
@@ -265,15 +269,15 @@ class GrpcPort:
         return self._server.add_secure_port(address, grpc.ssl_server_credentials([pem]))
 
     def start(self) -> None:
-        """Answer requests from now on."""
+        """Start to answer requests."""
         self._loop.run(self._server.start())
 
     def stop(self, seconds: float) -> None:
-        """Take no more requests, give those under way so many seconds, and end."""
+        """Refuse new requests, let running ones finish for up to `seconds`, and shut down."""
         if self._has_ended:
             return
         self._is_ending = self._has_ended = True
-        # gRPC cancels what has come and nobody has taken: it gets its refusal first.
+        # gRPC cancels calls that have arrived and are not yet handled; let them be refused first.
         time.sleep(min(GRPC_DRAIN_S, seconds))
         with suppress(FutureTimeoutError):
             self._loop.run(self._server.stop(seconds), seconds + GRPC_END_S)
@@ -285,7 +289,7 @@ class GrpcPort:
     # -- in the event loop ---------------------------------------------------------------------
 
     def _handler(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return what answers a request, of which the headers alone are there."""
+        """Return the handler of a call, of which only the headers have arrived."""
         path = details.method
         group = self._group(path)
         if group != _OPEN:
@@ -293,8 +297,8 @@ class GrpcPort:
                 return self._refusing("UNAVAILABLE", "The server is ending")
             try:
                 headers = details.invocation_metadata or ()
-                given = [value for name, value in headers if name == "authorization"]
-                self._check_access(only_authorization(given), path)
+                values = [value for name, value in headers if name == "authorization"]
+                self._check_access(only_authorization(values), path)
             except AccessError as error:
                 return self._refusing(status_of(error).grpc, str(error))
         is_busy = self._requests[group] >= self._most_requests
@@ -318,7 +322,7 @@ class GrpcPort:
     def _as_stream(
         self, path: str, handler: grpc.RpcMethodHandler, group: str
     ) -> grpc.RpcMethodHandler:
-        """Return a handler that waits for the message of a request itself."""
+        """Return a streaming handler of a unary method that reads the message itself."""
         method = _Method(
             path,
             handler.unary_unary,
@@ -360,7 +364,7 @@ class GrpcPort:
         raise AssertionError("abort raises")
 
     async def _message(self, method: _Method, context: ServicerContext) -> bytes:
-        """Return the message of a request when it has come."""
+        """Wait for the message of a call and return its bytes."""
         self._silent[method.group] += 1
         try:
             async with asyncio.timeout(self._message_seconds):
@@ -388,12 +392,12 @@ class GrpcPort:
             return await self._results.of(future)
         except asyncio.CancelledError:
             call.has_gone = True
-            work.content = None  # it waits for its thread, but not with its message
+            work.content = None  # free the message while the call waits for its thread
             self._count_until_done(method, future)
             raise
 
     def _count_until_done(self, method: _Method, future: Future) -> None:
-        """Count a request whose client has gone as long as a thread works on it."""
+        """Count a cancelled call as running until its thread has finished."""
         if future.done():
             return
         loop = asyncio.get_running_loop()
@@ -411,13 +415,13 @@ class GrpcPort:
 
 @dataclass(frozen=True)
 class _Services:
-    """The services of a port, of which grpc asks for the handler of a request."""
+    """Generic RPC handler that looks up methods by a function."""
 
     service: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None]
 
 
 class _Work:
-    """A call of a method in a thread, from the bytes of its message to those of its answer."""
+    """Decoding, execution and encoding of one unary call in a thread."""
 
     def __init__(self, method: _Method, content: bytes, call: GrpcCall):
         self._method, self._call = method, call
@@ -436,17 +440,17 @@ def _read(method: _Method, content: bytes) -> object:
         return content
     try:
         return method.read(content)
-    except Exception:  # whatever protobuf says of bytes that are no message
+    except Exception:  # protobuf raises various errors for bytes that are no message
         raise not_a_message(method.path) from None
 
 
 def not_a_message(path: str) -> GrpcRefusal:
-    """Return the refusal of bytes that are no message of a method."""
+    """Return the error for bytes that are no message of a method."""
     return GrpcRefusal("INVALID_ARGUMENT", f"The request is no message of {path}")
 
 
 def shortened(sentence: str) -> str:
-    """Return a sentence that fits into a header; clients choose names that errors repeat."""
+    """Return an error text cut to the size of a gRPC header."""
     content = sentence.encode("utf-8", "replace")
     if len(content) <= _MOST_SENTENCE_BYTES:
         return content.decode()
@@ -454,9 +458,9 @@ def shortened(sentence: str) -> str:
 
 
 class _SharedLoop:
-    """A share in the event loop of all ports of this process, whose thread ends with the last.
+    """Reference to the event loop that all ports of this process share.
 
-    Two event loops with grpc.aio would wake each other at every message.
+    With two grpc.aio event loops in one process, every message would wake both.
     """
 
     _lock = threading.Lock()
@@ -478,11 +482,11 @@ class _SharedLoop:
         self._is_open = True
 
     def run(self, work: Coroutine[object, object, T], seconds: float | None = None) -> T:
-        """Return what a coroutine gives that runs in the loop."""
+        """Run a coroutine in the shared loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._mine).result(seconds)
 
     def close(self) -> None:
-        """Give the share back."""
+        """Release the reference; the last one stops the loop."""
         shared = _SharedLoop
         with shared._lock:
             if not self._is_open:
@@ -500,7 +504,7 @@ class _SharedLoop:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop, whose messages between threads cost less, if it is there."""
+    """Return a new event loop: uvloop's if installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -522,7 +526,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _first_reason(host: str, port: int, error: Exception) -> str:
-    """Return why an address cannot be used; gRPC itself does not say."""
+    """Return the reason why an address cannot be bound, which gRPC does not report."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""GrpcServer: services of gRPC on a port, with the usual health service beside them."""
+"""GrpcServer: gRPC services and the standard health service on one port."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["GrpcServer", "GrpcService"]
 
 _HEALTH = "grpc.health.v1.Health"
-_WAITING_FOR_EACH_THREAD = 32
+_REQUESTS_PER_THREAD = 32
 _pool = ProtoPool("bigdl.nano.serving", "health.binpb")
 
 
 class GrpcService(Protocol):
-    """A service that a :class:`GrpcServer` answers.
+    """Interface of a service for a :class:`GrpcServer`.
 
     Attributes
     ----------
     name : str
-        With its package.
+        Full name of the service, with its package.
     purposes : mapping of str to str
-        What methods are for that are not for inference.
+        Purpose of each method that is not for inference; it selects the required token.
     open_methods : sequence of str
-        Those that need no token.
+        Methods that need no token.
     quick_methods : sequence of str
-        Those that say something of the server, and wait for no other request.
+        Methods about the server itself, which never wait for other requests.
     checks_changes : bool
-        True if it refuses changes itself where clients may make none.
+        True if the service itself refuses changes that clients may not make.
     """
 
     name: str
@@ -46,31 +46,32 @@ class GrpcService(Protocol):
     checks_changes: bool
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a server of gRPC takes."""
+        """Return the ``grpc.GenericRpcHandler`` of the service."""
 
 
 class GrpcServer:
-    """Services on a port; a context manager that ends them.
+    """gRPC server of several services; a context manager that stops it on exit.
 
     Parameters
     ----------
     services : sequence of GrpcService
     port : int, default 0
-        0 takes a free one.
+        0: any free port.
     security : Security, optional
     limits : ServingLimits, optional
     threads : int, default 16
-        Requests that are worked on at the same time.
+        Number of requests processed concurrently.
     shares_port : bool, default False
-        Other processes listen on the port, too.
+        Other processes listen on the port, too (``SO_REUSEPORT``).
     is_ready : callable, optional
-        Whether the health service says so.
+        Returns True if the health service should report ``SERVING``.
     handlers : sequence of grpc.GenericRpcHandler
-        Of services that are no :class:`GrpcService`.
+        Handlers of further services that are no :class:`GrpcService`.
 
     Attributes
     ----------
     port : int
+        Port that the server listens on.
 
     Examples
     --------
@@ -114,7 +115,7 @@ class GrpcServer:
             port,
             [*(each.handler() for each in services), self._health(), *handlers],
             threads=threads,
-            most_requests=limits.max_requests or threads * _WAITING_FOR_EACH_THREAD,
+            most_requests=limits.max_requests or threads * _REQUESTS_PER_THREAD,
             most_bytes=limits.max_request_bytes,
             check_access=self._check_access,
             open_methods=[
@@ -139,30 +140,30 @@ class GrpcServer:
             )
 
     def _health(self) -> grpc.GenericRpcHandler:
-        """Return the usual health service: all services are ready, or the server ends."""
+        """Return the standard health service, which reports ``NOT_SERVING`` during shutdown."""
         grpc = require("grpc", "serving")
-        [(asked, answer)] = _pool.methods(_HEALTH).values()
+        [(request_class, response_class)] = _pool.methods(_HEALTH).values()
 
         async def check(request: _HealthRequest, call: GrpcCall) -> object:
             if request.service and request.service not in self._names:
                 raise GrpcRefusal("NOT_FOUND", f"There is no service {request.service!r}")
             is_serving = self._is_ready() and not self._is_ending
-            return answer(status="SERVING" if is_serving else "NOT_SERVING")
+            return response_class(status="SERVING" if is_serving else "NOT_SERVING")
 
         method = grpc.unary_unary_rpc_method_handler(
             check,
-            request_deserializer=asked.FromString,
-            response_serializer=answer.SerializeToString,
+            request_deserializer=request_class.FromString,
+            response_serializer=response_class.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(_HEALTH, {"Check": method})
 
     def stop(self, grace: float = 5.0) -> None:
-        """Take no more requests, let those that run end within some seconds, and end.
+        """Refuse new requests, let running ones finish for up to `grace` seconds, and stop.
 
         Parameters
         ----------
         grace : float, default 5.0
-            Seconds.
+            Seconds for running requests.
         """
         self._is_ending = True
         self._port.stop(grace)

@@ -40,11 +40,11 @@ __all__ = ["InferenceHandlers"]
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_SMALL = 64 << 10  # bytes of a message that are read or written at once, in the event loop
+_SMALL = 64 << 10  # bytes; smaller messages are decoded and encoded in the event loop
 
 
 class InferenceHandlers:
-    """The methods of the protocol for a :class:`GrpcServer`.
+    """Methods of the Open Inference Protocol for a :class:`GrpcServer`.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class InferenceHandlers:
         "ModelMetadata",
         "RepositoryIndex",
     )
-    checks_changes = True  # with a sentence of its own
+    checks_changes = True  # InferenceService.check_changes
 
     def __init__(self, service: InferenceService):
         self._grpc = require("grpc", "serving")
@@ -68,10 +68,10 @@ class InferenceHandlers:
         self.service = service
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a server of gRPC takes.
+        """Return the ``grpc.GenericRpcHandler`` of the protocol.
 
-        What asks about the server alone is answered without its message. Inference waits for the
-        model in the event loop, and all else in threads.
+        Requests about the server alone are answered without reading their message. Inference waits
+        for the model in the event loop; other methods run in threads.
         """
         grpc, made = self._grpc, messages()
         empty = {
@@ -83,7 +83,7 @@ class InferenceHandlers:
         for name in METHODS:
             if name in empty:
                 methods[name] = grpc.stream_unary_rpc_method_handler(
-                    self._unasked(empty[name]),
+                    self._without_message(empty[name]),
                     response_serializer=made[f"{name}Response"].SerializeToString,
                 )
             elif name == "ModelInfer":
@@ -96,8 +96,10 @@ class InferenceHandlers:
                 )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _unasked(self, answer: Callable[[], Message]) -> Callable[[Message, object], object]:
-        """A method whose request says nothing, so nobody waits for it."""
+    def _without_message(
+        self, answer: Callable[[], Message]
+    ) -> Callable[[Message, object], object]:
+        """Return a handler that answers without waiting for the request's message."""
 
         async def answered(requests: object, context: object) -> Message:
             return answer()
@@ -107,7 +109,7 @@ class InferenceHandlers:
     def _guarded(
         self, name: str, method: Callable[[Message], Message]
     ) -> Callable[[Message, object], object]:
-        """A method that answers errors by their status."""
+        """Return a method that raises errors as gRPC statuses."""
 
         def answer(request: Message, context: object) -> Message:
             try:
@@ -151,7 +153,7 @@ class InferenceHandlers:
             raise _refusal("ModelInfer", error) from None
 
     async def _inferred(self, content: bytes, call: GrpcCall) -> bytes:
-        """Answer a request in the event loop; what is large is read and written in threads."""
+        """Run an inference request; large messages are decoded and encoded in threads."""
         self.service.loops.add(asyncio.get_running_loop())
         service, begin, is_small = self.service, time.monotonic(), len(content) <= _SMALL
 
@@ -168,18 +170,22 @@ class InferenceHandlers:
             request_trace.deployed, served = deployed, deployed.model
             with request_trace.stage("decode"):
                 most = service.limits.max_rows
-                asked, wanted, arrays = await run(_decoded, request, served.signature, most)
+                infer_request, selected, arrays = await run(
+                    _decoded, request, served.signature, most
+                )
             request_trace.mirror(arrays)
-            times = [each for each in (asked.timeout, call.time_remaining()) if each is not None]
+            times = [
+                each for each in (infer_request.timeout, call.time_remaining()) if each is not None
+            ]
             seconds = service.seconds_of(min(times, default=None))
             left = max(seconds - (time.monotonic() - begin), 0.0)
             future = served.submit(arrays, left)
             results = await self._results.within(future, left, seconds)
             with request_trace.stage("encode"):
-                is_small = sum(results[position].nbytes for position, _ in wanted) <= _SMALL
+                is_small = sum(results[position].nbytes for position, _ in selected) <= _SMALL
                 most = service.limits.max_answer_bytes
-                protocol.check_answer(wanted, results, most)
-                return await run(_encoded, asked, wanted, results, name, deployed.version)
+                protocol.check_answer(selected, results, most)
+                return await run(_encoded, infer_request, selected, results, name, deployed.version)
 
     def _RepositoryIndex(self, request: Message) -> Message:
         entries = self.service.repository.index()
@@ -196,7 +202,7 @@ class InferenceHandlers:
 
 
 def _refusal(name: str, error: Exception) -> GrpcRefusal:
-    """Return how an error is answered; one of the server's own is logged."""
+    """Return the gRPC refusal for an error, and log unexpected errors."""
     status, sentence = status_of(error), str(error)
     if status is ERROR:
         _log.error("A call of %s failed", name, exc_info=error)
@@ -205,41 +211,43 @@ def _refusal(name: str, error: Exception) -> GrpcRefusal:
 
 
 def _parsed(content: bytes) -> Message:
-    """Return the request in the bytes of a message."""
+    """Parse the bytes of a ``ModelInferRequest``."""
     check_fields(content)
     try:
         return messages()["ModelInferRequest"].FromString(content)
-    except Exception:  # whatever protobuf says of bytes that are no message
+    except Exception:  # protobuf raises various errors for bytes that are no message
         raise not_a_message(f"/{SERVICE}/ModelInfer") from None
 
 
 def _decoded(
     request: Message, signature: Signature, most_rows: int
 ) -> tuple[protocol.InferRequest, list[tuple[int, protocol.RequestedOutput]], list[np.ndarray]]:
-    """Return the request, its outputs by their positions, and the model's inputs."""
+    """Return the decoded request, its outputs with their positions, and the model's inputs."""
     inputs = read_tensors(request.inputs, request.raw_input_contents, signature, most_rows)
     for each in request.outputs:
         protocol.refuse_output_parameters(each.name, each.parameters)
-    asked = protocol.InferRequest(
+    infer_request = protocol.InferRequest(
         inputs,
         [protocol.RequestedOutput(each.name, True) for each in request.outputs],
         id=request.id,
         timeout=protocol.timeout_of(parameters_of(request)),
     )
-    wanted = asked.wanted(signature)
-    return asked, wanted, protocol.strict_inputs(signature, inputs, most_rows)
+    selected = infer_request.select_outputs(signature)
+    return infer_request, selected, protocol.strict_inputs(signature, inputs, most_rows)
 
 
 def _encoded(
-    asked: protocol.InferRequest,
-    wanted: list[tuple[int, protocol.RequestedOutput]],
+    infer_request: protocol.InferRequest,
+    selected: list[tuple[int, protocol.RequestedOutput]],
     results: list[np.ndarray],
     name: str,
     version: str,
 ) -> bytes:
-    """Return the bytes of an answer."""
-    answer = messages()["ModelInferResponse"](model_name=name, model_version=version, id=asked.id)
-    for position, output in wanted:
+    """Return the bytes of a ``ModelInferResponse``."""
+    answer = messages()["ModelInferResponse"](
+        model_name=name, model_version=version, id=infer_request.id
+    )
+    for position, output in selected:
         array = results[position]
         describe_tensor(answer.outputs.add(), output.name, array)
         answer.raw_output_contents.append(protocol.to_bytes(array))

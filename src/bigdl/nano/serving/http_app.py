@@ -1,4 +1,4 @@
-"""HttpApp: the Open Inference Protocol over HTTP, and metrics, as an ASGI application."""
+"""HttpApp: ASGI application for the Open Inference Protocol over HTTP, and metrics."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _JSON = "application/json"
 
-_SMALL = 32 << 10  # bytes that are read or written at once in the event loop
-_THREADS = 2  # for larger ones; each of them takes memory
+_SMALL = 32 << 10  # bytes; smaller bodies are decoded and encoded in the event loop
+_THREADS = 2  # for larger bodies; each body in a thread takes memory
 _MOST_WAITING = 256  # bodies that wait for these threads
-_RATIO = 100  # of a compressed body
-_ANY_RATIO = 256 << 10  # bytes to which any body may be unpacked
-_MOST_COMMAND = 1 << 20  # bytes of a request that changes models or asks for them
-_HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}  # of an error
-_LONGEST_SENTENCE = 2000  # clients choose names that errors repeat
+_RATIO = 100  # largest compression ratio of a body
+_ANY_RATIO = 256 << 10  # bytes up to which any compression ratio is accepted
+_MOST_COMMAND = 1 << 20  # bytes of a request that changes or lists models
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}  # of error responses
+_LONGEST_SENTENCE = 2000  # characters of an error text; it may repeat long names from clients
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request whose body has arrived.
+    """An HTTP request whose body has arrived.
 
     Attributes
     ----------
     method, path : str
     headers : dict of str to str
-        By their names in lower case.
+        Headers by lower-case name.
     body : bytes
     query : str
-        What follows the question mark.
+        Query string, without the question mark.
     receive : callable, optional
-        Of ASGI; see :meth:`wait_until_gone`.
+        ASGI's ``receive``; see :meth:`wait_until_gone`.
 
     Examples
     --------
@@ -74,11 +74,11 @@ class HttpRequest:
     receive: Receive | None = field(default=None, repr=False, compare=False)
 
     def json(self) -> dict[str, Any]:
-        """Return the body as an object of JSON; an empty body is an empty object."""
+        """Parse the body as a JSON object; an empty body is an empty object."""
         return protocol.parse_json(self.body) if self.body.strip() else {}
 
     async def wait_until_gone(self) -> None:
-        """Return when the client has closed its connection, or is answered."""
+        """Wait until the client closes its connection or has its response."""
         while self.receive is not None:
             if (await self.receive())["type"] == "http.disconnect":
                 return
@@ -87,7 +87,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """An answer over HTTP.
+    """An HTTP response.
 
     Attributes
     ----------
@@ -95,11 +95,11 @@ class HttpAnswer:
     status : int
     content_type : str
     headers : dict of str to str
-        Further ones.
+        Further headers.
 
     Examples
     --------
-    A route beside those of the protocol:
+    A route in addition to those of the protocol:
 
     >>> from bigdl.nano.serving import HttpAnswer, ModelRepository, ModelServer
     >>> async def hello(request, name):
@@ -118,7 +118,7 @@ class HttpAnswer:
 
 
 def json_answer(content: object, status: int = 200) -> HttpAnswer:
-    """Return an answer in JSON."""
+    """Return a response with `content` as JSON."""
     return HttpAnswer(orjson.dumps(content), status)
 
 
@@ -126,7 +126,7 @@ Handler = Callable[..., Awaitable[HttpAnswer]]
 
 
 class _Refused(Exception):
-    """A request that is answered before anything else is looked at."""
+    """Exception that answers a request with a status before its handler runs."""
 
     def __init__(self, status: int, sentence: str, **headers: str):
         super().__init__(sentence)
@@ -134,17 +134,17 @@ class _Refused(Exception):
 
 
 class HttpApp:
-    """An ASGI application for the models of a service.
+    """ASGI application that serves the models of a service.
 
     Parameters
     ----------
     service : InferenceService
     routes : dict of (str, str) to callable, optional
-        Further ``(method, path)``, each with an async function of an :class:`HttpRequest` that
-        returns an :class:`HttpAnswer`. Braces in a path name arguments of the function:
-        ``"/recommend/{user}"``.
+        Handlers of further ``(method, path)`` pairs. A handler is an async function of an
+        :class:`HttpRequest` that returns an :class:`HttpAnswer`. Braces in a path are arguments of
+        the function: ``"/recommend/{user}"``.
     paths : dict, optional
-        What OpenAPI says of the further routes.
+        OpenAPI ``paths`` of the further routes.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class HttpApp:
         self._paths = dict(paths or {})
         self._results = FutureAwaiter()
         self._bodies = BodyThreads()
-        own: dict[tuple[str, str], Handler] = {
+        handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
             ("GET", "/v2/health/ready"): self._ready,
             ("GET", "/v2"): self._server,
@@ -177,7 +177,7 @@ class HttpApp:
         }
         self._fixed: dict[str, dict[str, Handler]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
-        for (method, path), handler in {**own, **(routes or {})}.items():
+        for (method, path), handler in {**handlers, **(routes or {})}.items():
             self._route(path)[method] = handler
 
     def _route(self, path: str) -> dict[str, Handler]:
@@ -231,10 +231,11 @@ class HttpApp:
                     break
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
         if not path.startswith("/v2/health/"):
-            given = [value for name, value in scope["headers"] if name == b"authorization"]
-            self.service.check_access(only_authorization(given), _purpose(path))
+            values = [value for name, value in scope["headers"] if name == b"authorization"]
+            self.service.check_access(only_authorization(values), _purpose(path))
         if _purpose(path) == ADMIN and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            # A browser sends it: any page in one on this machine reaches a server on loopback.
+            # Only browsers send this header. Without the check, any web page that a user of this
+            # machine opens could change a server on the loopback address.
             raise _Refused(403, "A page of another site may not change the server")
         if methods is None:
             raise _Refused(404, f"There is nothing at {path!r}; see /openapi.json")
@@ -279,7 +280,7 @@ class HttpApp:
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding == "identity":
             return body
-        # As large as it may become, before it does.
+        # Reserve the largest possible size before decompressing.
         allowed = min(most, max(_ANY_RATIO, _RATIO * size))
         reserve(allowed)
         unpack = partial(_unpacked, body, encoding, allowed, most)
@@ -328,8 +329,8 @@ class HttpApp:
             with request_trace.stage("decode"):
                 read = partial(_read, request, served.signature, service.limits.max_rows)
                 size = _slow_bytes(request, served.signature)
-                asked, arrays = await self._bodies.run(read, size)
-            seconds = service.seconds_of(asked.timeout)
+                infer_request, arrays = await self._bodies.run(read, size)
+            seconds = service.seconds_of(infer_request.timeout)
             left = seconds - (time.monotonic() - begin)
             if left <= 0:
                 raise late(seconds)
@@ -339,7 +340,7 @@ class HttpApp:
             with request_trace.stage("encode"):
                 write = partial(
                     protocol.write_answer,
-                    *(asked, served.signature, results, model, deployed.version),
+                    *(infer_request, served.signature, results, model, deployed.version),
                     service.limits.max_answer_bytes,
                 )
                 size = sum(each.nbytes for each in results)
@@ -355,9 +356,9 @@ class HttpApp:
     # -- the repository ------------------------------------------------------------------------
 
     async def _index(self, request: HttpRequest) -> HttpAnswer:
-        wanted = _command(request).get("ready") is True
+        only_ready = _command(request).get("ready") is True
         entries = self.service.repository.index()
-        return json_answer([e for e in entries if not wanted or e["state"] == "READY"])
+        return json_answer([e for e in entries if not only_ready or e["state"] == "READY"])
 
     async def _load(self, request: HttpRequest, model: str) -> HttpAnswer:
         await asyncio.to_thread(self.service.change, "load", model)
@@ -395,19 +396,19 @@ class HttpApp:
 
 
 class BodyThreads:
-    """Threads that read and write large bodies, so that the event loop answers others meanwhile."""
+    """Thread pool that decodes and encodes large bodies without blocking the event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "bigdl-serving-bodies")
         self._waiting = 0
 
     async def run(self, work: Callable[[], T], size: int, refuses: bool = True) -> T:
-        """Return what a function gives, called in the event loop if it is about few bytes.
+        """Run `work` in the event loop if it handles few bytes, else in a thread.
 
         Raises
         ------
         OverloadError
-            If too many others wait, and this one may be refused.
+            If `refuses` is True and too many other bodies wait.
         """
         if size <= _SMALL:
             return work()
@@ -421,19 +422,19 @@ class BodyThreads:
 
 
 def server_metadata() -> dict[str, Any]:
-    """Return name, version and extensions of the server."""
+    """Return the name, version and extensions of the server."""
     from importlib import metadata
 
     try:
         version = metadata.version("bigdl")
-    except metadata.PackageNotFoundError:  # run from its sources
+    except metadata.PackageNotFoundError:  # run from a source tree
         version = "unknown"
     extensions = ["binary_tensor_data", "model_repository"]
     return {"name": "bigdl", "version": version, "extensions": extensions}
 
 
 def _purpose(path: str) -> str:
-    """Return what a request to a path is for."""
+    """Return the purpose of a request by its path, for the check of its token."""
     if path.startswith("/v2/repository/models/"):
         return ADMIN
     return METRICS if path == "/metrics" else INFER
@@ -455,7 +456,7 @@ def _too_large(most: int) -> _Refused:
 
 
 def _slow_bytes(request: HttpRequest, signature: Signature) -> int:
-    """Return the bytes of a request that take time to read: all but those of binary numbers."""
+    """Return the bytes of a request that are slow to decode: all except binary numbers."""
     has_texts = any(each.dtype == object for each in signature.inputs)
     length = None if has_texts else _header_length(request.headers.get(protocol.HEADER_LENGTH))
     return len(request.body) if length is None else length
@@ -464,12 +465,12 @@ def _slow_bytes(request: HttpRequest, signature: Signature) -> int:
 def _read(
     request: HttpRequest, signature: Signature, most_rows: int
 ) -> tuple[protocol.InferRequest, list[np.ndarray]]:
-    """Return the request in a body, and its arrays in the model's order."""
+    """Decode a request's body; return the request and its arrays in the model's order."""
     length = _header_length(request.headers.get(protocol.HEADER_LENGTH))
-    asked = protocol.read_request(request.body, length, signature, most_rows)
-    arrays = protocol.strict_inputs(signature, asked.inputs, most_rows)
-    asked.wanted(signature)  # before anything is computed
-    return asked, arrays
+    infer_request = protocol.read_request(request.body, length, signature, most_rows)
+    arrays = protocol.strict_inputs(signature, infer_request.inputs, most_rows)
+    infer_request.select_outputs(signature)  # refuse unknown outputs before anything is computed
+    return infer_request, arrays
 
 
 def _command(request: HttpRequest) -> dict[str, Any]:
@@ -482,7 +483,7 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def _unpacked(body: bytes, encoding: str, allowed: int, most: int) -> bytes:
-    """Return the content of a compressed body of at most `allowed` bytes, of `most` for any."""
+    """Decompress a body to at most `allowed` bytes."""
     if encoding not in _WINDOWS:
         raise _Refused(415, f"Content-Encoding may be gzip or deflate, not {encoding[:60]!r}")
     unpacking = zlib.decompressobj(_WINDOWS[encoding])

@@ -1,8 +1,8 @@
-"""HttpThread: an application of ASGI behind uvicorn, in a thread of this process.
+"""HttpThread: an ASGI application served by uvicorn in a thread of this process.
 
-Connections end whose headers are too long or too slow, whose messages have much beside headers and
-body (trailers, extensions of chunks), whose client does not read its answer, and those that say
-nothing. A client that sends further requests before its answers is not read until it has these.
+A connection is closed if its headers are too long or too slow, if a message has trailers or large
+chunk extensions, if its client does not read the response, or if it is idle. With HTTP pipelining,
+further requests are read only after the responses to the earlier ones.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from bigdl.common.timeouts import HEAD_S, IDLE_S, LATE_S, LOST_S, SENDING_S
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_HEADERS = 256
-_MOST_BESIDE_BYTES = 64 << 10  # between parts of a body: sizes and extensions of chunks
-# Of what has come, that are parsed in one step. All requests in them are made at once, and each
-# takes a hundred times the memory of its bytes.
+_MOST_OVERHEAD_BYTES = 64 << 10  # chunk sizes and extensions between parts of a body
+# Bytes parsed in one step. A step creates all requests that they contain, and a request takes a
+# hundred times the memory of its bytes.
 _PARSED_BYTES = 16 << 10
 _PARSED_BODY_BYTES = 64 << 10  # within a body
-_LEAST_SENT_BYTES = 16 << 10  # in that time
-# What may follow of a request that is answered already: so its client gets the answer.
+_LEAST_SENT_BYTES = 16 << 10  # bytes that a client has to read within SENDING_S
+# Bytes of a body accepted after the response was sent, so that the client still reads the response.
 _MOST_LATE_BYTES = 64 << 20
 
 
 class HttpThread:
-    """Uvicorn in a thread of its own.
+    """Uvicorn server that runs an ASGI application in a separate thread.
 
     Parameters
     ----------
     app : callable
-        An application of ASGI.
+        ASGI application.
     host : str
     port : int
-        0 takes a free one.
+        0: any free port.
     tls : (path, path), optional
-        Files of a certificate and of its key, in PEM.
+        PEM files of a certificate and its key.
     shares_port : bool, default False
-        Other processes listen on the port, too; the system gives each connection to one of them.
+        Bind with ``SO_REUSEPORT``, so that several processes listen on the port and the kernel
+        distributes the connections.
 
     Attributes
     ----------
     port : int
+        Port that the server listens on.
 
     Raises
     ------
@@ -68,7 +70,7 @@ class HttpThread:
         require("httptools", "serving")
         check_integer("The port of HTTP", port, 0, MOST_PORT)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With the protocol named: asyncio sends small packets at once only then.
+        # asyncio sets TCP_NODELAY only on sockets created with an explicit protocol.
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,13 +116,13 @@ class HttpThread:
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
-        """Answer requests from now on; returns when that is so."""
+        """Start the server and wait until it accepts connections."""
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.005)
 
     def stop(self, seconds: float) -> None:
-        """Take no more requests, and give those under way so many seconds."""
+        """Refuse new requests, let running ones finish for up to `seconds`, and stop."""
         self._server.config.timeout_graceful_shutdown = max(int(seconds), 1)
         self._server.should_exit = True
         if self._thread.is_alive():
@@ -128,30 +130,30 @@ class HttpThread:
         self._socket.close()
 
 
-class _TooMuch(Exception):
-    """A request that has too much of something; ends its connection."""
+class _LimitExceeded(Exception):
+    """Exception that stops the HTTP parser when a request exceeds a limit."""
 
 
 def _limited_protocol() -> type:
-    """Return uvicorn's protocol, which ends connections that ask for too much or wait too long."""
+    """Return uvicorn's protocol class extended by size limits and timeouts."""
     from uvicorn.protocols.http.flow_control import FlowControl
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-    class HoldingFlow(FlowControl):
-        is_held = False
+    class PausableFlow(FlowControl):
+        stays_paused = False
 
         def resume_reading(self) -> None:
-            if not self.is_held:
+            if not self.stays_paused:
                 super().resume_reading()
 
     class LimitedProtocol(HttpToolsProtocol):
-        flow: HoldingFlow
-        answered: Any = None  # the request that is
-        held = b""  # has come, but is parsed when the requests before it are answered
+        flow: PausableFlow
+        answered: Any = None  # the request that is being answered
+        pending = b""  # received bytes that are not yet parsed
         in_head = in_body = False
         head_bytes = head_count = 0
-        beside_bytes = 0  # since the begin of a message, or the last part of its body
-        late_bytes = 0
+        overhead_bytes = 0  # since the begin of a message, or the last part of its body
+        late_bytes = 0  # received after the response was sent
         idle_since = 0.0
         unsent_bytes = 0
         has_sent = False
@@ -162,17 +164,17 @@ def _limited_protocol() -> type:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.flow = HoldingFlow(transport)
+            self.flow = PausableFlow(transport)
             self.idle_since = self.loop.time()
             self._wait_for_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
             for name in ("head_timer", "late_timer", "sending_timer"):
                 self._stop_timer(name)
-            self.held = b""
+            self.pending = b""
             for cycle in [self.answered, *(cycle for cycle, _ in self.pipeline)]:
                 if cycle is not None and not cycle.response_complete:
-                    cycle.disconnected = True  # uvicorn says it to the last one alone
+                    cycle.disconnected = True  # uvicorn notifies only the last one
                     cycle.message_event.set()
             super().connection_lost(exc)
 
@@ -187,10 +189,10 @@ def _limited_protocol() -> type:
                 setattr(self, name, None)
 
         def _wait_for_request(self) -> None:
-            """End an idle connection in time, also before its first request.
+            """Start the idle timer of a connection, also before its first request.
 
-            Uvicorn waits only after an answer, and no more when something comes that begins no
-            request.
+            Uvicorn starts it only after a response, and stops it when bytes arrive that do not
+            start a request.
             """
             has_answered = self.cycle is None or self.cycle.response_complete
             if self.in_head or self.in_body or not has_answered or self.pipeline:
@@ -201,54 +203,54 @@ def _limited_protocol() -> type:
                     max(left, 0), self.timeout_keep_alive_handler
                 )
 
-        # -- what comes ----------------------------------------------------------------------
+        # -- receiving -----------------------------------------------------------------------
 
         def data_received(self, data: bytes) -> None:
-            self.held += data
-            self._parse_held()
+            self.pending += data
+            self._parse_pending()
 
-        def _parse_held(self) -> None:
-            """Parse what has come, until requests wait for the answers to others before them.
+        def _parse_pending(self) -> None:
+            """Parse received bytes until a request has to wait for the responses before it.
 
-            Uvicorn would parse all, and read on after each answer.
+            Uvicorn would parse all bytes, and resume reading after each response.
             """
             if self.parser is None or self.transport.is_closing():
-                self.held = b""
+                self.pending = b""
                 return
             if self.in_head and self.head_timer is None:
                 self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
-            while self.held and not self.pipeline and not self.transport.is_closing():
+            while self.pending and not self.pipeline and not self.transport.is_closing():
                 size = _PARSED_BODY_BYTES if self.in_body else _PARSED_BYTES
-                part, self.held = self.held[:size], self.held[size:]
+                part, self.pending = self.pending[:size], self.pending[size:]
                 self._parse(part)
             if self.transport.is_closing():
                 return
-            was_held, self.flow.is_held = self.flow.is_held, bool(self.pipeline)
+            was_paused, self.flow.stays_paused = self.flow.stays_paused, bool(self.pipeline)
             if self.pipeline:
-                self._stop_timer("head_timer")  # the rest of a head may be here, or not be read
+                self._stop_timer("head_timer")  # reading is paused, so the head may be incomplete
                 self.flow.pause_reading()
-            elif was_held:
+            elif was_paused:
                 self.flow.resume_reading()
 
         def _parse(self, data: bytes) -> None:
-            self.beside_bytes += len(data)
+            self.overhead_bytes += len(data)
             super().data_received(data if self.in_body else _without_upgrade(data))
             if self.transport.is_closing():
                 return
             self.late_bytes += len(data)
             if self.late_timer is not None and self.late_bytes > _MOST_LATE_BYTES:
                 self.transport.abort()
-            elif self.in_head and self.beside_bytes > _MOST_HEAD_BYTES:
+            elif self.in_head and self.overhead_bytes > _MOST_HEAD_BYTES:
                 self.refusal = 431, "The headers of the request are too long."
                 self.send_400_response("")
-            elif self.in_body and self.beside_bytes > _MOST_BESIDE_BYTES:
-                self.refusal = 400, "The chunks of the request have too much beside their content."
+            elif self.in_body and self.overhead_bytes > _MOST_OVERHEAD_BYTES:
+                self.refusal = 400, "The chunks of the request have too large extensions."
                 self.send_400_response("")
             else:
                 self._wait_for_request()
 
         def on_message_begin(self) -> None:
-            self.head_bytes = self.head_count = self.beside_bytes = 0
+            self.head_bytes = self.head_count = self.overhead_bytes = 0
             self.in_head = True
             self.head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
             super().on_message_begin()
@@ -259,7 +261,7 @@ def _limited_protocol() -> type:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if not self.in_head:
-                self._refuse(400, "The request has trailers, which are not taken.")
+                self._refuse(400, "The request has trailers, which are not supported.")
             self.head_count += 1
             self._count_head(len(name) + len(value) + 4)
             super().on_header(name, value)
@@ -273,17 +275,17 @@ def _limited_protocol() -> type:
 
         def _refuse(self, status: int, sentence: str) -> None:
             self.refusal = status, sentence
-            raise _TooMuch(sentence)  # through the parser, which reads no further
+            raise _LimitExceeded(sentence)  # it passes through the parser and stops it
 
         def on_headers_complete(self) -> None:
             self._stop_timer("head_timer")
-            self.in_head, self.in_body, self.beside_bytes = False, True, 0
+            self.in_head, self.in_body, self.overhead_bytes = False, True, 0
             super().on_headers_complete()
             if self.scope["method"] in ("GET", "HEAD") and _has_body(self.headers):
-                self.cycle.keep_alive = False  # nobody reads the body
+                self.cycle.keep_alive = False  # the handler does not read the body
 
         def on_body(self, body: bytes) -> None:
-            self.beside_bytes = 0
+            self.overhead_bytes = 0
             super().on_body(body)
 
         def on_message_complete(self) -> None:
@@ -291,7 +293,7 @@ def _limited_protocol() -> type:
             self._stop_timer("late_timer")
             super().on_message_complete()
 
-        # -- what goes -----------------------------------------------------------------------
+        # -- sending -------------------------------------------------------------------------
 
         def send_400_response(self, msg: str) -> None:
             status, sentence = self.refusal or (400, msg)
@@ -299,7 +301,7 @@ def _limited_protocol() -> type:
             if cycle is not None and cycle.response_started:
                 is_over = cycle.response_complete and not self.in_body
                 if not is_over:
-                    self.transport.abort()  # a second answer would be taken for part of the first
+                    self.transport.abort()  # a client would read it as part of the first response
                     return
             head = (
                 f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(sentence)}\r\n"
@@ -311,8 +313,8 @@ def _limited_protocol() -> type:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.flow.is_held and not self.pipeline:
-                self.loop.call_soon(self._parse_held)
+            if self.flow.stays_paused and not self.pipeline:
+                self.loop.call_soon(self._parse_pending)
             self.idle_since = self.loop.time()
             self._watch_sending()
             if self.in_body and self.cycle.response_complete and not self.transport.is_closing():
@@ -332,7 +334,7 @@ def _limited_protocol() -> type:
             super().resume_writing()
 
         def _watch_sending(self) -> None:
-            """End the connection if its client does not read what is sent."""
+            """Start a timer that closes the connection if its client does not read the response."""
             if self.sending_timer is not None:
                 return
             self.unsent_bytes, self.has_sent = self.transport.get_write_buffer_size(), False
@@ -352,10 +354,10 @@ def _limited_protocol() -> type:
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Rename headers ``Upgrade`` in the first head of some bytes.
+    """Rename ``Upgrade`` headers in the first request head of `data`.
 
-    Clients of Java and curl offer HTTP/2 by them. A server may answer by HTTP/1.1, but the parser
-    would take what follows the head for another protocol, and the request for one without a body.
+    Java and curl offer HTTP/2 with this header. A server may answer with HTTP/1.1, but the parser
+    would ignore the body and treat the bytes after the head as another protocol.
     """
     end = data.find(b"\r\n\r\n")
     head = data if end < 0 else data[:end]

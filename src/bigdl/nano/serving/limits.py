@@ -1,4 +1,4 @@
-"""ServingLimits: the most that one request may ask a server for."""
+"""ServingLimits: limits of one request to a server."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ _SECONDS = ("timeout", "body_timeout")
 
 @dataclass(frozen=True)
 class ServingLimits:
-    """The most that one request may ask for.
+    """Limits of one request.
 
     Attributes
     ----------
     max_request_bytes : int
+        Largest request body.
     max_rows : int
-        Rows of one request.
+        Largest number of rows of a request.
     timeout : float
-        Seconds after which a request is given up that brings no deadline of its own, and at most.
+        Seconds after which a request fails. It caps the deadline that a client sends.
     body_timeout : float
         Seconds within which the body of an HTTP request has to arrive.
     max_answer_bytes : int
-        Size of an answer.
+        Largest response body.
     max_bytes_at_once : int
-        Size of all requests together that arrive or are computed, those below 64 KiB left out; one
-        more is refused. It is at least `max_request_bytes`.
+        Largest size of all requests in progress together; further requests are refused. Requests
+        below 64 KiB are not counted. It is at least `max_request_bytes`.
     max_requests : int, optional
-        Requests over gRPC, and recommendations over HTTP, at the same time; more are refused.
-        Default: 32 for each thread of gRPC.
+        Largest number of concurrent gRPC requests and HTTP recommendations; further ones are
+        refused. Default: 32 for each gRPC thread.
     max_ids, max_k, max_pairs : int
-        Of a recommender; see :class:`bigdl.friesian.serving.Limits`.
+        Limits of a recommender; see :class:`bigdl.friesian.serving.Limits`.
 
     Examples
     --------
@@ -63,14 +64,14 @@ class ServingLimits:
                 check_positive(name, value)
 
     def check_ids(self, ids: Sized) -> None:
-        """Raise a UsageError if these are too many."""
+        """Raise a UsageError if a request has too many ids."""
         if len(ids) > self.max_ids:
             raise UsageError(
                 f"A request may have {self.max_ids} ids, got {len(ids)}", code="request-limit"
             )
 
     def check_pairs(self, users: int, candidates: int) -> None:
-        """Raise a UsageError if a request asks for more pairs of user and candidate."""
+        """Raise a UsageError if a request has too many pairs of user and candidate."""
         if users * candidates > self.max_pairs:
             raise UsageError(
                 f"A request may have {self.max_pairs} candidates for all its ids, got {users} ids "
@@ -80,5 +81,5 @@ class ServingLimits:
             )
 
     def check_k(self, name: str, value: int) -> int:
-        """Return a number of items; raises a UsageError if it is none or too large."""
+        """Return `value`; raise a UsageError if it is no valid number of items."""
         return check_integer(name, value, 1, self.max_k)

@@ -52,12 +52,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--name", help="name of the model, where the directory is one model")
     add("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
-    add("--http-port", type=int, default=8000, help="0: any that is free; -1: none")
-    add("--grpc-port", type=int, default=8001, help="0: any that is free; -1: none")
-    add("--max-batch-size", type=int, default=64, help="rows of one call (1: no joining)")
+    add("--http-port", type=int, default=8000, help="0: any free port; -1: none")
+    add("--grpc-port", type=int, default=8001, help="0: any free port; -1: none")
+    add("--max-batch-size", type=int, default=64, help="rows of one call (1: no batching)")
     add("--max-delay-ms", type=float, default=0.0, help="how long a request waits for others")
     add("--max-queue", type=int, default=1024, help="requests of a model that may wait")
-    add("--instances", type=int, default=1, help="calls of a model at the same time")
+    add("--instances", type=int, default=1, help="concurrent calls of a model")
     add("--threads", type=int, help="threads of one call of a model")
     add("--workers", type=int, default=1, help="processes that share the ports")
     add(
@@ -65,35 +65,35 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         default=SILENCE_S,
         metavar="SECONDS",
-        help="replace a worker without a sign of life for that long (default 30; 0: never)",
+        help="replace a worker that sends no heartbeat for this time (default 30; 0: never)",
     )
     add("--worker", help=argparse.SUPPRESS)
-    add("--inputs", help="inputs of a graph of PyTorch, e.g. 'x: FP32[-1,4]'")
+    add("--inputs", help="inputs of a PyTorch graph, e.g. 'x: FP32[-1,4]'")
     add(
         "--trust",
         action="store_true",
-        help="run code in the directory (graphs of PyTorch, Lambda layers) that no program of this "
-        "user has signed: whoever can write there can run anything here",
+        help="run code in the directory (PyTorch graphs, Lambda layers) that no program of this "
+        "user has signed: everyone who can write there can run any code here",
     )
     add("--max-request-bytes", type=int, default=64 << 20)
     add("--max-rows", type=int, default=65_536, help="rows of one request")
     add("--max-answer-bytes", type=int, default=256 << 20)
-    add("--max-bytes-at-once", type=int, default=512 << 20, help="of all requests together")
+    add("--max-bytes-at-once", type=int, default=512 << 20, help="bytes of all requests together")
     add("--timeout", type=float, default=60.0, help="seconds that a request may take")
-    add("--grpc-threads", type=int, default=64, help="requests over gRPC at the same time")
+    add("--grpc-threads", type=int, default=64, help="concurrent gRPC requests")
     add(
         "--traffic",
         action="append",
         default=[],
         metavar="MODEL=1:90,2:10",
-        help="share the requests of a model among its versions",
+        help="split the requests of a model among its versions",
     )
     add(
         "--shadow",
         action="append",
         default=[],
         metavar="MODEL=3",
-        help="a version that computes every request too, whose answers nobody sees",
+        help="version that receives a copy of every request; its results are discarded",
     )
     add(
         "--reload",
@@ -101,43 +101,43 @@ def make_parser() -> argparse.ArgumentParser:
         type=float,
         const=2.0,
         metavar="SECONDS",
-        help="look for changes in the directory that often (default 2)",
+        help="interval of checks for changes in the directory (default 2)",
     )
     add(
         "--changes",
         "--allow-changes",
         action="store_true",
         default=None,
-        help="clients may load and unload models and share requests among versions; where requests "
-        "need a token, by an admin token alone",
+        help="let clients load and unload models and split requests among versions; if requests "
+        "need a token, only with an admin token",
     )
     add(
         "--no-changes",
         dest="changes",
         action="store_false",
-        help="clients may not, which is the default without an admin token",
+        help="refuse changes by clients, the default without an admin token",
     )
-    add("--tls-cert", help="file of a certificate, in PEM")
-    add("--tls-key", help="file of its key")
+    add("--tls-cert", help="PEM file of a certificate")
+    add("--tls-key", help="PEM file of its key")
     add(
         "--token-file",
         help="file of the token that requests need; by default the variable BIGDL_SERVE_TOKEN",
     )
     add(
         "--admin-token-file",
-        help="file of the token for changes, which is good for everything; by default the variable "
+        help="file of the token for changes, valid for all requests; by default the variable "
         "BIGDL_SERVE_ADMIN_TOKEN",
     )
     add(
         "--metrics-token-file",
-        help="file of the token for /metrics alone; by default the variable "
-        "BIGDL_SERVE_METRICS_TOKEN, and without it they need the token of requests",
+        help="file of the token for /metrics only; by default the variable "
+        "BIGDL_SERVE_METRICS_TOKEN; without either, metrics need the token of requests",
     )
     add(
         "--drain-seconds",
         type=float,
         default=0.0,
-        help="after SIGTERM, not ready but answering for that long",
+        help="seconds after SIGTERM during which the server is not ready but answers",
     )
     return parser
 
@@ -148,24 +148,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of the command line.
+        Default: the command line.
 
     Returns
     -------
     int
-        The exit code: 2 if something cannot be served as asked.
+        The exit code; 2 if the server cannot start with these arguments.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_NAME}: %(message)s")
     logging.captureWarnings(True)
     stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, frame: stopped.set())
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = make_parser().parse_args(given)
+        options = make_parser().parse_args(arguments)
         check_integer("--workers", options.workers, 1, 256)
         if options.worker is None and options.workers > 1:
-            return _serve_by_workers(options, given, stopped)
+            return _serve_by_workers(options, arguments, stopped)
         allow_many_connections()
         return _serve(options, stopped)
     except (UsageError, WorkerStartError) as error:
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
-    """Serve in this process, which may be one of several."""
+    """Serve in this process, which may be one of several workers."""
     worker = None if options.worker is None else ServerWorker.from_json(options.worker)
     if worker is not None:
         options.http_port = worker.ports.get(_PORTS["http"], -1)
@@ -183,7 +183,7 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     server = started_server(options, shares_port=worker is not None)
     peers = None if worker is None else PeerWorkers(worker, server.service)
     repository = server.repository
-    freeze_modules()  # else a request in thousands waits for a collection of all of them
+    freeze_modules()  # else garbage collection of module objects delays some requests
     served = ", ".join(
         f"{name} {'/'.join(repository.versions(name))}" for name in repository.names()
     )
@@ -204,9 +204,9 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
 
 
 def _serve_by_workers(
-    options: argparse.Namespace, given: Sequence[str], stopped: threading.Event
+    options: argparse.Namespace, arguments: Sequence[str], stopped: threading.Event
 ) -> int:
-    """Serve by several processes, and keep them."""
+    """Start worker processes that serve, and supervise them."""
     wanted = {_PORTS["http"]: options.http_port, _PORTS["grpc"]: options.grpc_port}
     ports = {name: port for name, port in wanted.items() if port >= 0}
     if not ports:
@@ -216,12 +216,12 @@ def _serve_by_workers(
             argument="--http-port",
         )
     grace = options.drain_seconds + REQUESTS_END_S
-    command = [sys.executable, "-m", "bigdl.nano.serving.main", *given]
+    command = [sys.executable, "-m", "bigdl.nano.serving.main", *arguments]
     with Workers(
         command, options.workers, options.host, ports, grace, options.worker_timeout
     ) as workers:
-        where = {kind: workers.ports.get(name) for kind, name in _PORTS.items()}
-        address = _addresses(options.host, where)
+        listening = {scheme: workers.ports.get(name) for scheme, name in _PORTS.items()}
+        address = _addresses(options.host, listening)
         print(f"{_NAME}: {workers.ready} at {address}, {options.workers} workers", flush=True)
         stopped.wait()
     print(f"{_NAME}: ended", flush=True)
@@ -229,7 +229,7 @@ def _serve_by_workers(
 
 
 def _addresses(host: str, ports: Mapping[str, int | None]) -> str:
-    return " and ".join(f"{kind}://{host}:{port}" for kind, port in ports.items() if port)
+    return " and ".join(f"{scheme}://{host}:{port}" for scheme, port in ports.items() if port)
 
 
 def started_server(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
@@ -284,7 +284,7 @@ def _token(variable: str, file: str | None) -> str | None:
     if file is not None:
         return read_token(file)
     token = os.environ.get(variable)
-    if token is not None and not token.strip():  # from a secret that is missing, for example
+    if token is not None and not token.strip():  # e.g. from a missing secret
         raise UsageError(
             f"The variable {variable} is set but holds no token; unset it if requests need none",
             code="argument-value",
@@ -297,7 +297,9 @@ def _assignment(option: str, text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     if not name or not value:
         raise UsageError(
-            f"{option} is given as MODEL=…, got {text!r}", code="argument-value", argument=option
+            f"{option} must have the form MODEL=…, got {text!r}",
+            code="argument-value",
+            argument=option,
         )
     return name, value
 
@@ -310,7 +312,7 @@ def _shares(text: str) -> dict[str, float]:
             shares[version.strip()] = float(share)
         except ValueError:
             raise UsageError(
-                f"--traffic is given as MODEL=1:90,2:10, got {text!r}",
+                f"--traffic must have the form MODEL=1:90,2:10, got {text!r}",
                 code="argument-value",
                 argument="--traffic",
             ) from None

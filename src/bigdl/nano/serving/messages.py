@@ -1,4 +1,4 @@
-"""Messages of the Open Inference Protocol for gRPC, made from ``open_inference.proto``."""
+"""gRPC messages of the Open Inference Protocol, from the compiled ``open_inference.proto``."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _CONTENTS = {
 
 @functools.cache
 def messages() -> dict[str, MessageClass]:
-    """Return the message classes of the protocol, by their names."""
+    """Return the message classes of the protocol by name."""
     pool = ProtoPool("bigdl.nano.serving", "open_inference.binpb")
     return pool.messages("bigdl.open_inference")
 
 
 def parameters_of(message: Message) -> dict[str, Any]:
-    """Return parameters of a message as plain values."""
+    """Return the parameters of a message as a dict of Python values."""
     values = {}
     for name, parameter in message.parameters.items():
         chosen = parameter.WhichOneof("parameter_choice")
@@ -53,7 +53,7 @@ def parameters_of(message: Message) -> dict[str, Any]:
 
 
 def set_parameter(message: Message, name: str, value: bool | int | float | str) -> None:
-    """Set a parameter of a message."""
+    """Set a parameter of a message to a Python value."""
     parameter = message.parameters[name]
     if isinstance(value, bool):
         parameter.bool_param = value
@@ -66,10 +66,10 @@ def set_parameter(message: Message, name: str, value: bool | int | float | str) 
 
 
 def check_fields(content: bytes) -> None:
-    """Refuse a message that would be far larger in memory than its bytes, before it is parsed.
+    """Refuse a message that would become far larger in memory than its bytes, before parsing.
 
-    An empty message or text within another takes two bytes, and about a hundred when it is parsed.
-    A number takes one byte, and up to eight.
+    An empty nested message or string takes two bytes, but about a hundred after parsing. A packed
+    number takes one byte, and up to eight after parsing.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ def check_fields(content: bytes) -> None:
                     code="request-limit",
                 )
             key, begin = _varint(view, begin)
-            number, kind = key >> 3, key & 7
-            if kind == 0:
+            number, wire_type = key >> 3, key & 7
+            if wire_type == 0:
                 _, begin = _varint(view, begin)
-            elif kind in _FIXED:
-                begin += _FIXED[kind]
-            elif kind == 2:
+            elif wire_type in _FIXED:
+                begin += _FIXED[wire_type]
+            elif wire_type == 2:
                 length, begin = _varint(view, begin)
                 part = view[begin : begin + length]
                 begin += length
@@ -110,7 +110,7 @@ def check_fields(content: bytes) -> None:
                     waiting.append((part, depth + 1))
                 elif (size := _PACKED[depth].get(number)) is not None:
                     numbers += len(part) // size if size else _count_varints(part)
-            elif kind > 5:  # what is no field; who parses it says so
+            elif wire_type > 5:  # no valid field; parsing raises the error
                 break
     if numbers > MOST_VALUES:
         raise UsageError(
@@ -120,9 +120,9 @@ def check_fields(content: bytes) -> None:
         )
 
 
-_FIXED = {1: 8, 5: 4}  # bytes of a field, by its kind on the wire
-# Of ModelInferRequest, its tensors and their contents, by depth: the fields that hold messages, and
-# those that hold packed numbers, with the bytes of one (0: of various lengths).
+_FIXED = {1: 8, 5: 4}  # bytes of a field by its wire type
+# By nesting depth (ModelInferRequest, its tensors, their contents): the numbers of fields that hold
+# messages, and of fields that hold packed numbers with the bytes per number (0: varint).
 _NESTED: tuple[frozenset[int], ...] = (frozenset((4, 5, 6)), frozenset((2, 4, 5)), frozenset())
 _PACKED: tuple[dict[int, int], ...] = ({}, {3: 0}, {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 4, 7: 8})
 
@@ -132,7 +132,7 @@ def _count_varints(part: memoryview) -> int:
 
 
 def _varint(view: memoryview, begin: int) -> tuple[int, int]:
-    """Return the number at an offset, and the offset after it; past the end it is 0."""
+    """Return the varint at an offset and the offset after it; 0 past the end."""
     value = shift = 0
     while begin < len(view):
         byte = view[begin]
@@ -150,17 +150,17 @@ def read_tensors(
     signature: Signature | None = None,
     most_rows: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of a request or an answer by their names.
+    """Decode the tensors of a request or response into a dict of arrays by name.
 
     Parameters
     ----------
     tensors : sequence of message
     raw : sequence of bytes
-        Their contents, or none where they are in the messages.
+        Raw contents of the tensors, or empty if the messages hold the contents.
     signature : Signature, optional
-        Of the model. What does not fit it is refused before an array is made.
+        The model's signature. Tensors that do not fit are refused before an array is allocated.
     most_rows : int, optional
-        Of a tensor.
+        Largest number of rows of a tensor.
 
     Raises
     ------
@@ -227,6 +227,6 @@ def _texts(values: Sequence[bytes], shape: list[int], name: str) -> np.ndarray:
 
 
 def describe_tensor(message: Message, name: str, array: np.ndarray) -> None:
-    """Fill in name, datatype and shape of a tensor."""
+    """Set the name, datatype and shape of a tensor message."""
     message.name, message.datatype = name, datatype_of(array.dtype)
     message.shape.extend(array.shape)

@@ -1,9 +1,8 @@
-"""ServingMetrics: counts and times of a server, in the format of Prometheus.
+"""ServingMetrics: counts and times of a server in the Prometheus format.
 
-Stages of a request for a model are ``decode`` (the message becomes arrays), ``queue`` (it waits for
-the model), ``compute`` (the model's call, which it may share with others) and ``encode``; those of
-a recommendation have the names of its stages.  The latest times of these are what ``getMetrics``
-answers.
+A request for a model has the stages ``decode`` (from message to arrays), ``queue`` (waiting for the
+model), ``compute`` (the model's call, possibly shared with other requests) and ``encode``. A
+recommendation has the stages of its pipeline; ``getMetrics`` reports their latest times.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServingMetrics"]
 
-_LATEST = 4096  # times of a stage that percentiles are made of
+_LATEST = 4096  # number of latest times of a stage that percentiles are computed from
 _SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
@@ -43,9 +42,9 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class _Family(NamedTuple):
-    """One metric, with a child for each value of its labels."""
+    """Declaration of a Prometheus metric, with one child per combination of label values."""
 
-    kind: str
+    metric_type: str
     name: str
     text: str
     labels: Sequence[str] = ()
@@ -93,7 +92,7 @@ class _Child(Protocol):
 
 
 class _Ignored:
-    """A metric where there is no Prometheus."""
+    """Metric that ignores all values, used without Prometheus."""
 
     def inc(self, amount: float = 1) -> None: ...
     def dec(self, amount: float = 1) -> None: ...
@@ -105,7 +104,7 @@ _IGNORED = _Ignored()
 
 
 class _StageTimes:
-    """The latest times of one stage."""
+    """Latest times of one stage."""
 
     def __init__(self) -> None:
         self.latest: deque[float] = deque(maxlen=_LATEST)
@@ -114,7 +113,7 @@ class _StageTimes:
 
 
 class _Timed(AbstractContextManager[None]):
-    """One call of a stage."""
+    """Context manager that times one call of a stage."""
 
     __slots__ = ("_begin", "_metrics", "_span", "_stage")
 
@@ -130,20 +129,20 @@ class _Timed(AbstractContextManager[None]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         seconds = time.perf_counter() - self._begin
         if self._span is not None:
-            self._span.__exit__(kind, error, trace)
-        if kind is not None:
+            self._span.__exit__(error_type, error, trace)
+        if error_type is not None:
             self._metrics.failed(self._stage)
         self._metrics.took(self._stage, seconds)
 
 
 def _tracer() -> Tracer | None:
-    """Return a tracer of OpenTelemetry if the program has set up its traces."""
+    """Return an OpenTelemetry tracer if the program has set up tracing, else None."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
@@ -154,16 +153,16 @@ def _tracer() -> Tracer | None:
 
 
 class ServingMetrics:
-    """Times, errors and counts of a server: of its models, and of a recommender and its services.
+    """Times, errors and counts of a server's models, or of a recommender and its services.
 
-    Stages are spans of OpenTelemetry, too, where its SDK has been set up before.
+    If the OpenTelemetry SDK is set up before, stages are also traced as spans.
 
     Parameters
     ----------
     registry : prometheus_client.CollectorRegistry, optional
-        Where the metrics for Prometheus are; None leaves Prometheus out.
+        Registry for the Prometheus metrics; None disables them.
     recommends : bool, default True
-        False leaves out what a recommender counts.
+        False leaves out the metrics of a recommender.
 
     Examples
     --------
@@ -178,8 +177,8 @@ class ServingMetrics:
     def __init__(self, registry: CollectorRegistry | None = None, *, recommends: bool = True):
         self.registry = registry
         self.tracer = _tracer()
-        # Where several processes are one server, it adds the metrics of the others.
-        self.join: Callable[[bytes], bytes] = lambda own: own
+        # With several worker processes, it adds the metrics of the others.
+        self.join: Callable[[bytes], bytes] = lambda text: text
         self._stages: dict[str, _StageTimes] = {}
         self._lock = threading.Lock()
         self._children: dict[tuple[str, ...], _Child] = {}
@@ -193,16 +192,17 @@ class ServingMetrics:
         if self.registry is None:
             return
         prometheus = require("prometheus_client", "serving")
-        for kind, name, text, labels, buckets in families:
+        for metric_type, name, text, labels, buckets in families:
             more = {"buckets": buckets} if buckets else {}
-            family = getattr(prometheus, kind)(name, text, labels, registry=self.registry, **more)
+            make = getattr(prometheus, metric_type)
+            family = make(name, text, labels, registry=self.registry, **more)
             if labels:
                 self._families[name] = family.labels
             else:
                 self._children[name,] = family
 
     def _child(self, name: str, *labels: str) -> _Child:
-        """Return the metric of some labels; without Prometheus one that ignores all."""
+        """Return the metric with these label values, or a no-op metric without Prometheus."""
         key = (name, *labels)
         child = self._children.get(key)
         if child is None:
@@ -214,7 +214,7 @@ class ServingMetrics:
     # -- models ----------------------------------------------------------------------------------
 
     def observe_models(self, repository: ModelRepository) -> None:
-        """Count requests for the models of a repository from now on, and report their batches."""
+        """Collect metrics of the models of a repository: requests, batches, loads and queues."""
         assert self.registry is not None
         self._declare(_MODELS)
         self.registry.register(_Models(repository))
@@ -228,16 +228,16 @@ class ServingMetrics:
 
     @property
     def content_type(self) -> str:
-        """The type of :meth:`text` in HTTP."""
+        """HTTP content type of :meth:`text`."""
         return require("prometheus_client", "serving").CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
+        """Return all metrics in the Prometheus text format."""
         return self.join(require("prometheus_client", "serving").generate_latest(self.registry))
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request for a model as under way."""
+        """Count a request for a model as in flight during the block."""
         in_flight = self._child("bigdl_requests_in_flight")
         in_flight.inc()
         try:
@@ -246,18 +246,18 @@ class ServingMetrics:
             in_flight.dec()
 
     def requested(self, model: str, version: str, protocol: str, code: str, seconds: float) -> None:
-        """Count a request for a model; one that does not exist has an empty name."""
+        """Record a request for a model; an unknown model has an empty name."""
         self._child("bigdl_requests", model, version, protocol, code).inc()
         self._child("bigdl_request_seconds", model, protocol).observe(seconds)
 
     def stage(self, deployed: Deployment, stage: str) -> Callable[[float], None]:
-        """Return the function that takes the seconds of a stage of a model."""
+        """Return a function that records the seconds of a stage of a model."""
         return self._child("bigdl_stage_seconds", deployed.name, deployed.version, stage).observe
 
     def shadow(self, model: str) -> Callable[[bool], None]:
-        """Return the function that counts an answer of a shadow."""
-        return lambda well: self._child(
-            "bigdl_shadow_requests", model, "answered" if well else "failed"
+        """Return a function that counts a shadow request as answered or failed."""
+        return lambda succeeded: self._child(
+            "bigdl_shadow_requests", model, "answered" if succeeded else "failed"
         ).inc()
 
     def _attach(self, deployed: Deployment) -> None:
@@ -275,7 +275,7 @@ class ServingMetrics:
     # -- stages of a recommendation --------------------------------------------------------------
 
     def time(self, stage: str) -> AbstractContextManager[None]:
-        """Measure what runs inside as a call of a stage."""
+        """Time the block as a call of a stage."""
         return _Timed(self, stage)
 
     def failed(self, stage: str) -> None:
@@ -283,7 +283,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_stage_errors", stage).inc()
 
     def took(self, stage: str, seconds: float) -> None:
-        """Take the seconds of a call of a stage."""
+        """Record the seconds of a call of a stage."""
         with self._lock:
             known = self._stages.get(stage)
             if known is None:
@@ -293,7 +293,7 @@ class ServingMetrics:
         self._child("bigdl_recommender_stage_seconds", stage).observe(seconds)
 
     def answered(self, source: str, users: int = 1) -> None:
-        """Count users by where their items came from."""
+        """Count answered users by the source of their items."""
         self._child("bigdl_recommender_answers", source).inc(users)
 
     def lost(self, shard: str) -> None:
@@ -305,11 +305,11 @@ class ServingMetrics:
         self._child("bigdl_recommender_partial_answers").inc(users)
 
     def watch(self, of: str, function: Callable[[], float]) -> None:
-        """Show the number that a function returns whenever Prometheus asks."""
+        """Register a gauge whose value a function returns whenever Prometheus collects."""
         self._child("bigdl_recommender_size", of).set_function(function)
 
     def summary(self) -> list[dict[str, float | str]]:
-        """Return for each stage its figures, in milliseconds and calls per second.
+        """Return statistics of each stage in milliseconds and calls per second.
 
         Returns
         -------
@@ -321,10 +321,10 @@ class ServingMetrics:
                 name: (each.count, np.array(each.latest) * 1000, time.monotonic() - each.begin)
                 for name, each in self._stages.items()
             }
-        figures = []
+        stages = []
         for name, (count, times, age) in known.items():
             median, p75, p95, p99 = np.percentile(times, [50, 75, 95, 99]).round(4).tolist()
-            figures.append(
+            stages.append(
                 {
                     "name": name,
                     "count": count,
@@ -336,20 +336,20 @@ class ServingMetrics:
                     "p99": p99,
                 }
             )
-        return figures
+        return stages
 
     def to_json(self) -> str:
-        """Return :meth:`summary` as JSON, which is what ``getMetrics`` answers."""
+        """Return :meth:`summary` as JSON, the response of ``getMetrics``."""
         return json.dumps(self.summary())
 
     def reset(self) -> None:
-        """Forget the times so far; counters of Prometheus go on, as they have to."""
+        """Clear the times so far; Prometheus counters continue."""
         with self._lock:
             self._stages.clear()
 
 
 class _Models:
-    """The collector of each model's figures at the time of asking."""
+    """Prometheus collector of the queue length, load time and runtime of each model."""
 
     def __init__(self, repository: ModelRepository):
         self._repository = repository

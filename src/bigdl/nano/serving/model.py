@@ -1,4 +1,4 @@
-"""ServedModel: one model that threads and servers call, with batching across callers."""
+"""ServedModel: one model with batching across the threads and servers that call it."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ __all__ = ["ServedModel"]
 
 
 class ServedModel:
-    """A model that runs in this process and joins the rows of its callers into batches.
+    """A model in this process that joins the rows of concurrent callers into batches.
 
-    Any number of threads may call it. It takes a model of ``bigdl.friesian.models``, any module of
-    PyTorch, a model of Keras, what ``InferenceOptimizer`` made of one, a directory that
-    ``InferenceOptimizer.save`` wrote, or a file of ONNX, OpenVINO or Keras.
+    Any number of threads may call it. It takes a model of ``bigdl.friesian.models``, a PyTorch
+    module, a Keras model, a model accelerated by ``InferenceOptimizer``, a directory that
+    ``InferenceOptimizer.save`` wrote, or an ONNX, OpenVINO or Keras file.
 
-    A model whose rows depend on each other, such as one that normalises over its batch, is found
-    out when it is loaded, and its requests are computed one by one.
+    Loading checks whether rows depend on each other, as with a normalisation over the batch. The
+    requests of such a model are computed one by one.
 
     Parameters
     ----------
     model
         A path, or a model in memory.
     sample : optional
-        A sample of the input, which a module of PyTorch needs.
+        Sample input; required for a PyTorch module.
     method : str, optional
-        How a model in memory is accelerated: a method of
-        :func:`bigdl.nano.acceleration.methods` such as ``"openvino_bf16"``, ``"openvino_int8"`` or
-        ``"onnxruntime_int8_qlinear"``. Default ``"openvino_fp32"``; ``"original"`` leaves it in its
-        framework.
+        Acceleration method of a model in memory, one of :func:`bigdl.nano.acceleration.methods`
+        such as ``"openvino_bf16"``, ``"openvino_int8"`` or ``"onnxruntime_int8_qlinear"``. Default
+        ``"openvino_fp32"``; ``"original"`` runs the model in its framework.
     batching : BatchingOptions, optional
     input_names : sequence of str, optional
-        Names of the inputs in their order. By default those of the model, and for models of
-        ``bigdl.friesian.models`` their ``feature_cols``.
+        Names of the inputs in order. Default: the model's names, or the ``feature_cols`` of a
+        model of ``bigdl.friesian.models``.
     inputs : str, optional
-        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, of a graph of PyTorch in a file that
-        does not say them.
+        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, for a PyTorch graph file that does
+        not contain them.
     thread_num : int, optional
         Threads of one call.
     device : str, optional
-        Of OpenVINO.
+        OpenVINO device.
     trust : bool
-        Of a path: run code that it holds (a graph of PyTorch, a Lambda layer of Keras) although no
-        program of this user has signed it.
+        Run code that the path contains (a PyTorch graph, a Keras Lambda layer) although no program
+        of this user has signed it.
     **arguments
-        Of ``InferenceOptimizer.build``, e.g. ``calib_data`` of a module for int8 (``x`` of Keras).
+        Arguments of ``InferenceOptimizer.build``, e.g. ``calib_data`` for int8 of a PyTorch module
+        (``x`` for a Keras model).
 
     Raises
     ------
@@ -108,7 +108,7 @@ class ServedModel:
 
     @property
     def signature(self) -> Signature:
-        """Names, types and shapes of inputs and outputs."""
+        """Names, types and shapes of the model's inputs and outputs."""
         return self._runner.signature
 
     @property
@@ -123,25 +123,25 @@ class ServedModel:
 
     @property
     def joins_requests(self) -> bool:
-        """True if rows of several requests are computed together."""
+        """True if rows of several requests are computed in one batch."""
         return self._runner.joins and self.batching.max_batch_size > 1
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for the model."""
+        """Number of requests that wait for the model."""
         return self._batcher.waiting
 
     def predict(
         self, inputs: Any, timeout: float | None = None
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Return the model's outputs for some rows.
+        """Return the model's outputs for rows of inputs.
 
         Parameters
         ----------
         inputs : dict of str to ndarray, or ndarray
-            All inputs by their names; an array is taken for the only input.
+            All inputs by name, or an array if the model has one input.
         timeout : float, optional
-            Seconds after which the call is given up.
+            Seconds after which the call fails.
 
         Returns
         -------
@@ -155,7 +155,7 @@ class ServedModel:
         OverloadError
             If too many requests wait already.
         DeadlineError
-            If the time is over.
+            If the timeout is exceeded.
 
         Examples
         --------
@@ -179,7 +179,7 @@ class ServedModel:
         Returns
         -------
         Future
-            Of the flat list of outputs. A request that is cancelled before its batch has begun is
+            Its result is the flat list of outputs. A request cancelled before its batch starts is
             not computed.
         """
         return self._batcher.submit(arrays, timeout)
@@ -189,20 +189,20 @@ class ServedModel:
         return self._batcher.call(arrays, timeout)
 
     def named(self, results: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return outputs by their names."""
+        """Return a flat list of outputs as a dict by output name."""
         names = (spec.name for spec in self.signature.outputs)
         return dict(zip(names, results, strict=True))
 
     def split(self, common: Sequence[str]) -> SplitNetwork:
-        """Return the model split for rows that are equal in some inputs, such as those of a user.
+        """Return the model split into parts for the common inputs, the other inputs, and both.
 
-        Its inputs are those of the model in their order, of each kind alone; it does not join
-        requests.
+        Use it to score many candidates of one user: the part for the common inputs runs once, not
+        for each row. Each part takes its inputs in the model's order. Requests are not batched.
 
         Parameters
         ----------
         common : sequence of str
-            Inputs that are equal in all rows.
+            Names of the inputs that are equal in all rows.
 
         Raises
         ------
@@ -234,18 +234,18 @@ class ServedModel:
         return SplitNetwork(self._runner.network, [names.index(name) for name in common])
 
     def observe(self, observer: Callable[[BatchReport], None]) -> None:
-        """Have a function called with a report of each batch, in the thread that computed it."""
+        """Register a function that the computing thread calls with a report of each batch."""
         with self._lock:
             self._observers = [*self._observers, observer]
 
     def warm_up(self, rows: Sequence[int] | None = None) -> None:
-        """Run the model with the usual numbers of rows, so that no request waits for compiling."""
+        """Run the model at common batch sizes, so that no request waits for compilation."""
         for count in rows or (1, 2, 4, self.batching.max_batch_size):
             if count == 1 or self.joins_requests:
                 self._runner.run(self._runner.arrays_of(count))
 
     def close(self) -> None:
-        """Answer what waits; later calls are refused."""
+        """Answer the waiting requests and refuse later ones."""
         self._batcher.close()
 
     def __enter__(self) -> Self:
@@ -253,13 +253,13 @@ class ServedModel:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def report(self, report: BatchReport) -> None:
-        """Tell the observers of a batch that was computed; for one of :meth:`split`, too."""
+        """Pass the report of a computed batch to the observers."""
         for observer in self._observers:
             observer(report)

@@ -1,7 +1,7 @@
-"""Requests and answers of the Open Inference Protocol (version 2), as JSON and as binary tensors.
+"""Encoding and decoding of the Open Inference Protocol (version 2) as JSON and binary tensors.
 
-What a client sends is not trusted: sizes are checked before anything is allocated, and whatever is
-wrong is a :class:`UsageError`, which a server answers with status 400.
+Requests are not trusted: sizes are checked before memory is allocated, and an invalid request
+raises a :class:`UsageError`, which servers answer with status 400.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from bigdl.nano.serving.signature import (
 orjson = LazyModule("orjson", "serving")
 
 HEADER_LENGTH = "inference-header-content-length"
-"""The header that says how many bytes of JSON stand before the binary tensors."""
+"""HTTP header with the number of bytes of JSON before the binary tensors."""
 
 MOST_VALUES = 4 << 20
-"""Values of JSON, or of typed fields, that one request may have: a list of them takes about 160 MB
-of memory, however few bytes it has."""
+"""Largest number of JSON values, or of values in typed fields, of one request: a list of them takes
+about 160 MB of memory, independent of their size in bytes."""
 
 _MOST_DIMENSIONS = 32
 _MOST_TENSORS = 4096
-_MOST_ELEMENTS = 1 << 40  # of a shape; NumPy refuses 2**63 bytes, in words of its own
-_MARKS = (b",", b"[", b"{", b":")  # one of them stands before each value of JSON, key or container
-_LARGE = 1 << 16  # numbers that are written as JSON in one step, during which no thread runs
-_TEXT_BYTES = {1: 5, 2: 9, 4: 15, 8: 22}  # of a number in JSON, by the bytes that it has in memory
+_MOST_ELEMENTS = 1 << 40  # of a shape; below NumPy's limit of 2**63 bytes, for a clear error
+_MARKS = (b",", b"[", b"{", b":")  # each JSON value, key or container follows one of them
+_LARGE = 1 << 16  # numbers encoded as JSON in one step, which holds the GIL
+_TEXT_BYTES = {1: 5, 2: 9, 4: 15, 8: 22}  # bytes of a number in JSON, by its item size
 
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """An output that a client asks for, and whether as binary data."""
+    """An output that a client requests, and its encoding."""
 
     name: str
     binary: bool
@@ -51,18 +51,18 @@ class RequestedOutput:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A request for inference.
+    """A decoded inference request.
 
     Attributes
     ----------
     inputs : dict of str to ndarray
     outputs : sequence of RequestedOutput or None
-        None asks for all.
+        None: all outputs of the model.
     binary : bool
-        True if outputs that nothing is said of are wanted as binary data.
+        True if outputs are returned as binary data by default.
     id : str
     timeout : float or None
-        Seconds.
+        Timeout in seconds.
     """
 
     inputs: dict[str, np.ndarray]
@@ -71,39 +71,39 @@ class InferRequest:
     id: str = ""
     timeout: float | None = None
 
-    def wanted(self, signature: Signature) -> list[tuple[int, RequestedOutput]]:
-        """Return positions of outputs, each with how it is wanted.
+    def select_outputs(self, signature: Signature) -> list[tuple[int, RequestedOutput]]:
+        """Return the requested outputs with their positions among the model's outputs.
 
         Raises
         ------
         UsageError
-            If the model has no such output, or one is asked for twice.
+            If the model lacks an output, or one is requested twice.
         """
         names = [spec.name for spec in signature.outputs]
         if not self.outputs:
             return [(i, RequestedOutput(name, self.binary)) for i, name in enumerate(names)]
-        asked = set()
+        seen = set()
         for each in self.outputs:
             if each.name not in names:
                 raise UsageError(
                     f"The model has no output {_short(each.name)}; it has {', '.join(names)}",
                     code="request-invalid",
                 )
-            if each.name in asked:
-                raise UsageError(f"Output {each.name!r} is asked for twice", code="request-invalid")
-            asked.add(each.name)
+            if each.name in seen:
+                raise UsageError(f"Output {each.name!r} is requested twice", code="request-invalid")
+            seen.add(each.name)
         return [(names.index(each.name), each) for each in self.outputs]
 
 
 def strict_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray], most_rows: int
 ) -> list[np.ndarray]:
-    """Return the arrays of a request in the model's order, whose types must be the model's.
+    """Return a request's arrays in the model's order; refuse arrays of other types.
 
     Raises
     ------
     UsageError
-        As of :meth:`Signature.arrays`, and for other types.
+        If an array has another type than the model's input, or as for :meth:`Signature.arrays`.
     """
     for spec in signature.inputs:
         array = inputs.get(spec.name)
@@ -120,12 +120,12 @@ def strict_inputs(
 def check_declared(
     signature: Signature, name: str, datatype: str, shape: Sequence[int], most_rows: int | None
 ) -> None:
-    """Refuse an input by what a request says of it, before its values are looked at.
+    """Check the declared name, datatype and shape of an input before its values are read.
 
     Raises
     ------
     UsageError
-        If the model has no such input, or one of another datatype or shape.
+        If the model has no such input, or its datatype or shape differs.
     """
     spec = next((each for each in signature.inputs if each.name == name), None)
     if spec is None:
@@ -144,12 +144,12 @@ def check_declared(
 
 
 def count_of(shape: object, name: str) -> int:
-    """Return the number of elements of a shape of a request.
+    """Return the number of elements of a shape in a request.
 
     Raises
     ------
     UsageError
-        If it is no shape, or one of more elements than an array can have.
+        If it is no valid shape, or has more elements than an array can have.
     """
     if (
         not isinstance(shape, list | tuple)
@@ -162,10 +162,9 @@ def count_of(shape: object, name: str) -> int:
             code="request-invalid",
             argument=name,
         )
-    if math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:  # with the zeros left out
+    if math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:  # ignoring zeros
         raise UsageError(
-            f"The shape of tensor {name!r} is larger than any that can be computed, got "
-            f"{_short(shape)}",
+            f"The shape of tensor {name!r} is too large to be computed, got {_short(shape)}",
             code="request-invalid",
         )
     return math.prod(shape)
@@ -174,14 +173,14 @@ def count_of(shape: object, name: str) -> int:
 def from_bytes(
     data: bytes | bytearray | memoryview, datatype: str, shape: Sequence[int], name: str
 ) -> np.ndarray:
-    """Return a tensor from its bytes: little-endian numbers, or texts with their lengths before.
+    """Decode a tensor from bytes: little-endian numbers, or strings with length prefixes.
 
-    Numbers of ``BF16`` become float32.
+    ``BF16`` becomes float32.
 
     Raises
     ------
     UsageError
-        If there are more or fewer bytes than the shape needs.
+        If the number of bytes does not match the shape.
     """
     dtype, count = dtype_of(datatype), count_of(shape, name)
     if dtype.kind == "O":
@@ -195,13 +194,13 @@ def from_bytes(
             code="request-invalid",
             argument=name,
         )
-    if is_bfloat16:  # the upper halves of numbers of float32
+    if is_bfloat16:  # bfloat16 is the upper half of a float32
         return (np.frombuffer(data, "<u2").astype("u4") << 16).view("f4").reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _texts(data: bytes | bytearray | memoryview, count: int, name: str) -> np.ndarray:
-    if len(data) < 4 * count:  # before as many objects are allocated as a shape can name
+    if len(data) < 4 * count:  # check before allocating `count` objects
         raise UsageError(f"Tensor {name!r} holds fewer than {count} texts", code="request-invalid")
     if count > MOST_VALUES:
         raise UsageError(
@@ -230,7 +229,7 @@ def _texts(data: bytes | bytearray | memoryview, count: int, name: str) -> np.nd
 
 
 def to_bytes(array: np.ndarray) -> bytes:
-    """Return the bytes of a tensor, as :func:`from_bytes` reads them."""
+    """Encode a tensor as bytes in the format of :func:`from_bytes`."""
     if array.dtype.kind not in "OSU":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     parts = []
@@ -241,12 +240,12 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 
 def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
-    """Return a tensor from numbers of JSON, flat or nested.
+    """Decode a tensor from flat or nested lists of JSON values.
 
     Raises
     ------
     UsageError
-        If they are of another number, or do not fit the datatype.
+        If their number does not match the shape, or one does not fit the datatype.
     """
     dtype, count = dtype_of(datatype), count_of(shape, name)
     problem = f"Tensor {name!r} has to hold {count} values of {datatype}"
@@ -265,7 +264,7 @@ def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> 
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return np.array(flat, np.float64).astype(dtype, copy=False).reshape(shape)
-    try:  # as wide as JSON's numbers, so that nothing wraps around
+    try:  # use 64 bits first, so that no value wraps around
         array = np.array(flat, {"b": bool, "i": np.int64, "u": np.uint64}[dtype.kind])
     except OverflowError:
         raise UsageError(
@@ -281,10 +280,10 @@ _TYPES: dict[str, set[type]] = {"f": {float, int}, "b": {bool}, "i": {int}, "u":
 
 
 def _flat_numbers(values: Any, count: int, problem: str) -> tuple[Sequence[Any], set[type]]:
-    """Return the values of nested lists in one list of `count`, and their types.
+    """Flatten nested lists of `count` values; return the values and their types.
 
-    No array is made here: NumPy would look for a type that holds all values, and make texts of
-    numbers as long as the longest of them.
+    No array is created here, because NumPy would look for a common type of all values, and could
+    convert numbers to strings as long as the longest one.
     """
     if not isinstance(values, Sequence):
         if not hasattr(values, "__len__") or isinstance(values, Mapping):
@@ -329,7 +328,7 @@ def _flat_texts(values: Any, count: int, problem: str) -> list[bytes]:
 
 
 def check_json(body: bytes, end: int) -> None:
-    """Refuse JSON of more than :data:`MOST_VALUES` values, before it is parsed.
+    """Refuse JSON of more than :data:`MOST_VALUES` values before it is parsed.
 
     Raises
     ------
@@ -347,19 +346,19 @@ def check_json(body: bytes, end: int) -> None:
 
 
 def parse_json(body: bytes, length: int | None = None) -> dict[str, Any]:
-    """Return an object of JSON of at most :data:`MOST_VALUES` values.
+    """Parse a JSON object of at most :data:`MOST_VALUES` values.
 
     Parameters
     ----------
     body : bytes
     length : int, optional
-        Where the JSON ends; default: with the body.
+        Number of bytes of JSON. Default: the whole body.
 
     Raises
     ------
     UsageError
-        If it is none, or has more values. These are estimated before they are made: a byte or two
-        of JSON become up to a hundred of memory.
+        If it is no JSON object or has too many values. The number of values is estimated before
+        parsing, because a byte or two of JSON become up to a hundred bytes of memory.
     """
     end = len(body) if length is None else length
     check_json(body, end)
@@ -380,22 +379,22 @@ def read_request(
     signature: Signature | None = None,
     most_rows: int | None = None,
 ) -> InferRequest:
-    """Return the request in the body of an HTTP request.
+    """Decode the body of an HTTP inference request.
 
     Parameters
     ----------
     body : bytes
     header_length : int, optional
-        How many of its bytes are JSON; the others are binary tensors.
+        Number of bytes of JSON; the remaining bytes are binary tensors.
     signature : Signature, optional
-        Of the model. What does not fit it is refused before an array is made.
+        The model's signature. Inputs that do not fit are refused before an array is allocated.
     most_rows : int, optional
-        Of an input.
+        Largest number of rows of an input.
 
     Raises
     ------
     UsageError
-        If anything in it is not as the protocol says.
+        If the request violates the protocol.
     """
     view = memoryview(body)
     length = len(view) if header_length is None else header_length
@@ -441,7 +440,7 @@ def read_request(
         begin += size
     if begin != len(view):
         raise UsageError(
-            f"{len(view) - begin} bytes after the JSON belong to no input; give binary_data_size",
+            f"{len(view) - begin} bytes after the JSON belong to no input; set binary_data_size",
             code="request-invalid",
         )
     outputs = None
@@ -460,7 +459,7 @@ def read_request(
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:
-    """Return the seconds of the parameter ``timeout``, which is in microseconds.
+    """Return the parameter ``timeout``, given in microseconds, in seconds.
 
     Raises
     ------
@@ -522,13 +521,13 @@ def _parameters(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
 def _requested(tensor: Mapping[str, Any]) -> RequestedOutput:
     name, parameters = tensor.get("name"), _parameters(tensor)
     if not isinstance(name, str):
-        raise UsageError("Each output that is asked for needs a name", code="request-invalid")
+        raise UsageError("Each requested output needs a name", code="request-invalid")
     refuse_output_parameters(name, parameters)
     return RequestedOutput(name, parameters.get("binary_data", False) is True)
 
 
 def refuse_output_parameters(name: str, parameters: Iterable[str]) -> None:
-    """Refuse what some servers do with outputs and this one does not.
+    """Refuse output parameters of the protocol that this server does not support.
 
     Raises
     ------
@@ -549,7 +548,7 @@ _repr.maxstring = _repr.maxlong = _repr.maxother = 100
 
 
 def _short(value: object) -> str:
-    """Show a value of any size in a few words, without writing it out before."""
+    """Return a short description of a value of any size, without converting all of it to text."""
     text = _repr.repr(value)
     if len(text) <= 60:
         return text
@@ -559,15 +558,15 @@ def _short(value: object) -> str:
 
 
 @dataclass
-class WrittenAnswer:
-    """The body of an HTTP answer: JSON, and binary tensors after it."""
+class EncodedAnswer:
+    """Body of an HTTP response: JSON followed by binary tensors."""
 
     header: bytes
     tensors: list[bytes] = field(default_factory=list)
 
     @property
     def body(self) -> bytes:
-        """All bytes."""
+        """Complete body in bytes."""
         return b"".join([self.header, *self.tensors]) if self.tensors else self.header
 
 
@@ -578,59 +577,60 @@ def write_answer(
     model: str,
     version: str,
     most_bytes: int | None = None,
-) -> WrittenAnswer:
-    """Return the answer to a request.
+) -> EncodedAnswer:
+    """Encode the response to an inference request.
 
-    Numbers of JSON that are not finite become ``null``.
+    NaN and infinite numbers become ``null`` in JSON.
 
     Raises
     ------
     UsageError
-        If an output that is asked for is not there, holds texts that JSON cannot, or the answer
-        would have more than `most_bytes`.
+        If a requested output does not exist or holds bytes that JSON cannot represent, or if the
+        response would have more than `most_bytes`.
     """
     outputs, binaries = [], []
-    wanted = request.wanted(signature)
-    check_answer(wanted, results, most_bytes)
-    for position, asked in wanted:
+    selected = request.select_outputs(signature)
+    check_answer(selected, results, most_bytes)
+    for position, requested in selected:
         array = results[position]
         output: dict[str, Any] = {
-            "name": asked.name,
+            "name": requested.name,
             "datatype": datatype_of(array.dtype),
             "shape": list(array.shape),
         }
-        if asked.binary:
+        if requested.binary:
             binaries.append(to_bytes(array))
             output["parameters"] = {"binary_data_size": len(binaries[-1])}
         else:
-            output["data"] = _json_data(array, asked.name)
+            output["data"] = _json_data(array, requested.name)
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
         answer["id"] = request.id
     answer["outputs"] = outputs
-    return WrittenAnswer(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), binaries)
+    return EncodedAnswer(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), binaries)
 
 
 def check_answer(
-    wanted: Sequence[tuple[int, RequestedOutput]],
+    selected: Sequence[tuple[int, RequestedOutput]],
     results: Sequence[np.ndarray],
     most_bytes: int | None,
 ) -> None:
-    """Refuse an answer of more bytes than allowed, before it is written.
+    """Refuse a response of more bytes than allowed before it is encoded.
 
     Raises
     ------
     UsageError
+        If the response would have more than `most_bytes`.
     """
     if most_bytes is None:
         return
     size = 0
-    for position, asked in wanted:
+    for position, requested in selected:
         array = results[position]
         if array.dtype.kind in "OSU":
             size += sum(len(each) + 4 for each in array.ravel())
-        elif asked.binary:
+        elif requested.binary:
             size += array.nbytes
         else:
             size += array.size * _TEXT_BYTES.get(array.itemsize, 22)
@@ -643,7 +643,7 @@ def check_answer(
 
 
 def _json_data(array: np.ndarray, name: str) -> Any:
-    """Return the elements of a tensor for orjson, large ones written already, bit by bit."""
+    """Return the elements of a tensor for orjson; large tensors are encoded in parts."""
     values = json_values(array, name)
     if len(values) <= _LARGE:
         return values
@@ -655,7 +655,7 @@ def _json_data(array: np.ndarray, name: str) -> Any:
 
 
 def json_values(array: np.ndarray, name: str) -> Any:
-    """Return the elements of a tensor for JSON: an array of numbers, or a list of texts.
+    """Return the elements of a tensor for JSON: an array of numbers, or a list of strings.
 
     Raises
     ------
@@ -669,8 +669,8 @@ def json_values(array: np.ndarray, name: str) -> Any:
         return [each if isinstance(each, str) else bytes(each).decode() for each in flat]
     except UnicodeDecodeError:
         raise UsageError(
-            f"Tensor {name!r} holds bytes that are no text, which JSON cannot hold; send or ask "
-            "for it as binary data",
+            f"Tensor {name!r} holds bytes that are no valid UTF-8, which JSON cannot represent; "
+            "send or request it as binary data",
             code="request-invalid",
             argument=name,
         ) from None
@@ -679,7 +679,7 @@ def json_values(array: np.ndarray, name: str) -> Any:
 def model_metadata(
     name: str, versions: Sequence[str], platform: str, signature: Signature
 ) -> dict[str, Any]:
-    """Return the metadata of a model for an answer in JSON."""
+    """Return the metadata of a model as a JSON-serializable dict."""
 
     def described(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
         return [

@@ -1,4 +1,4 @@
-"""The HTTP interface of a model server as OpenAPI, and as a page for people."""
+"""OpenAPI description of a model server's HTTP interface, and an HTML page for people."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _SCHEMAS = {
                 "timeout": {
                     "type": "number",
                     "exclusiveMinimum": 0,
-                    "description": "Microseconds within which the answer is wanted.",
+                    "description": "Timeout of the request in microseconds.",
                 },
                 "binary_data_output": {"type": "boolean"},
             },
@@ -104,15 +104,15 @@ _SCHEMAS = {
     ),
 }
 _MEANINGS = {
-    400: "The request is wrong; the sentence says how.",
+    400: "The request is invalid; the error text says why.",
     401: "The token is missing or wrong.",
     403: "The server does not allow that.",
     404: "There is no such model or version.",
     408: "The body did not arrive in time.",
     413: "The request is too large.",
-    415: "The encoding of the body is not known.",
+    415: "The encoding of the body is not supported.",
     503: "Not ready, or too many requests wait; try again later.",
-    504: "The answer was not there within the time of the request.",
+    504: "The request exceeded its timeout.",
 }
 
 
@@ -175,14 +175,14 @@ _MODEL = "/v2/models/{model}"
 _VERSION = f"{_MODEL}/versions/{{version}}"
 _REPOSITORY = "/v2/repository/models/{model}"
 _CHOICE = {
-    "X-Request-Key": "Requests with one key get one version, where versions share the requests.",
-    "X-Model-Version": "The version that is to answer.",
+    "X-Request-Key": "With traffic split among versions, requests with one key get one version.",
+    "X-Model-Version": "Version of the model to use.",
 }
 
 
 @functools.lru_cache(8)
 def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the description of the interface (OpenAPI 3.1), with the names of the models."""
+    """Return the OpenAPI 3.1 description of the interface, with the names of the models."""
     infer = "Compute a model's outputs."
     wrong = (400, 404, 408, 413, 415, 503, 504)
     changes = (400, 403, 404, 408, 413, 415)
@@ -191,30 +191,30 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
     def add(method: str, path: str, summary: str, *arguments: Any, **more: Any) -> None:
         listed.append((method, path, _operation(path, summary, *arguments, **more)))
 
-    add("get", "/v2/health/live", "The server lives.")
-    add("get", "/v2/health/ready", "The server can answer.", errors=(503,))
+    add("get", "/v2/health/live", "The server is live.")
+    add("get", "/v2/health/ready", "The server is ready.", errors=(503,))
     add("get", "/v2", "Name, version and extensions of the server.", "ServerMetadata")
     for path in (_MODEL, _VERSION):
         metadata = "Inputs, outputs and versions of a model."
         add("get", path, metadata, "ModelMetadata", errors=(404,))
-        add("get", f"{path}/ready", "The model can answer.", errors=(404,))
+        add("get", f"{path}/ready", "The model is ready.", errors=(404,))
         headers = _CHOICE if path == _MODEL else None
         more = {"request": "InferRequest", "errors": wrong, "headers": headers}
         add("post", f"{path}/infer", infer, "InferResponse", **more)
     body = (400, 408, 413, 415)
     index = "All models and their states."
     add("post", "/v2/repository/index", index, "ModelState", answers_list=True, errors=body)
-    add("post", f"{_REPOSITORY}/load", "Load a model, or load it again.", errors=changes)
-    add("post", f"{_REPOSITORY}/unload", "Take a model out.", errors=changes)
+    add("post", f"{_REPOSITORY}/load", "Load or reload a model.", errors=changes)
+    add("post", f"{_REPOSITORY}/unload", "Unload a model.", errors=changes)
     add(
         "post",
         f"{_REPOSITORY}/traffic",
-        "Share the requests of a model among its versions.",
+        "Split the requests of a model among its versions.",
         request="Traffic",
         optional=True,
         errors=changes,
     )
-    add("get", "/metrics", "Metrics in the format of Prometheus.", "Metrics", media="text/plain")
+    add("get", "/metrics", "Metrics in the Prometheus format.", "Metrics", media="text/plain")
     add("get", "/openapi.json", "This description.", "Description")
     paths: dict[str, Any] = {}
     for method, path, operation in listed:
@@ -227,8 +227,8 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
         "info": {
             "title": "BigDL model server",
             "version": "2",
-            "description": "The Open Inference Protocol. In place of data in JSON, binary tensors "
-            "may follow the JSON; the header Inference-Header-Content-Length says where.",
+            "description": "The Open Inference Protocol. Instead of data in JSON, binary tensors "
+            "may follow the JSON, whose length is in the header Inference-Header-Content-Length.",
         },
         "paths": paths,
         "components": {
@@ -239,12 +239,12 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def page(further: Mapping[str, Any]) -> str:
-    """Return a page of HTML that lists the interface; it loads nothing from elsewhere.
+    """Return an HTML page that lists the interface and loads no external resources.
 
     Parameters
     ----------
     further : dict
-        Paths beside those of the protocol.
+        OpenAPI paths in addition to those of the protocol.
     """
     rows = []
     for path, methods in {**openapi()["paths"], **further}.items():
@@ -261,7 +261,7 @@ def page(further: Mapping[str, Any]) -> str:
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>BigDL model server</title>"
         "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:left;"
         "vertical-align:top;border-bottom:1px solid #ddd}</style><h1>BigDL model server</h1>"
-        "<p>The Open Inference Protocol; as a description for programs: "
-        "<a href='openapi.json'>openapi.json</a>.</p><table><tr><th>Method<th>Path<th>What it "
-        f"does<th>Answers</tr>{''.join(rows)}</table></html>"
+        "<p>The Open Inference Protocol; machine-readable: "
+        "<a href='openapi.json'>openapi.json</a>.</p><table><tr><th>Method<th>Path<th>Summary"
+        f"<th>Responses</tr>{''.join(rows)}</table></html>"
     )

@@ -1,4 +1,4 @@
-"""The end of a server's process within its grace, whatever still runs."""
+"""Forced exit of a server process after its grace period, and output to a closed pipe."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from bigdl.common.timeouts import LAST_S
 
 
 def print_line(sentence: str) -> None:
-    """Print a line to standard output, which nobody may read any more."""
+    """Print a line to standard output; ignore a closed pipe."""
     try:
         print(sentence, flush=True)
-    except OSError:  # the parent was killed; nothing else must fail on it
+    except OSError:  # the parent was killed; redirect, so that later prints do not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_within(seconds: float, name: str) -> None:
-    """Have this process end after some seconds, if it has not ended by itself.
+    """Exit the process after `seconds` if it has not ended by itself.
 
-    Threads that compute, in Python or in a library, would otherwise keep it for as long as they
-    take, since the interpreter waits for those of an executor. Status 1 then says so.
+    The interpreter waits at exit for the threads of an executor, so a long computation would delay
+    the end. A forced exit has the status 1.
 
     Parameters
     ----------
     seconds : float
+        Grace period.
     name : str
-        Of the program, for the sentence that tells it.
+        Program name for the message on standard error.
     """
 
     def end() -> None:
         time.sleep(seconds)
         with suppress(OSError):
             print(
-                f"{name}: ended after {seconds:g} s with requests that had not ended",
+                f"{name}: forced to exit after {seconds:g} s with unfinished requests",
                 file=sys.stderr,
                 flush=True,
             )
@@ -45,5 +46,5 @@ def exit_within(seconds: float, name: str) -> None:
 
     threading.Thread(target=end, name="end", daemon=True).start()
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # of the system: needs no lock of Python
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # handled by the kernel, so no GIL is needed
         signal.setitimer(signal.ITIMER_REAL, seconds + LAST_S)

@@ -1,7 +1,7 @@
-"""ProtoPool: classes of messages, made of descriptors when they are needed.
+"""ProtoPool: protobuf message classes, created from compiled descriptors on first use.
 
-Each pool is one of its own, so a program may have stubs of the same services that were generated
-elsewhere, and any version of protobuf will do.
+Each ProtoPool has a separate descriptor pool, so that a program can also use generated stubs of the
+same services, and any protobuf version works.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Message", "MessageClass", "ProtoPool"]
 
 MessageClass = Any
 Message = Any
-"""Protobuf makes classes of messages at run time, so no checker of types knows their fields."""
-_making = threading.Lock()  # two threads that make a class get two, which do not fit each other
+"""Protobuf creates message classes at run time, so type checkers do not know their fields."""
+_making = threading.Lock()  # two threads would create two incompatible classes
 
 
 class ProtoPool:
-    """The messages and services of one set of descriptors.
+    """Messages and services of one set of protobuf descriptors.
 
     Parameters
     ----------
     package : str
-        Of Python, which has the file.
+        Python package that contains the file.
     *path : str
-        The file that ``protoc --descriptor_set_out`` writes, in the package.
+        File written by ``protoc --descriptor_set_out``, relative to the package.
     """
 
     def __init__(self, package: str, *path: str):
@@ -38,7 +38,7 @@ class ProtoPool:
 
     @cached_property
     def _loaded(self) -> tuple[Any, dict[str, MessageClass]]:
-        """The pool of descriptors, and the classes of all messages by their full names."""
+        """Descriptor pool, and the classes of all messages by full name."""
         with _making:
             if "_loaded" in vars(self):
                 return vars(self)["_loaded"]
@@ -54,11 +54,11 @@ class ProtoPool:
             return loaded
 
     def message(self, name: str) -> MessageClass:
-        """Return the class of a message, such as ``recall.Query``."""
+        """Return the class of a message by its full name, such as ``recall.Query``."""
         return self._loaded[1][name]
 
     def messages(self, package: str) -> dict[str, MessageClass]:
-        """Return the classes of the messages of a package, by their names in it."""
+        """Return the message classes of a protobuf package by their short names."""
         begin = f"{package}."
         return {
             name.removeprefix(begin): each
@@ -67,7 +67,7 @@ class ProtoPool:
         }
 
     def methods(self, service: str) -> dict[str, tuple[MessageClass, MessageClass]]:
-        """Return the classes of request and answer of each method of a service."""
+        """Return the request and response classes of each method of a service."""
         known = self._methods.get(service)
         if known is None:
             described = self._loaded[0].FindServiceByName(service).methods

@@ -1,8 +1,8 @@
-"""ModelRepository: the models that a server offers, their versions, and how they are replaced.
+"""ModelRepository: models of a server by name and version, replaceable while in use.
 
-A request takes a version on lease. A version that is replaced or removed leaves the repository at
-once, so no new request gets it; it is closed when its last lease has ended. So no request is lost,
-and none sees half of a model.
+Each request holds a lease on a version. A replaced or removed version leaves the repository at
+once, so that new requests do not get it, and is closed when its last lease ends. So no request
+fails because of a change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownModelError(UsageError, LookupError):
-    """There is no such model, or no such version of it.
+    """Exception raised for an unknown model or an unknown version of a model.
 
     Examples
     --------
@@ -50,16 +50,16 @@ class UnknownModelError(UsageError, LookupError):
 
 @dataclass(eq=False)
 class Deployment:
-    """One version of a model that answers requests.
+    """One loaded version of a model.
 
     Attributes
     ----------
     name, version : str
     model : ServedModel
     path : Path or None
-        Where it was read from.
+        Directory or file it was loaded from.
     loaded : float
-        When, in seconds since 1970.
+        Load time in seconds since 1970.
     """
 
     name: str
@@ -73,21 +73,21 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Which versions of a model get the requests that name none.
+    """Split of the requests that name no version among the versions of a model.
 
     Attributes
     ----------
     shares : dict of str to float
-        Versions and their shares, which need not add up to 1; empty means the latest version.
+        Share of each version. Shares need not add up to 1; empty means the latest version.
     shadow : str or None
-        A version that gets every request too, and whose answers nobody sees.
+        Version that receives a copy of every request; its results are discarded.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
     shadow: str | None = None
 
     def chosen(self, key: str | None) -> str | None:
-        """Return a version: by chance, or for a key always the same; None means the latest."""
+        """Return a version, at random or fixed by the key; None means the latest."""
         if not self.shares:
             return None
         point = random.random() if key is None else _point_of(key)
@@ -105,7 +105,7 @@ def _point_of(key: str) -> float:
 
 
 class ModelRepository:
-    """Models by name and version, which are loaded, replaced and unloaded while they are used.
+    """Models by name and version that can be loaded, replaced and unloaded while in use.
 
     Parameters
     ----------
@@ -113,11 +113,11 @@ class ModelRepository:
         A directory of one saved model; of versions of it (``1``, ``2``, …); or of several models,
         each a saved model or a directory of versions. Its models are loaded by :meth:`load_all`.
     name : str, optional
-        The name of the model where the directory is one model; default that of the directory.
+        Name of the model if the directory is one model. Default: the directory's name.
     batching : BatchingOptions, optional
-        Of every model.
+        Options for every model.
     **options
-        Of :class:`ServedModel`, for the models of the directory, e.g. ``thread_num``.
+        Options of :class:`ServedModel` for the models of the directory, e.g. ``thread_num``.
 
     Examples
     --------
@@ -149,20 +149,20 @@ class ModelRepository:
         self._failures: dict[tuple[str, str], tuple[Any, str]] = {}
         self._traffic: dict[str, Traffic] = {}
         self._changed = threading.Condition()
-        self._loading = threading.Lock()  # of those who load: one after the other
+        self._loading = threading.Lock()  # one load at a time
         self._retiring: list[threading.Thread] = []
         self._watching: threading.Event | None = None
         self.on_load: Callable[[Deployment], None] = lambda deployed: None
         self.on_reload: Callable[[str, bool], None] = lambda name, succeeded: None
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the names of the models that answer."""
+        """Return the names of the loaded models."""
         return sorted(self._models)
 
     def versions(self, name: str) -> list[str]:
-        """Return the versions of a model, the oldest first.
+        """Return the versions of a model, oldest first.
 
         Raises
         ------
@@ -172,7 +172,7 @@ class ModelRepository:
         return sorted(self._versions(name), key=_order)
 
     def deployments(self) -> list[Deployment]:
-        """Return every version of every model."""
+        """Return all loaded versions of all models."""
         with self._changed:
             return [each for versions in self._models.values() for each in versions.values()]
 
@@ -182,7 +182,7 @@ class ModelRepository:
         Raises
         ------
         UnknownModelError
-            If there is none.
+            If there is no such model or version.
         """
         versions = self._versions(name)
         if version:
@@ -202,7 +202,7 @@ class ModelRepository:
         return versions
 
     def index(self) -> list[dict[str, str]]:
-        """Return name, version, state and reason of all that is or should be there."""
+        """Return the name, version, state and reason of all models, also of those that failed."""
         entries = {
             (each.name, each.version): {
                 "name": each.name,
@@ -225,28 +225,28 @@ class ModelRepository:
     def lease(
         self, name: str, version: str | None = None, key: str | None = None
     ) -> Iterator[Deployment]:
-        """Keep a version of a model for the time of a request.
+        """Keep a version of a model loaded for the duration of a request.
 
         Parameters
         ----------
         name : str
         version : str, optional
-            By default one that :meth:`set_traffic` asks for, or else the latest.
+            Default: chosen by the split of :meth:`set_traffic`, or the latest.
         key : str, optional
-            Requests of one key, such as a user, get the same version.
+            Requests with the same key, such as a user id, get the same version.
 
         Raises
         ------
         UnknownModelError
             If there is no such model or version.
         """
-        deployed = self._take(name, version, key)
+        deployed = self._acquire(name, version, key)
         try:
             yield deployed
         finally:
-            self._give_back(deployed)
+            self._release(deployed)
 
-    def _take(self, name: str, version: str | None, key: str | None) -> Deployment:
+    def _acquire(self, name: str, version: str | None, key: str | None) -> Deployment:
         with self._changed:
             if not version:
                 chosen = self.traffic(name).chosen(key)
@@ -255,43 +255,43 @@ class ModelRepository:
             deployed.leases += 1
             return deployed
 
-    def _give_back(self, deployed: Deployment) -> None:
+    def _release(self, deployed: Deployment) -> None:
         with self._changed:
             deployed.leases -= 1
             if not deployed.leases:
                 self._changed.notify_all()
 
     def traffic(self, name: str) -> Traffic:
-        """Return which versions of a model get the requests that name none."""
+        """Return the traffic split of a model."""
         return self._traffic.get(name, _ALL_TO_LATEST)
 
     def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
-        """Send a request to the shadow of a model as well, if it has one; nobody waits for it.
+        """Send a request also to the shadow version of a model, if any, without waiting for it.
 
         Parameters
         ----------
         deployed : Deployment
-            What answers the request.
+            Version that answers the request.
         arrays : list of ndarray
         done : callable
-            Called with True, or False after an error, when the shadow has answered.
+            Called with True when the shadow has answered, or with False after an error.
         """
         shadow = self.traffic(deployed.name).shadow
         if shadow is None or shadow == deployed.version:
             return
         try:
-            other = self._take(deployed.name, shadow, None)
+            other = self._acquire(deployed.name, shadow, None)
         except UnknownModelError:
             return
         try:
             future = other.model.submit(arrays)
-        except Exception:  # a full queue of a shadow is nobody's error
-            self._give_back(other)
+        except Exception:  # e.g. a full queue; it does not affect the caller
+            self._release(other)
             done(False)
             return
 
         def finish(future: Any) -> None:
-            self._give_back(other)
+            self._release(other)
             done(future.exception() is None)
 
         future.add_done_callback(finish)
@@ -299,21 +299,21 @@ class ModelRepository:
     def set_traffic(
         self, name: str, shares: Mapping[str, float] | None = None, shadow: str | None = None
     ) -> None:
-        """Share the requests that name no version among versions of a model.
+        """Split the requests that name no version among versions of a model.
 
         Parameters
         ----------
         name : str
         shares : dict of str to float, optional
-            Versions and their shares, e.g. ``{"1": 90, "2": 10}``. By default the latest version
-            gets all.
+            Share of each version, e.g. ``{"1": 90, "2": 10}``. Default: all requests go to the
+            latest version.
         shadow : str, optional
-            A version that computes every request too, without being asked for its answer.
+            Version that receives a copy of every request; its results are discarded.
 
         Raises
         ------
         UsageError
-            If a version is not there, takes other inputs, or a share is negative.
+            If a version does not exist, takes other inputs, or a share is negative.
         """
         shares = dict(shares or {})
         for version, share in shares.items():
@@ -337,13 +337,13 @@ class ModelRepository:
     # -- loading -------------------------------------------------------------------------------
 
     def add(self, name: str, model: ServedModel, version: str = "1") -> Deployment:
-        """Put a model in, or in the place of the one of this name and version.
+        """Add a model, or replace the one with this name and version.
 
         Parameters
         ----------
         name : str
         model : ServedModel
-            The repository closes it.
+            The repository takes it over and closes it.
         version : str
         """
         return self._put(Deployment(name, str(version), model))
@@ -351,8 +351,8 @@ class ModelRepository:
     def load_all(self, *, keep_going: bool = False) -> None:
         """Load every model of the directory that is not loaded yet.
 
-        A model that cannot be loaded does not keep the others from being loaded;
-        :meth:`index` has the reason.
+        A model that fails to load does not prevent the others from loading; :meth:`index` has the
+        reason.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ class ModelRepository:
         Raises
         ------
         UsageError
-            If there is no model, or, after all others were loaded, if some cannot be.
+            If there is no model, or if some failed to load (after the others were loaded).
         """
         models = self._on_disk()
         if not models:
@@ -384,9 +384,9 @@ class ModelRepository:
             _log.error("%s; the other models are served", problem)
 
     def load(self, name: str, *, force: bool = True) -> None:
-        """Load all versions of a model of the directory, or load them again.
+        """Load or reload all versions of a model of the directory.
 
-        A version that cannot be loaded leaves the one that is there untouched.
+        If a version fails to load, its previously loaded state stays in use.
 
         Parameters
         ----------
@@ -399,7 +399,7 @@ class ModelRepository:
         UnknownModelError
             If the directory has no such model.
         UsageError
-            If a version cannot be loaded; the others are.
+            If a version fails to load; the others are loaded.
         """
         with self._loading:
             versions = self._on_disk().get(name)
@@ -445,7 +445,7 @@ class ModelRepository:
         self.on_reload(name, True)
 
     def unload(self, name: str) -> None:
-        """Take all versions of a model out; those that are in use answer first.
+        """Unload all versions of a model after their running requests.
 
         Raises
         ------
@@ -476,7 +476,7 @@ class ModelRepository:
             self._retire(removed)
 
     def _retire(self, deployed: Deployment) -> None:
-        """Close a version when its last lease has ended, without waiting for that here."""
+        """Close a version in a thread when its last lease has ended."""
 
         def close() -> None:
             with self._changed:
@@ -514,35 +514,35 @@ class ModelRepository:
     # -- changes on disk -----------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Load what has changed in the directory, and unload what is gone.
+        """Load changed models of the directory, and unload removed ones.
 
-        Problems are logged, and stand in :meth:`index`.
+        Problems are logged and reported by :meth:`index`.
         """
         models = self._on_disk()
         for name in models:
             try:
                 self.load(name, force=False)
             except UsageError as error:
-                _log.warning("%s; what was loaded before goes on", error)
+                _log.warning("%s; the version loaded before stays in use", error)
         for deployed in self.deployments():
             if deployed.path is not None and deployed.name not in models:
                 self._remove(deployed.name, deployed.version)
 
     def watch(self, seconds: float = 2.0) -> None:
-        """Look for changes in the directory again and again, in a thread, until :meth:`close`."""
+        """Check the directory for changes periodically, in a thread, until :meth:`close`."""
         if self._watching is not None:
             return
         stopped = self._watching = threading.Event()
 
         def look() -> None:
             while not stopped.wait(seconds):
-                with suppress(UsageError, OSError):  # the directory may be moved for a moment
+                with suppress(UsageError, OSError):  # the directory may be missing during a move
                     self.refresh()
 
         threading.Thread(target=look, name="bigdl-serving-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Answer what is under way, and close all models."""
+        """Finish running requests and close all models."""
         if self._watching is not None:
             self._watching.set()
         with self._loading:
@@ -556,7 +556,7 @@ class ModelRepository:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -567,7 +567,7 @@ _ALL_TO_LATEST = Traffic()
 
 
 def _order(version: str) -> tuple[bool, int, str]:
-    """Numbers in their order, after any other names."""
+    """Return a sort key of a version: numbers in numeric order, after any other names."""
     return (version.isdecimal(), int(version) if version.isdecimal() else 0, version)
 
 
@@ -584,7 +584,7 @@ def _versions_in(path: Path) -> dict[str, Path]:
 
 
 def _joined(problems: list[UsageError]) -> UsageError:
-    """Return one error with the messages of several and the code of the first."""
+    """Return one error with the messages of several errors and the code of the first."""
     return problems[0].with_message("; ".join(map(str, problems)))
 
 

@@ -1,8 +1,8 @@
-"""Runners: a model of any kind as a function of a flat list of arrays, and its signature.
+"""Runners: models of all frameworks as functions of flat lists of arrays with a signature.
 
-A runner is made of a directory that ``InferenceOptimizer.save`` wrote, of a network in a file, or
-of a model in memory, which is accelerated first. Networks in OpenVINO and ONNX Runtime are read
-without the framework that they come from, so serving one imports neither PyTorch nor TensorFlow.
+A runner is created from a directory that ``InferenceOptimizer.save`` wrote, from a network file, or
+from a model in memory, which is accelerated first. OpenVINO and ONNX networks are read without
+their original framework, so serving them imports neither PyTorch nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ __all__ = ["ModelRunner", "make_runner"]
 
 _FLOAT = np.dtype("float32")
 _OPEN_SIZE = 8
-"""Of a dimension that may have any size, in arrays that a model is tried with."""
+"""Size of dynamic dimensions in the arrays of a trial run."""
 MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
 
 
 @dataclass(frozen=True)
 class ModelRunner:
-    """A model that takes and returns flat lists of arrays; any number of threads may call it.
+    """A model as a function of flat lists of arrays; any number of threads may call it.
 
     Attributes
     ----------
     run : callable
     signature : Signature
     platform : str
-        What runs it, e.g. ``"openvino"``.
+        Runtime, e.g. ``"openvino"``.
     method : str
-        The method of acceleration, e.g. ``"openvino_int8"``; empty if it is not known.
+        Acceleration method, e.g. ``"openvino_int8"``; empty if unknown.
     sample : list of ndarray, optional
-        Arrays that the model is known to take.
+        Arrays that the model is known to accept.
     joins : bool
-        True if the result of a row does not depend on the other rows of the call; see
-        :meth:`tried`.
+        True if the result of a row does not depend on the other rows, so that requests may be
+        batched; see :meth:`tried`.
     network : CompiledNetwork, optional
-        What runs it, if that is OpenVINO.
+        The OpenVINO network, if the runtime is OpenVINO.
     """
 
     run: Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -66,7 +66,7 @@ class ModelRunner:
     network: CompiledNetwork | None = None
 
     def arrays_of(self, rows: int) -> list[np.ndarray]:
-        """Return arrays that fit the signature: of the sample, or random ones."""
+        """Return arrays that fit the signature, from the sample or random."""
         random = np.random.default_rng(rows)
         arrays = []
         for position, spec in enumerate(self.signature.inputs):
@@ -82,20 +82,20 @@ class ModelRunner:
                 arrays.append(random.random(shape).astype(spec.dtype))
             elif spec.dtype == object:
                 arrays.append(np.full(shape, b"", object))
-            else:  # 0 is a number that every table of embeddings has
+            else:  # 0 is a valid index of every embedding table
                 arrays.append(np.zeros(shape, spec.dtype))
         return arrays
 
     def tried(self) -> ModelRunner:
-        """Run the model on a few rows; return a runner that knows its outputs and whether it joins.
+        """Run the model on a few rows; return a runner with known outputs and `joins`.
 
         Raises
         ------
         UsageError
-            If the model does not run, or gives no finite number.
+            If the model does not run, or its output has no finite number.
         """
         with as_usage_error(
-            "The model does not run on arrays of its own signature", code="model-unsupported"
+            "The model does not run on arrays of its signature", code="model-unsupported"
         ):
             one, two = (self.run(self.arrays_of(rows)) for rows in (1, 2))
         floats = [each for each in two if each.dtype.kind == "f" and each.size]
@@ -104,11 +104,11 @@ class ModelRunner:
                 "The model gives no finite number; its weights may be damaged", code="model-output"
             )
         signature = replace(self.signature, outputs=tuple(self._outputs(one, two)))
-        joins = signature.has_rows and self._separate(two)
+        joins = signature.has_rows and self._rows_independent(two)
         return replace(self, signature=signature, joins=joins)
 
     def _outputs(self, one: list[np.ndarray], two: list[np.ndarray]) -> list[TensorSpec]:
-        """The outputs as they came: a size that the network leaves open may be known now."""
+        """Return the specs of the outputs, with types and sizes observed for 1 and 2 rows."""
         specs = []
         for spec, first, second in zip(self.signature.outputs, one, two, strict=True):
             dtype = np.dtype(object) if first.dtype.kind in "SUO" else first.dtype
@@ -124,14 +124,14 @@ class ModelRunner:
         inputs = self.signature.inputs
         return bool(inputs) and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
 
-    def _separate(self, together: list[np.ndarray]) -> bool:
-        """True if two rows have the results that each of them has alone."""
+    def _rows_independent(self, together: list[np.ndarray]) -> bool:
+        """Return True if two rows have the same results together as alone."""
         for row in (0, 1):
             alone = self.run([each[row : row + 1] for each in self.arrays_of(2)])
             for part, whole in zip(alone, together, strict=True):
                 if part.dtype.kind != "f":
                     same = np.array_equal(part, whole[row : row + 1])
-                else:  # other batch sizes may be added up in another order
+                else:  # the order of additions may depend on the batch size
                     scale = float(np.abs(whole).max(initial=1e-6))
                     same = np.allclose(part, whole[row : row + 1], 2e-2, 2e-2 * scale, True)
                 if not same:
@@ -156,28 +156,28 @@ def make_runner(
     Parameters
     ----------
     model
-        The path of a saved model or of a file of ONNX, OpenVINO or Keras; a module of PyTorch; a
-        model of Keras; or what ``InferenceOptimizer`` made of one.
+        Path of a saved model or of an ONNX, OpenVINO or Keras file; a PyTorch module; a Keras
+        model; or a model accelerated by ``InferenceOptimizer``.
     sample : optional
-        A sample of the input. A module of PyTorch needs one.
+        Sample input; required for a PyTorch module.
     method : str, optional
-        How a model in memory is accelerated, e.g. ``"openvino_int8"``; ``"original"`` leaves it in
-        its framework. Default ``"openvino_fp32"``.
+        Acceleration method of a model in memory, e.g. ``"openvino_int8"``; ``"original"`` runs it
+        in its framework. Default ``"openvino_fp32"``.
     input_names : sequence of str, optional
-        Names of the inputs in their order. By default those of the model, and for models of
-        ``bigdl.friesian.models`` their ``feature_cols``.
+        Names of the inputs in order. Default: the model's names, or the ``feature_cols`` of a
+        model of ``bigdl.friesian.models``.
     inputs : str, optional
-        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, of a graph of PyTorch in a file
-        that does not say them.
+        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, for a PyTorch graph file that does
+        not contain them.
     thread_num : int, optional
         Threads of one call.
     device : str, optional
-        Of OpenVINO.
+        OpenVINO device.
     trust : bool
-        Of a path: run code that it holds (a graph of PyTorch, a Lambda layer of Keras) although no
-        program of this user has signed it.
+        Run code that the path contains (a PyTorch graph, a Keras Lambda layer) although no program
+        of this user has signed it.
     **arguments
-        Of ``InferenceOptimizer.build``, e.g. ``calib_data``.
+        Arguments of ``InferenceOptimizer.build``, e.g. ``calib_data``.
 
     Raises
     ------
@@ -191,8 +191,8 @@ def make_runner(
     elif isinstance(model, str | os.PathLike):
         if method is not None or arguments:
             raise UsageError(
-                "A saved model runs as it was saved; method, calib_data and the like are of models "
-                "in memory",
+                "A saved model runs as it was saved; method, calib_data and similar arguments are "
+                "for models in memory",
                 code="argument-conflict",
                 argument="method",
             )
@@ -204,7 +204,7 @@ def make_runner(
 
 
 def _column_names(model: Any, runner: ModelRunner) -> Sequence[str] | None:
-    """The columns of a table that a recommender takes, where they are as many as its inputs."""
+    """Return the column names of a recommender model if there is one per input, else None."""
     model = getattr(model, "nano_source", None) or model
     columns = getattr(model, "feature_cols", None)
     if isinstance(columns, list) and len(columns) == len(runner.signature.inputs):
@@ -237,18 +237,19 @@ def _of_path(
         path = present[0]
     if path.is_file():
         return _of_file(path, thread_num, device, trust)
-    # The files are copied: what is written over them must not change a model that runs.
+    # Copy the files, so that overwriting them does not change the running model.
     files = {each.name: io.BytesIO(each.read_bytes()) for each in path.iterdir() if each.is_file()}
     with open_saved_model(files, thread_num) as (directory, meta):
-        kind = str(meta["ModelType"])
-        whole = "OpenVINO" not in kind or (directory / str(meta.get("xml_path"))).exists()
-        if meta.get("onnx_path") or (meta.get("xml_path") and whole):
+        model_type = str(meta["ModelType"])
+        complete = "OpenVINO" not in model_type or (directory / str(meta.get("xml_path"))).exists()
+        if meta.get("onnx_path") or (meta.get("xml_path") and complete):
             return _of_network_files(directory, meta, device)
-    if kind.startswith("Keras"):
+    if model_type.startswith("Keras"):
         from bigdl.nano.tf.keras import InferenceOptimizer as KerasOptimizer
 
         _rewind(files)
-        return _of_keras(KerasOptimizer.load(files, thread_num=thread_num, trust=trust), kind)
+        model = KerasOptimizer.load(files, thread_num=thread_num, trust=trust)
+        return _of_keras(model, model_type)
     from bigdl.nano.pytorch import InferenceOptimizer
 
     _rewind(files)
@@ -261,7 +262,7 @@ def _of_path(
 
 
 def _rewind(files: Mapping[str, io.BytesIO]) -> None:
-    """Let files in memory be read from their beginnings again."""
+    """Rewind in-memory files to their beginnings."""
     for file in files.values():
         file.seek(0)
 
@@ -274,7 +275,7 @@ def _of_file(path: Path, thread_num: int | None, device: str | None, trust: bool
         weights = path.with_suffix(".bin")
         if not weights.exists():
             raise UsageError(
-                f"There are no weights {weights.name} beside {str(path)!r}",
+                f"The weights file {weights.name} next to {str(path)!r} is missing",
                 code="path-missing",
                 path=str(weights),
             )
@@ -302,7 +303,7 @@ def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | No
     ends = None
     if "inputs" in meta:
         names: Sequence[str]
-        if "ports" in meta["inputs"]:  # of Keras
+        if "ports" in meta["inputs"]:  # a Keras model
             names = [port[0] for port in meta["inputs"]["ports"]]
         else:
             names = CallSignature.from_json(meta["inputs"]).names
@@ -315,7 +316,7 @@ def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | No
 
 
 Ends = tuple[Sequence[str], Structure]
-"""Names of a network's inputs, and how its outputs are nested."""
+"""Names of a network's inputs, and the nesting of its outputs."""
 
 
 def _of_network(network: OnnxNetwork | CompiledNetwork, ends: Ends, method: str) -> ModelRunner:
@@ -328,15 +329,16 @@ def _of_openvino(
     network: CompiledNetwork, ends: Ends | None = None, method: str = "openvino_fp32"
 ) -> ModelRunner:
     ports = network.compiled
-    inputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.inputs]
-    outputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.outputs]
+    inputs = [TensorSpec(port_name(each), *_port_type(each)) for each in ports.inputs]
+    outputs = [TensorSpec(port_name(each), *_port_type(each)) for each in ports.outputs]
     signature = _with_ends(inputs, outputs, ends)
     return ModelRunner(network.infer, signature, "openvino", method, network=network)
 
 
-def _port_facts(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
-    kind = port.get_element_type()
-    dtype = np.dtype(object) if kind.get_type_name() == "string" else np.dtype(kind.to_dtype())
+def _port_type(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    element = port.get_element_type()
+    is_text = element.get_type_name() == "string"
+    dtype = np.dtype(object) if is_text else np.dtype(element.to_dtype())
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         return dtype, (-1,)
@@ -358,7 +360,7 @@ def _onnx_spec(port: Any) -> TensorSpec:
 
 
 def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends | None) -> Signature:
-    """The signature of a network under the names that the user's model has."""
+    """Return the signature of a network under the names of the user's model."""
     if ends is None:
         return Signature(tuple(inputs), tuple(outputs))
     names = output_names(ends[1])
@@ -369,7 +371,7 @@ def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends |
 
 
 def output_names(structure: Structure) -> list[str]:
-    """Return names of the tensors of a result: keys of a dict, ``output``, or ``output_0``, …."""
+    """Return names for the tensors of a result: dict keys, ``output``, or ``output_0``, …."""
     if structure.kind == "tensor":
         return ["output"]
     paths = structure.paths("")
@@ -451,7 +453,7 @@ def _of_module(
     method: str = "original",
     specs: list[TensorSpec] | None = None,
 ) -> ModelRunner:
-    """A module of PyTorch, accelerated or not."""
+    """Return a runner of a PyTorch module, accelerated or not."""
     method = getattr(module, "nano_method", None) or method
     network = getattr(module, "nano_network", None)
     if network is not None:
@@ -468,8 +470,8 @@ def _of_module(
         specs = TensorSpec.parsed(inputs)
     if specs is None and arrays is None:
         raise UsageError(
-            f"A saved graph of {method} does not say the types and shapes of its inputs "
-            f"{', '.join(calls.names)}; give them, e.g. as inputs='x: FP32[-1,4]', or a sample",
+            f"A saved graph of {method} does not contain the types and shapes of its inputs "
+            f"{', '.join(calls.names)}; pass inputs, e.g. 'x: FP32[-1,4]', or a sample",
             code="argument-missing",
             argument="inputs",
             method=method,
@@ -488,7 +490,8 @@ def _of_module(
     def run(values: list[np.ndarray]) -> list[np.ndarray]:
         tensors = [torch.from_numpy(_writable(each)) for each in values]
         args, kwargs = calls.unflatten(tensors)
-        # A context sets the threads of the process, which calls at a time could not restore.
+        # The context sets the number of threads of the process; concurrent calls could not restore
+        # it.
         with lock, InferenceOptimizer.get_context(module):
             leaves, structure = flatten(module(*args, **kwargs))
         if not names:
@@ -506,7 +509,7 @@ def _of_module(
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    """The array itself if PyTorch may have it, which warns of those that are read-only."""
+    """Return the array, or a copy if it is read-only or not contiguous."""
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()
 
 
@@ -519,7 +522,7 @@ def _flat_sample(module: Any, sample: Any) -> list[np.ndarray] | None:
 
 
 def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
-    """The inputs of a compiled graph, which alone of PyTorch's graphs knows them."""
+    """Return the input specs of a compiled PyTorch graph, or None for other graphs."""
     if "shapes" not in meta or "dtypes" not in meta:
         return None
     names = CallSignature.from_json(meta["inputs"]).names
@@ -529,8 +532,8 @@ def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
     ]
 
 
-def _of_keras(model: Any, kind: str) -> ModelRunner:
-    """A model of Keras, accelerated or not."""
+def _of_keras(model: Any, model_type: str) -> ModelRunner:
+    """Return a runner of a Keras model, accelerated or not."""
     network = getattr(model, "nano_network", None)
     if network is None:
         from bigdl.nano.tf.inference.source import KerasSource
@@ -551,7 +554,7 @@ def _of_keras(model: Any, kind: str) -> ModelRunner:
         replace(_port_spec(port), name=name)
         for port, name in zip(ports, output_names(structure), strict=True)
     )
-    return ModelRunner(infer, Signature(inputs, outputs), "tensorflow", method or kind)
+    return ModelRunner(infer, Signature(inputs, outputs), "tensorflow", method or model_type)
 
 
 def _port_spec(port: Any) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""ModelServer: HTTP and gRPC for the models of a repository, from its start to its drained end."""
+"""ModelServer: HTTP and gRPC servers for the models of a repository."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ __all__ = ["ModelServer"]
 
 
 class ModelServer:
-    """Answers the Open Inference Protocol over HTTP and gRPC, in threads of this process.
+    """Server of the Open Inference Protocol over HTTP and gRPC, in threads of this process.
 
-    It listens at the loopback address unless it is told otherwise. The repository is closed with
-    the server.
+    It listens on the loopback address by default. Closing the server closes the repository.
 
     Parameters
     ----------
     models : ModelRepository, or str or path
-        A path is that of a saved model or of a directory of them; all are loaded.
+        Repository, or the path of a saved model or a directory of saved models, which are loaded.
     host : str
-        Address to listen at. One that other machines reach should have TLS.
+        Address to listen on. Use TLS if other machines can reach it.
     http_port, grpc_port : int or None
-        0 means any that is free; None means not to listen.
+        0: any free port; None: do not listen.
     limits : ServingLimits, optional
     token : str, optional
-        Requests then need the header ``Authorization: Bearer <token>``.
+        If set, requests need the header ``Authorization: Bearer <token>``.
     admin_token, metrics_token : str, optional
-        For requests that change the models, and for ``/metrics``. The admin token is good for
-        everything; without `metrics_token` the metrics need `token`.
+        Tokens for requests that change the models, and for ``/metrics``. The admin token is valid
+        for all requests. Without `metrics_token` the metrics need `token`.
     tls : (str, str), optional
-        Files of a certificate and of its key, in PEM.
+        PEM files of a certificate and its key.
     changes : bool, optional
-        True if clients may load and unload models and share requests among versions, which needs
-        an admin token where there is a token. Default: only with an admin token.
+        True lets clients load and unload models and set the traffic of versions; if there is a
+        `token`, this needs an `admin_token`. Default: allowed only with an admin token.
     reload_seconds : float, optional
-        Look for changes in the directory that often.
+        Interval of checks for changes in the directory. Default: no checks.
     grpc_threads : int
-        Requests over gRPC at the same time.
+        Number of concurrent gRPC requests.
     routes : mapping, optional
-        Further handlers for HTTP, as of :class:`HttpApp`.
+        Further HTTP handlers; see :class:`HttpApp`.
     grpc_handlers : sequence, optional
-        Further services of gRPC.
+        Handlers of further gRPC services.
     shares_port : bool, default False
-        Other processes listen on the ports, too; the system gives each connection to one of them.
+        Bind with ``SO_REUSEPORT``, so that several processes listen on the ports and the kernel
+        distributes the connections.
 
     Attributes
     ----------
     repository : ModelRepository
     service : InferenceService
     http_port, grpc_port : int or None
-        Where it listens.
+        Ports that the server listens on.
 
     Raises
     ------
@@ -165,21 +165,21 @@ class ModelServer:
 
     @property
     def http_port(self) -> int | None:
-        """The port of HTTP."""
+        """Port of the HTTP server."""
         return None if self._http is None else self._http.port
 
     @property
     def grpc_port(self) -> int | None:
-        """The port of gRPC."""
+        """Port of the gRPC server."""
         return None if self._grpc is None else self._grpc.port
 
     def close(self, seconds: float = REQUESTS_END_S) -> None:
-        """Take no more requests, answer those that are under way, and close the models.
+        """Refuse new requests, finish running ones, and close the models.
 
         Parameters
         ----------
         seconds : float
-            How long requests may take that are under way.
+            Seconds that running requests may take.
         """
         if self._closed:
             return
@@ -194,9 +194,9 @@ class ModelServer:
         self.repository.close()
 
     def drain(self, seconds: float) -> None:
-        """Say that the server is not ready, and go on answering for some seconds.
+        """Report the server as not ready while it continues to answer for some seconds.
 
-        Load balancers send new requests elsewhere meanwhile.
+        Use it before :meth:`close`, so that load balancers send new requests elsewhere.
         """
         self.service.draining = True
         time.sleep(seconds)
@@ -206,7 +206,7 @@ class ModelServer:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -216,7 +216,7 @@ class ModelServer:
 def _tls_files(tls: Sequence[str | os.PathLike]) -> tuple[str, str]:
     if not isinstance(tls, Sequence) or len(tls) != 2:
         raise UsageError(
-            "tls is a pair: the file of a certificate and that of its key",
+            "tls must be a pair of files: a certificate and its key",
             code="argument-type",
             argument="tls",
         )
@@ -224,7 +224,7 @@ def _tls_files(tls: Sequence[str | os.PathLike]) -> tuple[str, str]:
 
 
 def allow_many_connections() -> None:
-    """Let the process have as many open files, and so connections, as the system allows it."""
+    """Raise the process's soft limit of open files, and thus of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))

@@ -1,4 +1,4 @@
-"""InferenceService: what the servers for HTTP and gRPC do with a request, and its limits."""
+"""InferenceService: request handling and limits shared by the HTTP and gRPC servers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = ["InferenceService"]
 
 
 class InFlightBytes:
-    """The bytes that all requests reserve which a server has begun to read.
+    """Counter and limit of the bytes that all requests in flight hold in memory.
 
     Parameters
     ----------
     most : int
+        Limit in bytes.
     """
 
     def __init__(self, most: int):
@@ -35,10 +36,10 @@ class InFlightBytes:
 
     @contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
-        """Return a function by which one request says how many bytes it has by now.
+        """Yield a function that sets how many bytes one request holds.
 
-        It raises an :class:`OverloadError` if all together would have too many. What is said ends
-        with the block.
+        The function raises an :class:`OverloadError` if all requests together would exceed the
+        limit. The bytes are released when the block ends.
         """
         mine = 0
 
@@ -50,8 +51,7 @@ class InFlightBytes:
             with self._changing:
                 if more > 0 and self._bytes + more > self._most:
                     raise OverloadError(
-                        "The requests that are read and answered now are too large together; try "
-                        "again later"
+                        "The requests in progress are too large together; try again later"
                     )
                 self._bytes += more
                 mine += more
@@ -63,24 +63,24 @@ class InFlightBytes:
                 self._bytes -= mine
 
 
-_FREE_BYTES = 64 << 10  # of a request: small ones are answered whatever large ones reserve
+_FREE_BYTES = 64 << 10  # not counted, so that large requests never block small ones
 
 
 class InferenceService:
-    """The models of a repository, their limits, metrics and traces, for any kind of server.
+    """Models of a repository with limits, metrics and traces, independent of the protocol.
 
     Parameters
     ----------
     repository : ModelRepository
     limits : ServingLimits, optional
     tokens : Tokens, optional
-        Requests need one, but for those that ask whether the server lives and is ready.
+        Accepted tokens. Requests for liveness and readiness need none.
     changes : bool
-        True if clients may load, unload and share models.
+        True if clients may load and unload models and set the traffic of their versions.
     metrics : ServingMetrics, optional
-        Those of the process that has other services, too.
+        Metrics of a process that has other services in addition. Default: new ones.
     needs_models : bool
-        False if the server is ready without a model, as it does other work.
+        False if the server is ready without a model.
     """
 
     def __init__(
@@ -101,42 +101,44 @@ class InferenceService:
         self.metrics = metrics
         metrics.observe_models(repository)
         limit = max(self.limits.max_bytes_at_once, self.limits.max_request_bytes)
-        self.loops: set[asyncio.AbstractEventLoop] = set()  # that answer requests
+        self.loops: set[asyncio.AbstractEventLoop] = set()  # event loops that answer requests
         self.bytes_at_once = InFlightBytes(limit)
         self._needs_models = needs_models
         self.draining = False
         self._tokens = tokens or Tokens()
         self._changes = changes
         self._span = _tracer()
-        # Where several processes are one server, it tells the others.
+        # With several worker processes, it forwards a change to the others.
         self.changed: Callable[..., object] = lambda name, *arguments: None
 
     @property
     def ready(self) -> bool:
-        """True if the server is not about to end, and there is a model if it needs one."""
+        """True if the server is not shutting down and has a model, where it needs one."""
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
-        """Refuse a request without the token for its purpose.
+        """Check the token of a request for a purpose.
 
         Parameters
         ----------
         authorization : str or None
-            The header ``Authorization``.
+            Value of the header ``Authorization``.
         purpose : {"infer", "admin", "metrics"}
 
         Raises
         ------
         AccessError
+            If the token is missing or wrong.
         """
         self._tokens.check(authorization, purpose)
 
     def check_changes(self) -> None:
-        """Refuse a request that changes the repository where that is not allowed.
+        """Raise unless clients may change the repository.
 
         Raises
         ------
         AccessError
+            If clients may not change it.
         """
         if not self._changes:
             raise ForbiddenError(
@@ -145,35 +147,35 @@ class InferenceService:
             )
 
     def change(self, name: str, *arguments: object) -> None:
-        """Change the repository for a client.
+        """Change the repository on behalf of a client.
 
         Parameters
         ----------
         name : {"load", "unload", "set_traffic"}
-            The method of the repository.
+            Method of the repository.
         *arguments
-            Of the method, of types that JSON has.
+            Arguments of the method, of JSON types.
 
         Raises
         ------
         AccessError
             If clients may not change it.
         UsageError
-            If it cannot be changed so.
+            If the change is not possible.
         """
         self.check_changes()
         getattr(self.repository, name)(*arguments)
         self.changed(name, *arguments)
 
-    def seconds_of(self, asked: float | None) -> float:
-        """Return the seconds that a request has, within the limit."""
-        return self.limits.timeout if asked is None else min(asked, self.limits.timeout)
+    def seconds_of(self, timeout: float | None) -> float:
+        """Return the timeout of a request in seconds, capped by the server's limit."""
+        return self.limits.timeout if timeout is None else min(timeout, self.limits.timeout)
 
     @contextmanager
     def trace_request(
         self, model: str, version: str | None, protocol: str
     ) -> Iterator[RequestTrace]:
-        """Count and trace a request for inference, whatever becomes of it."""
+        """Record metrics and an OpenTelemetry span of one inference request, also if it fails."""
         begin, request_trace = time.perf_counter(), RequestTrace(self)
         code = "cancelled"
         with self.metrics.request(), self._span(f"{protocol} infer {model}", request_trace):
@@ -193,7 +195,7 @@ class InferenceService:
 
 
 class RequestTrace:
-    """One request on its way: which version answers it, and how long its stages take."""
+    """Record of one request: the version that answers it, and the times of its stages."""
 
     def __init__(self, service: InferenceService):
         self._service = service
@@ -201,14 +203,14 @@ class RequestTrace:
         self.decode_seconds = 0.0
 
     def mirror(self, arrays: list) -> None:
-        """Send the request to the shadow of its model, if there is one."""
+        """Send the request to the shadow version of its model, if there is one."""
         assert self.deployed is not None
         name = self.deployed.name
         self._service.repository.mirror(self.deployed, arrays, self._service.metrics.shadow(name))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage of the request."""
+        """Record the time of a stage of the request."""
         begin = time.perf_counter()
         yield
         assert self.deployed is not None
@@ -216,7 +218,7 @@ class RequestTrace:
 
 
 def _tracer() -> Callable[[str, Any], Any]:
-    """Return a function that makes spans of OpenTelemetry, or none where it is not installed."""
+    """Return a function that starts OpenTelemetry spans; they do nothing if it is missing."""
     try:
         from opentelemetry import trace
     except ImportError:

@@ -1,8 +1,8 @@
-"""The figures and the chart of a run of a server: requests per second, latency, time by stage.
+"""Metrics and chart of a server run: requests per second, latency, and time by stage.
 
-Both servers, that of Nano and that of Friesian, count in histograms of Prometheus how long requests
-and their stages take.  :class:`ServingRun` reads them again and again while requests come, and what
-was added from one look to the next is a point of the chart.
+The servers of Nano and Friesian record the times of requests and their stages in Prometheus
+histograms. :class:`ServingRun` samples them periodically; the difference between two samples is a
+point of the chart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTS = {"latency_50_ms": 0.5, "latency_95_ms": 0.95, "latency_99_ms": 0.99}
 
 
 class _StageHistogram:
-    """One histogram: its count, its sum in seconds, and its counts up to each bound."""
+    """A Prometheus histogram of one stage: count, sum in seconds, and cumulative bucket counts."""
 
     def __init__(self) -> None:
         self.count = 0.0
@@ -34,7 +34,7 @@ class _StageHistogram:
         self.buckets: dict[float, float] = defaultdict(float)
 
     def since(self, before: _StageHistogram) -> _StageHistogram:
-        """Return the figures added since an earlier look; all if the server was started again."""
+        """Return the observations since an earlier sample; all of them after a restart."""
         added = _StageHistogram()
         if before.count > self.count:
             before = _StageHistogram()
@@ -45,7 +45,7 @@ class _StageHistogram:
 
     @classmethod
     def joined(cls, stages: Iterable[_StageHistogram]) -> _StageHistogram:
-        """All observations of several."""
+        """Merge the observations of several histograms."""
         whole = cls()
         for each in stages:
             whole.count, whole.sum = whole.count + each.count, whole.sum + each.sum
@@ -58,7 +58,7 @@ class _StageHistogram:
         return 1e3 * self.sum / self.count if self.count else math.nan
 
     def quantile_ms(self, part: float) -> float:
-        """Milliseconds within which a part of all ended, by a straight line within its bucket."""
+        """Return a quantile in milliseconds, interpolated linearly within its bucket."""
         low, below = 0.0, 0.0
         for bound, count in sorted(self.buckets.items()):
             if count >= part * self.count > 0 and count > below:
@@ -70,24 +70,24 @@ class _StageHistogram:
 
 
 class ServingRun:
-    """The activity of a server while a block ran, as rows of figures and as a chart.
+    """Metrics of a server while a ``with`` block runs, as rows and as a chart.
 
     In a notebook it shows its chart.
 
     Parameters
     ----------
     source : str or callable
-        The address of the server's metrics, e.g. ``"http://127.0.0.1:8000/metrics"``, or a function
-        that returns their text.
+        URL of the server's metrics, e.g. ``"http://127.0.0.1:8000/metrics"``, or a function that
+        returns their text.
     every : float, default 1.0
-        Seconds between two looks.
+        Seconds between two samples.
     token : str, optional
-        That of metrics, or of requests, which the server asks for at its address.
+        Bearer token for metrics or for requests, if the server needs one.
 
     Raises
     ------
     UsageError
-        When the block begins, if the metrics cannot be read or are not those of a server of BigDL.
+        At the start of the block, if the metrics cannot be read or are not those of a BigDL server.
 
     Examples
     --------
@@ -113,59 +113,62 @@ class ServingRun:
         self._every = check_number("every", every, above=0)
         self._source = source
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._looks: list[tuple[float, dict[str, _StageHistogram]]] = []
+        self._samples: list[tuple[float, dict[str, _StageHistogram]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bigdl-serving-run", daemon=True)
 
     def __enter__(self) -> Self:
-        self._look()
+        self._sample()
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
-        with contextlib.suppress(UsageError):  # the server may be gone at the end of the block
-            self._look()
+        with contextlib.suppress(
+            UsageError
+        ):  # the server may have stopped before the end of the block
+            self._sample()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of each time between two looks in which there were requests.
+        """Return the metrics of each sampling interval in which requests were answered.
 
         Returns
         -------
         list of dict
-            ``second`` since the beginning, ``requests``, ``requests_per_s``, ``latency_50_ms``,
+            ``second`` since the start, ``requests``, ``requests_per_s``, ``latency_50_ms``,
             ``latency_95_ms``, ``latency_99_ms`` and the mean ``<stage>_ms`` of a call of each
-            stage.  Percentiles are as fine as the buckets of the server's histograms.
+            stage. The precision of percentiles depends on the buckets of the server's histograms.
         """
         rows = []
-        for (began, before), (ended, after) in zip(self._looks, self._looks[1:], strict=False):
+        for (began, before), (ended, after) in zip(self._samples, self._samples[1:], strict=False):
             added = {
                 name: stage.since(before.get(name, _StageHistogram()))
                 for name, stage in after.items()
             }
-            # of a service alone, each call of one of its methods is a request
+            # without a "request" stage, each call of a gRPC method counts as a request
             methods = [added.pop(name) for name in list(added) if name != name.lower()]
-            asked = added.pop(_REQUEST) if _REQUEST in added else _StageHistogram.joined(methods)
-            if not asked.count:
+            requests = added.pop(_REQUEST) if _REQUEST in added else _StageHistogram.joined(methods)
+            if not requests.count:
                 continue
             row: dict[str, Any] = {
-                "second": round(ended - self._looks[0][0], 3),
-                "requests": round(asked.count),
-                "requests_per_s": asked.count / (ended - began),
+                "second": round(ended - self._samples[0][0], 3),
+                "requests": round(requests.count),
+                "requests_per_s": requests.count / (ended - began),
             }
-            row |= {name: asked.quantile_ms(part) for name, part in _PARTS.items()}
+            row |= {name: requests.quantile_ms(part) for name, part in _PARTS.items()}
             row |= {f"{name}_ms": stage.mean_ms for name, stage in added.items()}
             rows.append(row)
         return rows
 
     def plot(self, path: str | Path) -> None:
-        """Write the chart: requests per second, latency, and time by stage.
+        """Write the chart of requests per second, latency, and time by stage.
 
         Parameters
         ----------
         path : str or Path
-            Ends with ``.html`` or ``.svg``, or with what matplotlib writes, such as ``.png``.
+            A file name with the suffix ``.html``, ``.svg`` or another one that matplotlib writes,
+            such as ``.png``.
 
         Raises
         ------
@@ -181,8 +184,8 @@ class ServingRun:
         rows = self.rows()
         if not rows:
             raise UsageError(
-                "There is nothing to draw: no request was answered while the server was watched; "
-                "send requests within the block of ServingRun",
+                "There is nothing to draw: the server answered no request during the block; send "
+                "requests within the block of ServingRun",
                 code="data-empty",
             )
         latency = {f"{part:.0%}": [row[name] for row in rows] for name, part in _PARTS.items()}
@@ -193,7 +196,7 @@ class ServingRun:
         seconds = [round(row["second"]) for row in rows]
         panels: list[tuple[str, Mapping[str, list[float]], bool]] = [
             ("requests per second", {"": [row["requests_per_s"] for row in rows]}, False),
-            ("latency of a request, ms: so many are answered within", latency, False),
+            ("latency of a request, ms, by percentile", latency, False),
         ]
         if stages:
             panels.append(("ms of a call, by stage", stages, True))
@@ -206,12 +209,12 @@ class ServingRun:
     def _watch(self) -> None:
         while not self._stop.wait(self._every):
             try:
-                self._look()
-            except UsageError:  # it may be starting again: the next look says more
+                self._sample()
+            except UsageError:  # the server may be restarting: try again at the next sample
                 continue
 
-    def _look(self) -> None:
-        where = self._source if isinstance(self._source, str) else "the given function"
+    def _sample(self) -> None:
+        where = self._source if isinstance(self._source, str) else "the function"
         with as_usage_error(
             f"The metrics of the server cannot be read from {where}",
             code="cluster-unreachable",
@@ -221,12 +224,12 @@ class ServingRun:
             stages = _stages_in(text)
         if stages is None:
             raise UsageError(
-                f"{where} has no metrics of bigdl-serve or bigdl-friesian-serve; give the address "
-                "of the server's /metrics",
+                f"{where} has no metrics of bigdl-serve or bigdl-friesian-serve; give the URL of "
+                "the server's /metrics",
                 code="argument-value",
                 address=where,
             )
-        self._looks.append((time.monotonic(), stages))
+        self._samples.append((time.monotonic(), stages))
 
     def _text(self) -> str:
         if isinstance(self._source, str):
@@ -244,7 +247,7 @@ def _or_zero(value: float | None) -> float:
 
 
 def _stages_in(text: str) -> dict[str, _StageHistogram] | None:
-    """Return the histograms of stages in a text of Prometheus; None if it has none at all."""
+    """Parse the stage histograms in Prometheus text; return None if it has none."""
     parser = require("prometheus_client.parser", "serving")
     stages: dict[str, _StageHistogram] | None = None
     for family in parser.text_string_to_metric_families(text):
@@ -254,14 +257,14 @@ def _stages_in(text: str) -> dict[str, _StageHistogram] | None:
         stages = stages if stages is not None else {}
         for sample in family.samples:
             name = _REQUEST if of_request else sample.labels["stage"]
-            kind = sample.name.removeprefix(family.name)
-            if kind == "_created":
+            suffix = sample.name.removeprefix(family.name)
+            if suffix == "_created":
                 continue
             stage = stages.setdefault(name, _StageHistogram())
-            if kind == "_bucket":
+            if suffix == "_bucket":
                 stage.buckets[float(sample.labels["le"])] += sample.value
-            elif kind == "_count":
+            elif suffix == "_count":
                 stage.count += sample.value
-            elif kind == "_sum":
+            elif suffix == "_sum":
                 stage.sum += sample.value
     return stages

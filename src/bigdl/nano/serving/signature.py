@@ -1,6 +1,6 @@
 """Inputs and outputs of a served model: names, types and shapes of its tensors.
 
-Types are those of NumPy, and have the names of the Open Inference Protocol on the wire.
+Types are NumPy dtypes; messages use the datatype names of the Open Inference Protocol.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _DATATYPES = {
     "BYTES": np.dtype(object),
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-# NumPy lacks it. Its numbers are read as float32, which holds all of them; no answer has it.
+# NumPy has no bfloat16: inputs are read as float32, which holds all values; outputs never use it.
 _DATATYPES["BF16"] = np.dtype("f4")
 _SPEC = re.compile(r"\s*([^:\s][^:]*?)\s*:\s*([A-Za-z0-9]+)\s*\[([-\d,\s?]*)\]\s*(?:;|$)")
 
 
 def dtype_of(datatype: str) -> np.dtype:
-    """Return the type of NumPy for a datatype of the protocol.
+    """Return the NumPy dtype for a datatype of the protocol.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If the datatype is unknown.
     """
     if datatype not in _DATATYPES:
         raise UsageError(
@@ -47,7 +47,7 @@ def dtype_of(datatype: str) -> np.dtype:
 
 
 def datatype_of(dtype: np.dtype) -> str:
-    """Return the name of a type in the protocol; text and objects are ``BYTES``.
+    """Return the protocol's datatype for a NumPy dtype; strings and objects are ``BYTES``.
 
     Raises
     ------
@@ -67,15 +67,15 @@ def datatype_of(dtype: np.dtype) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of a model.
+    """Name, type and shape of one input or output of a model.
 
     Attributes
     ----------
     name : str
     dtype : numpy.dtype
-        ``object`` stands for texts.
+        ``object`` for strings.
     shape : tuple of int
-        -1 where any size is allowed; the first dimension counts the rows.
+        -1 for a dynamic dimension; the first dimension is the batch.
 
     Examples
     --------
@@ -91,7 +91,7 @@ class TensorSpec:
 
     @property
     def datatype(self) -> str:
-        """The type as the Open Inference Protocol names it."""
+        """Datatype in the Open Inference Protocol."""
         return datatype_of(self.dtype)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class TensorSpec:
 
     @classmethod
     def parsed(cls, text: str) -> list[TensorSpec]:
-        """Return the tensors that a text describes, such as ``"x: FP32[-1,4]; mask: BOOL[-1]"``.
+        """Parse tensor specs from a text such as ``"x: FP32[-1,4]; mask: BOOL[-1]"``.
 
         Raises
         ------
@@ -124,16 +124,16 @@ class TensorSpec:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return True if arrays of this shape are allowed."""
         return len(shape) == len(self.shape) and all(
-            wanted in (-1, size) for wanted, size in zip(self.shape, shape, strict=True)
+            expected in (-1, size) for expected, size in zip(self.shape, shape, strict=True)
         )
 
     def checked(self, value: Any) -> np.ndarray:
-        """Return a value as an array of this type and shape.
+        """Convert a value to an array of this type and shape.
 
         Raises
         ------
         UsageError
-            If it cannot be made one without loss, or has another shape.
+            If it cannot be converted without loss, or has another shape.
         """
         array = np.asarray(value)
         if array.dtype != self.dtype:
@@ -142,7 +142,7 @@ class TensorSpec:
         return array
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse a shape that is not allowed.
+        """Raise a UsageError if a shape is not allowed.
 
         Raises
         ------
@@ -157,21 +157,21 @@ class TensorSpec:
             )
 
     def _cast(self, array: np.ndarray) -> np.ndarray:
-        wanted = self.dtype
-        if wanted.kind == "O" or np.can_cast(array.dtype, wanted, "same_kind"):
-            cast = array.astype(wanted)
-            if wanted.kind not in "iu" or np.array_equal(cast, array):
+        expected = self.dtype
+        if expected.kind == "O" or np.can_cast(array.dtype, expected, "same_kind"):
+            cast = array.astype(expected)
+            if expected.kind not in "iu" or np.array_equal(cast, array):
                 return cast
         raise UsageError(
-            f"Input {self.name!r} is of type {self.datatype}, and {array.dtype} cannot be made "
-            "that without loss",
+            f"Input {self.name!r} is of type {self.datatype}, and {array.dtype} cannot be "
+            "converted to it without loss",
             code="model-input",
             argument=self.name,
         )
 
 
 def check_rows(rows: int, most_rows: int | None) -> None:
-    """Refuse no rows, and more than allowed.
+    """Raise a UsageError if there are no rows, or more than allowed.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def check_rows(rows: int, most_rows: int | None) -> None:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs and outputs of a model, in its order.
+    """Inputs and outputs of a model in the order of its calls.
 
     Attributes
     ----------
@@ -207,18 +207,18 @@ class Signature:
 
     @property
     def has_rows(self) -> bool:
-        """True if the first dimension of every input and output may have any size."""
+        """True if the first dimension of every input and output is dynamic."""
         return bool(self.inputs) and all(
             spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
         )
 
     def renamed(self, names: Iterable[str] | None) -> Signature:
-        """Return the signature with other names of the inputs, in their order.
+        """Return the signature with the inputs renamed, in order.
 
         Raises
         ------
         UsageError
-            If there are more or fewer names than inputs, or one comes twice.
+            If the number of names differs from that of the inputs, or a name occurs twice.
         """
         if names is None:
             return self
@@ -239,14 +239,15 @@ class Signature:
         Parameters
         ----------
         inputs : mapping of str to array_like, or array_like
-            An array is taken for the only input.
+            Inputs by name, or an array if the model has one input.
         most_rows : int, optional
-            Rows that are allowed.
+            Largest number of rows.
 
         Raises
         ------
         UsageError
-            If an input is missing, unknown or of another type or shape, or numbers of rows differ.
+            If an input is missing, unknown or of another type or shape, or if the numbers of rows
+            differ.
         """
         if not isinstance(inputs, Mapping):
             inputs = {self.inputs[0].name: inputs} if len(self.inputs) == 1 else {}

@@ -1,4 +1,4 @@
-"""Statuses of errors: one table for metrics, HTTP and gRPC, of all servers."""
+"""Error statuses of all servers: one table for metrics, HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ERROR", "CallerGoneError", "Status", "status_of"]
 
 
 class CallerGoneError(Exception):
-    """The caller of a recommendation does not wait for it any more.
+    """Exception raised when the caller of a recommendation has stopped waiting for it.
 
     Examples
     --------
@@ -28,15 +28,15 @@ class CallerGoneError(Exception):
 
 @dataclass(frozen=True)
 class Status:
-    """The label of an error in metrics, and what answers it.
+    """Metrics label, HTTP status and gRPC status code of an error.
 
     Attributes
     ----------
     word : str
-        The label ``code`` of metrics.
+        Value of the metrics label ``code``.
     http : int
     grpc : str
-        Name of a status of gRPC.
+        Name of a gRPC status code.
     """
 
     word: str
@@ -45,8 +45,8 @@ class Status:
 
 
 ERROR = Status("error", 500, "INTERNAL")
-"""Of an error of the server's own."""
-_STATUSES: dict[type[Exception], Status] = {  # the first that an error is of
+"""Status of an unexpected error in the server."""
+_STATUSES: dict[type[Exception], Status] = {  # the first matching class counts
     UnknownModelError: Status("not_found", 404, "NOT_FOUND"),
     ForbiddenError: Status("denied", 403, "PERMISSION_DENIED"),
     AccessError: Status("denied", 401, "UNAUTHENTICATED"),
@@ -60,4 +60,4 @@ _STATUSES: dict[type[Exception], Status] = {  # the first that an error is of
 
 def status_of(error: BaseException) -> Status:
     """Return the status of an error; :data:`ERROR` if the table has none."""
-    return next((each for kind, each in _STATUSES.items() if isinstance(error, kind)), ERROR)
+    return next((each for cls, each in _STATUSES.items() if isinstance(error, cls)), ERROR)

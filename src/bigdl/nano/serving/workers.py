@@ -1,14 +1,14 @@
-"""Several processes of one server behind the same ports, and the parent that keeps them.
+"""Worker processes of one server that share its ports, and the parent that supervises them.
 
-Each worker is a whole server that listens on the same ports (``SO_REUSEPORT``); the system gives
-each connection to one of them.  The parent answers nothing: it starts the workers, starts another
-for one that ends, and ends all at SIGTERM after the requests that run.
+Each worker is a complete server that listens on the same ports (``SO_REUSEPORT``); the kernel
+distributes the connections.  The parent answers no requests.  It starts the workers, replaces those
+that end, and stops all of them at SIGTERM after the running requests.
 
-A worker gives a sign of life as long as its event loops run.  The parent kills one that gives none
-for some time and starts another, since half of all clients would wait for it.
+A worker updates a heartbeat file as long as its event loops respond.  The parent kills and replaces
+a worker whose heartbeat stops, because its share of the clients would wait for it.
 
-Workers know each other by sockets in a folder of their own.  So each can show the metrics of all,
-what a client changes at one is changed at all, and a new one learns what the others were told.
+Workers talk to each other through Unix sockets in a private folder.  So each worker can report the
+metrics of all, forward changes by a client to all, and bring a new worker up to date.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from bigdl.nano.serving.service import InferenceService
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
-_LONGEST_FOLDER = 90  # bytes: it holds sockets, whose paths may have 107
+_LONGEST_FOLDER = 90  # bytes: socket paths in the folder may have at most 107
 
 
 class WorkerStartError(BigDLError, RuntimeError):
-    """A worker did not start.
+    """Exception raised when a worker process does not start.
 
     Examples
     --------
@@ -64,15 +64,15 @@ class WorkerStartError(BigDLError, RuntimeError):
 
 @dataclass(frozen=True)
 class ServerWorker:
-    """Which of several workers a process is.
+    """Identity of a worker process: its number, the number of workers, and their shared ports.
 
     Attributes
     ----------
     number, count : int
     folder : str
-        Where the sockets of all workers are.
+        Folder of the workers' sockets and heartbeat files.
     ports : dict of str to int
-        By their names.
+        Ports by name.
     """
 
     number: int
@@ -89,17 +89,17 @@ class ServerWorker:
 
 
 class PeerWorkers:
-    """The messages that a worker and the others exchange.
+    """Messages between a worker and the other workers of the server.
 
-    Metrics of the service are those of all workers from now on, and what a client changes at its
-    repository is changed at all.
+    From now on the service reports the metrics of all workers, and a change by a client is made in
+    all workers.
 
     Parameters
     ----------
     worker : ServerWorker
     service : InferenceService
     functions : dict of str to callable, optional
-        Further questions by their names; each gets the bytes of one and returns those of an answer.
+        Further request handlers by name; each maps the bytes of a request to those of a reply.
     """
 
     def __init__(
@@ -110,23 +110,23 @@ class PeerWorkers:
     ):
         self.worker = worker
         self._service = service
-        own, number = service.metrics, worker.number
+        metrics, number = service.metrics, worker.number
         generate_latest = require("prometheus_client", "serving").generate_latest
         self._functions: dict[str, Callable[[bytes], bytes]] = {
-            "metrics": lambda _: generate_latest(own.registry),
+            "metrics": lambda _: generate_latest(metrics.registry),
             "change": self._change,
             "state": self._state,
             **(functions or {}),
         }
         path = self._path(worker.number)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # of a worker that was killed
+            os.unlink(path)  # left by a killed worker
         self._listener = Listener(path, "AF_UNIX", backlog=16)
         self._is_open = True
         self._ended = threading.Event()
-        threading.Thread(target=self._give_signs, name="sign of life", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="peers", daemon=True).start()
-        own.join = lambda text: joined_metrics({number: text, **self.ask("metrics")})
+        metrics.join = lambda text: joined_metrics({number: text, **self.ask("metrics")})
         service.changed = lambda *change: self.ask("change", json.dumps(change).encode())
         for state in self.ask("state").values():
             self._take_over(json.loads(state))
@@ -145,7 +145,7 @@ class PeerWorkers:
         ).encode()
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
-        """Change what clients had changed before this worker began."""
+        """Repeat the changes that clients made before this worker started."""
         repository = self._service.repository
         for name in repository.names():
             try:
@@ -153,8 +153,8 @@ class PeerWorkers:
                     repository.unload(name)
                 elif any(state[name]):
                     repository.set_traffic(name, *state[name])
-            except UsageError as error:  # files that changed meanwhile
-                logger.warning("The model %s is not as in the other workers: %s", name, error)
+            except UsageError as error:  # the files have changed
+                logger.warning("The model %s differs from the other workers': %s", name, error)
 
     def _path(self, number: int) -> str:
         return os.path.join(self.worker.folder, f"worker-{number}")
@@ -162,22 +162,22 @@ class PeerWorkers:
     def _listen(self) -> None:
         while self._is_open:
             try:
-                with self._listener.accept() as line:
-                    name = line.recv_bytes().decode()
-                    line.send_bytes(self._functions[name](line.recv_bytes(1 << 20)))
+                with self._listener.accept() as connection:
+                    name = connection.recv_bytes().decode()
+                    connection.send_bytes(self._functions[name](connection.recv_bytes(1 << 20)))
             except (OSError, EOFError):
                 continue
             except UsageError as error:
-                logger.error("What another worker asked cannot be done: %s", one_line(error))
+                logger.error("A change from another worker was refused: %s", one_line(error))
             except Exception:
-                logger.exception("A question of another worker failed")
+                logger.exception("A request from another worker failed")
 
-    def _give_signs(self) -> None:
-        """Count up the time of a file while the event loops of this process answer.
+    def _send_heartbeats(self) -> None:
+        """Update the heartbeat file while the event loops of this process respond.
 
-        No message is sent: nobody has to wait for a process that is stopped.
+        The heartbeat is the file's modification time, so a stopped process blocks no sender.
         """
-        path = _sign_of(self.worker.folder, self.worker.number)
+        path = _heartbeat_file(self.worker.folder, self.worker.number)
         number = 0
         while True:
             try:
@@ -187,41 +187,41 @@ class PeerWorkers:
                 if not os.path.exists(path):
                     Path(path).touch(0o600)
                 os.utime(path, ns=(number, number))
-            except RuntimeError:  # a loop that has ended
+            except RuntimeError:  # the loop has ended
                 pass
-            except OSError:  # the folder is gone; then the parent cannot look either
+            except OSError:  # the folder is gone; the parent cannot check the heartbeat either
                 pass
             if self._ended.wait(SERVING_HEARTBEAT_S):
                 return
 
     def ask(self, name: str, content: bytes = b"") -> dict[int, bytes]:
-        """Ask all others; returns the answers of those that are there, by their numbers."""
-        answers = {}
+        """Send a request to all other workers and return the replies by worker number."""
+        replies = {}
         for number in range(self.worker.count):
             if number == self.worker.number:
                 continue
-            with contextlib.suppress(OSError, EOFError), Client(self._path(number)) as line:
-                line.send_bytes(name.encode())
-                line.send_bytes(content)
-                if line.poll(SIBLING_ANSWER_S):
-                    answers[number] = line.recv_bytes()
-        return answers
+            with contextlib.suppress(OSError, EOFError), Client(self._path(number)) as peer:
+                peer.send_bytes(name.encode())
+                peer.send_bytes(content)
+                if peer.poll(SIBLING_ANSWER_S):
+                    replies[number] = peer.recv_bytes()
+        return replies
 
     def close(self) -> None:
-        """Take no more questions."""
+        """Stop answering the other workers."""
         self._is_open = False
         self._ended.set()
         for end in (self._listener.close, lambda: os.unlink(self._path(self.worker.number))):
-            with contextlib.suppress(FileNotFoundError):  # the folder goes with a killed parent
+            with contextlib.suppress(FileNotFoundError):  # a killed parent takes the folder with it
                 end()
 
 
-def _sign_of(folder: str, number: int) -> str:
+def _heartbeat_file(folder: str, number: int) -> str:
     return os.path.join(folder, f"sign-{number}")
 
 
 def _wait_for(loop: asyncio.AbstractEventLoop) -> None:
-    """Return when an event loop of another thread has run."""
+    """Wait until an event loop in another thread has run a callback."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
     while not answered.wait(SERVING_HEARTBEAT_S) and not loop.is_closed():
@@ -229,12 +229,12 @@ def _wait_for(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def joined_metrics(texts: Mapping[int, bytes]) -> bytes:
-    """Return the metrics of all workers as one text, each with a label ``worker``.
+    """Merge the metrics of all workers into one text, each sample with a label ``worker``.
 
     Parameters
     ----------
     texts : dict of int to bytes
-        Of each worker, in the format of Prometheus.
+        Each worker's metrics in the Prometheus text format.
     """
     parser = require("prometheus_client.parser", "serving")
     core = require("prometheus_client.core", "serving")
@@ -256,35 +256,37 @@ def joined_metrics(texts: Mapping[int, bytes]) -> bytes:
 
 
 class Workers:
-    """The parent of several workers; a context manager that ends them.
+    """Parent of the worker processes; a context manager that stops them on exit.
 
     Parameters
     ----------
     command : sequence of str
-        What starts a worker, but for ``--worker`` and what it is told behind it.  It prints a line
-        that begins with ``ready`` when it answers.
+        Command that starts a worker, without ``--worker`` and its value. The worker prints a line
+        that begins with ``ready`` when it accepts requests.
     count : int
+        Number of workers.
     host : str
     ports : dict of str to int
-        By their names; 0 takes a free one.
+        Ports by name; 0 takes a free port.
     grace : float
-        Seconds that requests have at the end.
+        Seconds that running requests have at shutdown.
     silence : float
-        Seconds without a sign of life after which a worker is killed and replaced; 0: never, e.g.
-        to stop one by a debugger.
+        Seconds without a heartbeat after which a worker is killed and replaced. 0 disables it, e.g.
+        to stop a worker in a debugger.
 
     Attributes
     ----------
     ports : dict of str to int
+        Ports by name, with the chosen free ports.
     ready : str
-        What the first worker said behind ``ready``.
+        Text after ``ready`` in the first worker's line.
 
     Raises
     ------
     UsageError
         If a port cannot be used.
     WorkerStartError
-        If a worker does not start; the others are ended.
+        If a worker does not start; the others are stopped.
     """
 
     ready = ""
@@ -299,7 +301,7 @@ class Workers:
         silence: float = SILENCE_S,
     ):
         self._command, self._count, self._grace = list(command), count, grace
-        self._looks = math.ceil(
+        self._checks = math.ceil(
             check_number("The worker timeout", silence, 0) / SERVING_HEARTBEAT_S
         )
         self._ended = threading.Event()
@@ -312,17 +314,17 @@ class Workers:
                 self._reserved.append(_reserved(host, port, key))
                 self.ports[key] = self._reserved[-1].getsockname()[1]
             self._processes = [self._started(number) for number in range(count)]
-            said = [_wait_ready(each, number) for number, each in enumerate(self._processes)]
-            self.ready = said[0]
+            lines = [_wait_ready(each, number) for number, each in enumerate(self._processes)]
+            self.ready = lines[0]
         except BaseException:
             self.stop()
             raise
-        self._keeper = threading.Thread(target=self._keep, name="workers", daemon=True)
-        self._keeper.start()
+        self._supervisor = threading.Thread(target=self._supervise, name="workers", daemon=True)
+        self._supervisor.start()
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes."""
+        """Process ids of the workers."""
         return [each.pid for each in self._processes]
 
     def _started(self, number: int) -> subprocess.Popen:
@@ -342,27 +344,28 @@ class Workers:
             preexec_fn=end_with_the_parent,
         )
 
-    def _keep(self) -> None:
-        """Start another worker for each that ends.
+    def _supervise(self) -> None:
+        """Replace workers that end or whose heartbeat stops.
 
-        The system ends a worker when the thread that started it ends, so it is this one that lasts.
+        The kernel ends a worker together with the thread that started it, so this thread runs until
+        :meth:`stop`.
         """
         begun = [time.monotonic()] * self._count
-        signs = [_WorkerHeartbeat() for _ in range(self._count)]
-        next_look = time.monotonic()
+        heartbeats = [_WorkerHeartbeat() for _ in range(self._count)]
+        next_check = time.monotonic()
         while not self._ended.wait(0.05):
-            is_look = bool(self._looks) and time.monotonic() >= next_look
-            if is_look:
-                next_look = time.monotonic() + SERVING_HEARTBEAT_S
+            is_check = bool(self._checks) and time.monotonic() >= next_check
+            if is_check:
+                next_check = time.monotonic() + SERVING_HEARTBEAT_S
             for number, process in enumerate(self._processes):
                 status = process.poll()
-                if status is None and is_look:
-                    path = _sign_of(self._folder.path, number)
-                    if signs[number].missing(path) >= self._looks:
+                if status is None and is_check:
+                    path = _heartbeat_file(self._folder.path, number)
+                    if heartbeats[number].missing(path) >= self._checks:
                         logger.warning(
-                            "The worker %s has given no sign of life for %g s; it is killed",
+                            "The worker %s has sent no heartbeat for %g s; killing it",
                             number,
-                            self._looks * SERVING_HEARTBEAT_S,
+                            self._checks * SERVING_HEARTBEAT_S,
                         )
                         process.kill()
                         status = process.wait()
@@ -374,18 +377,18 @@ class Workers:
                     return
                 if process.stdout is not None:
                     process.stdout.close()
-                signs[number] = _WorkerHeartbeat()
+                heartbeats[number] = _WorkerHeartbeat()
                 with contextlib.suppress(OSError):
-                    os.unlink(_sign_of(self._folder.path, number))
+                    os.unlink(_heartbeat_file(self._folder.path, number))
                 self._processes[number] = self._started(number)
                 begun[number] = time.monotonic()
 
     def stop(self) -> None:
-        """Let the workers answer what was asked, and end them."""
+        """Stop the workers after their running requests."""
         self._ended.set()
-        keeper = getattr(self, "_keeper", None)
-        if keeper is not None:
-            keeper.join()
+        supervisor = getattr(self, "_supervisor", None)
+        if supervisor is not None:
+            supervisor.join()
         for process in self._processes:
             process.terminate()
         end = time.monotonic() + self._grace + WORKER_END_S
@@ -409,19 +412,19 @@ class Workers:
 
 
 class _WorkerHeartbeat:
-    """Signs of life that the parent has seen of a worker.
+    """The parent's record of a worker's heartbeat.
 
-    Looks are counted, not seconds: where the parent itself was stopped it must blame no worker.
+    It counts checks, not seconds, so that a pause of the parent itself kills no worker.
     """
 
     def __init__(self) -> None:
         self._last, self._missing = 0, 0
 
     def missing(self, path: str) -> int:
-        """Look once more; return how many looks have passed since the last sign, 0 before one."""
+        """Check the heartbeat file; return the number of checks since its last change."""
         try:
             sign = os.stat(path).st_mtime_ns
-        except OSError:  # it starts, or somebody has removed the folder
+        except OSError:  # the worker is starting, or the folder was removed
             self._missing = 0
             return 0
         self._missing = 0 if sign != self._last else self._missing + 1
@@ -438,11 +441,11 @@ def _wait_ready(process: subprocess.Popen, number: int) -> str:
 
 
 def _reserved(host: str, port: int, name: str) -> socket.socket:
-    """Return a socket that holds a port for the workers; it does not listen."""
+    """Return a bound socket that reserves a port for the workers without listening."""
     check_integer(name, port, 0, MOST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        if port:  # one that somebody else shares with SO_REUSEPORT is refused here
+        if port:  # refuse a port that another program shares with SO_REUSEPORT
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
