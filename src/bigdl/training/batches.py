@@ -31,6 +31,7 @@ from bigdl.runtime.shards.values import columns_of, grouped, structured_columns
 from bigdl.training.position import RunSettings
 from bigdl.training.remaining_rows import LARGEST, as_ids, find_rows, row_ids, share_samples
 from bigdl.training.state import isolated_rng, mixed_seed
+from bigdl.training.virtual_shards import deal_rows
 
 if TYPE_CHECKING:
     import torch
@@ -496,6 +497,55 @@ class TensorShard(BatchSource):
         self.fingerprint = zlib.crc32(str((self.fingerprint, rank, size)).encode())
         self.__dict__.pop("_ids", None)
 
+    def virtual_shards(self, count: int, sync: GradientSync) -> list[TensorShard]:
+        """Return this worker's virtual shards of the rows of all workers; a collective.
+
+        Their rows and the order of these depend on the contents of all rows alone.
+
+        Parameters
+        ----------
+        count : int
+            Virtual shards of all workers, see :mod:`bigdl.training.virtual_shards`.
+        sync : GradientSync
+
+        Raises
+        ------
+        UsageError
+            If no worker has a row.
+        """
+        layout = self._without_rows()
+        known = sync.gather(cloudpickle.dumps(layout) if self.rows else b"")
+        first = None if known is None else next((each for each in known if each), b"")
+        pickled = cast("bytes", sync.broadcast(first))
+        if not pickled:
+            raise UsageError("The training data has no rows", code="data-empty")
+        layout = cloudpickle.loads(pickled)
+        widths = sync.all_gather(
+            [float(self._texts[i].itemsize if self.rows else 0) for i in sorted(layout._texts)]
+        )
+        columns = self._tensors if self.rows else layout._tensors
+        for i, of_ranks in zip(sorted(layout._texts), zip(*widths, strict=True), strict=True):
+            layout._texts[i] = np.dtype(f"{TEXT}{int(max(of_ranks))}")
+            columns = {**columns, i: _padded(columns[i], int(max(of_ranks)))}
+        ids = self._ids if self.rows else np.empty(0, np.uint64)
+        shards = []
+        for those, tensors in deal_rows(ids, columns, count, sync):
+            shard = copy.copy(layout)
+            shard._tensors, shard.rows = tensors, len(those)
+            shard._words = {i: w for i, t in tensors.items() if (w := _as_words(t)) is not None}
+            shard.fingerprint = zlib.crc32(those.tobytes())
+            shards.append(shard)
+        return shards
+
+    def _without_rows(self) -> TensorShard:
+        """Return a copy with the columns, dtypes and casts of this shard, but no row."""
+        layout = copy.copy(self)
+        layout.__dict__.pop("_ids", None)
+        layout.rows, layout._words = 0, {}
+        layout._texts = dict(self._texts)
+        layout._tensors = {i: tensor[:0].clone() for i, tensor in self._tensors.items()}
+        return layout
+
     @property
     def checksum(self) -> int:
         """A number of the rows that does not depend on their order."""
@@ -573,6 +623,13 @@ class TensorShard(BatchSource):
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
         return out
+
+
+def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the bytes of texts, filled up with zeros to a width."""
+    import torch
+
+    return torch.nn.functional.pad(octets, (0, width - octets.shape[-1]))
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -733,6 +733,16 @@ class WorkerStep(TrainingStep):
     def put_rank_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`rank_state`."""
 
+    def put_all_ranks(self, states: list[dict[str, Any]]) -> bool:
+        """Take over what all ranks of a run had, whatever their number; return True if done.
+
+        Parameters
+        ----------
+        states : list of dict
+            What :meth:`rank_state` returned on each rank, within an epoch.
+        """
+        return False
+
     def put_sums(self, states: list[dict[str, Any]]) -> None:
         """Add up on this rank what :meth:`rank_state` of all ranks has of an epoch's figures."""
 
@@ -800,6 +810,7 @@ class WorkerCheckpointer(Checkpointer):
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
         self._hooks.load(files)
+        step.running.restart()
         if snapshot.slices is not None:
             step.load_slices(snapshot.slices)
         self._restore_own(files.get("rng.pt"), step.put_rank_state)
@@ -815,6 +826,9 @@ class WorkerCheckpointer(Checkpointer):
         files, manifest, rank = snapshot.files, snapshot.manifest, self._sync.rank
         layout, running = self._state.layout, self._step.running
         snapshot.need(*BatchLayout.facts, "rows_since_merge", "sums")
+        if self._step.put_all_ranks(loads(files["rng.pt"])):
+            layout.check(manifest, rank)
+            return
         has_others = manifest.get("is_rest") or manifest["rows"] != list(layout.rows)
         if has_others and snapshot.left is not None:
             layout.check(manifest, rank, rows=False)

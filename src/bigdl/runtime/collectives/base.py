@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.buckets import (
     DENSE,
     NONE,
@@ -52,6 +53,7 @@ class GradientSync(ABC):
         self._worker = worker
         self.rank: int = worker.rank
         self.world_size: int = worker.world_size
+        self.sums_in_tree = False
         self._library: Any = None  # once the others are joined
         self.groups: GradientGroups | None = None
 
@@ -104,6 +106,21 @@ class GradientSync(ABC):
         library, self._library = self._library, None
         if library is not None:
             self._leave(library)
+
+    def sum_in_tree(self) -> None:
+        """Sum over ranks along a binary tree, for any number of them; before the first sum.
+
+        Raises
+        ------
+        UsageError
+            If the library decides the order of its sums.
+        """
+        raise UsageError(
+            f'{type(self).__name__} does not sum along a fixed tree, which exact="bits" needs; '
+            "use a backend whose gradients go through torch.distributed",
+            code="unsupported",
+            argument="exact",
+        )
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
         """Expect tensors of a GPU from now on; a collective, right after :meth:`start`.

@@ -23,13 +23,7 @@ import numpy as np
 
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
-from bigdl.runtime.collectives.halving import (
-    HALVING_MIN_WORLD_SIZE,
-    HalvingDoubling,
-    cut,
-    factors,
-    tree_sum,
-)
+from bigdl.runtime.collectives.halving import HalvingDoubling, cut, factors, tree_sum
 from bigdl.runtime.engine import PeerLost
 
 if TYPE_CHECKING:
@@ -258,6 +252,7 @@ class SharedBuffer(SumBuffer):
             tensor = torch.from_numpy(self._memory.array[: size * dtype.itemsize]).view(dtype)
         super().__init__(tensor, sync._begin)
         self._rank, self._world, self._neighbours = sync.rank, sync.world_size, neighbours
+        self._sums_in_tree = sync.sums_in_tree
         self._near = sorted([sync.rank, *neighbours])
         self._place = self._near.index(sync.rank)
         self._arrays: list[np.ndarray] = []  # theirs
@@ -346,7 +341,7 @@ class HostBuffer(SharedBuffer):
 
     def _add_up(self, start: int, stop: int) -> None:
         """Put the sum of a part where the own numbers were."""
-        if self._world >= HALVING_MIN_WORLD_SIZE:
+        if self._sums_in_tree:
             self._add_up_tree(start, stop)
             return
         # as in gloo's ring the own numbers come last

@@ -40,7 +40,11 @@ class TorchDistributedSync(GradientSync):
         self.neighbours: Mapping[int, int] = {}
         self.array_buffers: dict[Any, SumBuffer] = {}  # by dtype
         self._sums: HalvingDoubling | None = None  # of many workers
+        self.sums_in_tree = self.world_size >= HALVING_MIN_WORLD_SIZE
         self.block_size = 1  # ranks of each machine that add up first
+
+    def sum_in_tree(self) -> None:
+        self.sums_in_tree = True
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -139,7 +143,7 @@ class TorchDistributedSync(GradientSync):
 
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
-        if self.world_size >= HALVING_MIN_WORLD_SIZE and operation == "sum" and is_dense:
+        if self.sums_in_tree and operation == "sum" and is_dense:
             return self._halving().start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None

@@ -34,7 +34,7 @@ from bigdl.orca.learn.prediction.typed import typed_predict
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchEvaluationSettings
-from bigdl.orca.learn.pytorch.forward import check_weighted
+from bigdl.orca.learn.pytorch.forward import check_weighted, is_lightning
 from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import (
@@ -48,8 +48,10 @@ from bigdl.orca.learn.pytorch.parts import (
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.orca.learn.pytorch.virtual import VirtualFitProgram
 from bigdl.orca.parameter_layer.fit.metrics import draw_phases, phase_summaries
 from bigdl.runtime.cluster import Cluster
+from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, find_checkpoint
 from bigdl.training.embedding_tables.placement import NO_ROWS
@@ -59,6 +61,7 @@ from bigdl.training.metrics import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.position import EveryEpoch, StoppingCriterion, Trigger
 from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
+from bigdl.training.virtual_shards import DEFAULT_SHARDS, check_virtual_shards
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -376,6 +379,8 @@ class PyTorchEstimator(TrainingEstimator):
         accumulate_grad_batches: int = 1,
         local_steps: int = 1,
         weight_col: str | None = None,
+        exact: str | None = None,
+        virtual_shards: int = DEFAULT_SHARDS,
         transport: str | None = None,
         group_size: int | None = None,
         compression: str | None = None,
@@ -445,6 +450,19 @@ Ray also RayXShards or a ray.data.Dataset
             Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
             metrics of the validation. Metrics that are a function or an object of torchmetrics are
             refused then.
+        exact : str, optional
+            ``"bits"``: the same bits of the weights for any number of workers, partitions of `data`
+            and backends ``"spark"``, ``"ray"`` and ``"local"``, on CPUs of one instruction set with
+            the same versions of PyTorch. The rows are cut into `virtual_shards` by their contents,
+            and each worker computes its shards' parts of a batch one by one, with one thread, and
+            dropout and batch normalization of their own; all sums have one fixed order. The order
+            of the rows in `data` does not matter. Use it to reproduce a run on other machines, or
+            to tell a change of the program from rounding. Default None: the same result up to
+            rounding.
+        virtual_shards : int
+            Of ``exact="bits"``: a power of two, at least the number of workers, which is a power of
+            two as well. Another number gives other bits. More shards allow more workers; with fewer
+            than about 64 rows of a batch in each the fit gets slower.
         transport : str, optional
             Of ``backend="bigdl"``: ``"shuffle"`` (default) makes the steps in stateless Spark tasks
             whose data all goes through Spark's shuffle, ``"barrier"`` in barrier stages whose
@@ -525,6 +543,7 @@ Ray also RayXShards or a ray.data.Dataset
             label_cols = append_weight_col(label_cols, weight_col)
             check_weighted(self._parts, self._metrics)
         config = self._parts.config
+        shards = self._check_exact(exact, virtual_shards, engine, accumulate, local, min_workers)
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
         stop_at = StoppingCriterion(epochs=check_positive("epochs", epochs))
         if max_steps is not None:
@@ -545,15 +564,17 @@ Ray also RayXShards or a ray.data.Dataset
             clipping=self._clipping,
             accumulate=accumulate,
             local_steps=local,
+            virtual_shards=shards,
             precision=self._precision,
             weighted=weight_col is not None,
             inputs=self._inputs(),
             summary=self._events is not None,
         )
+        program = VirtualFitProgram if shards else FitProgram
         figures = self._training.fit(
             engine,
             feed,
-            lambda settings: FitProgram(self._parts, settings, self._sync),
+            lambda settings: program(self._parts, settings, self._sync),
             settings,
             seed=seed,
             resume=resume,
@@ -564,6 +585,42 @@ Ray also RayXShards or a ray.data.Dataset
             train, validation = self.get_train_summary(), self.get_validation_summary()
             self._events.write(cast("dict", train), cast("dict", validation))
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
+
+    def _check_exact(
+        self,
+        exact: str | None,
+        count: int,
+        engine: Engine,
+        accumulate: int,
+        local: int,
+        min_workers: int | None,
+    ) -> int:
+        """Return the number of virtual shards, 0 without ``exact="bits"``; refuse conflicts."""
+        if exact is None:
+            return 0
+        if exact != "bits":
+            raise UsageError(
+                f'exact should be "bits" or None, got {exact!r}',
+                code="argument-value",
+                argument="exact",
+                allowed=["bits"],
+            )
+        check_virtual_shards(count, engine.num_workers)
+        conflicts = {
+            f"accumulate_grad_batches={accumulate}": accumulate > 1,
+            f"local_steps={local}": local > 1,
+            f"min_workers={min_workers}": min_workers is not None,
+            'config={"shuffle": False}': not self._parts.config.get("shuffle", True),
+            "a LightningModule": is_lightning(self._parts.model),
+            f"backend={self._options.backend!r}": self._backend.has_parameter_layer,
+        }
+        if conflict := next((name for name, is_there in conflicts.items() if is_there), None):
+            raise UsageError(
+                f'exact="bits" does not go with {conflict}; leave one of them out',
+                code="argument-conflict",
+                argument="exact",
+            )
+        return count
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
         """Return the form in which the driver shows the progress of a fit."""

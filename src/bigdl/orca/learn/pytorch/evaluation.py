@@ -8,7 +8,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
@@ -323,11 +323,14 @@ class TorchEvaluationSettings(BatchSettings):
         True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
+    virtual_shards : int
+        Number of virtual shards that give the same bits for any number of workers; 0 without.
     """
 
     metrics: Sequence[Any] = ()
     per_worker: bool = False
     precision: str = "fp32"
+    virtual_shards: int = field(default=0, kw_only=True)
 
     def forward_pass(self, built: BuiltParts) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
@@ -376,20 +379,24 @@ def evaluate_collectively(
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
+    parts_here = []
     with torch.no_grad(), forward_pass.validation():
-        sums, losses = _sums(runner, forward_pass, data, settings, measures)
+        for source in getattr(data, "shards", [data]):  # each virtual shard by itself
+            for measure in measures.values():
+                measure.reset()
+            sums, losses = _sums(runner, forward_pass, source, settings, measures)
+            states = {name: measure.state() for name, measure in measures.items()}
+            parts_here.append([sums, {}, states, {}, losses.to_json()])
         if has_tables(forward_pass.model):
             ShardedTables(forward_pass.model).finish()
         logged = {} if forward_pass.module is None else forward_pass.module.end_validation(sync)
-    sums.epoch_s = time.perf_counter() - started
-
-    states = {name: measure.state() for name, measure in measures.items()}
-    own = [sums.to_json(), logged, states, runner.timers.take(), losses.to_json()]
-    gathered = sync.gather(dumps(own))
+    parts_here[0][0].epoch_s = time.perf_counter() - started
+    parts_here[0][1], parts_here[0][3] = logged, runner.timers.take()
+    gathered = sync.gather(dumps([[sums.to_json(), *rest] for sums, *rest in parts_here]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
-        parts = [loads(data) for data in cast("list[bytes]", gathered)]
+        parts = [part for each in cast("list[bytes]", gathered) for part in loads(each)]
         warning = _settle_losses(parts, forward_pass)
         workers = [(EpochSums(**sums), logged, states) for sums, logged, states, *_ in parts]
         times = [(worker[0], part[3]) for worker, part in zip(workers, parts, strict=True)]
@@ -472,7 +479,7 @@ class _Losses:
 def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _Losses]:
     """Return the sums of one worker."""
     sums, losses = EpochSums(), _Losses(forward_pass)
-    local = max(1, settings.batch_size // runner.size)
+    local = max(1, settings.batch_size // (settings.virtual_shards or runner.size))
     runner.num_steps = -(-data.rows // local)
     if settings.num_steps is not None:
         runner.num_steps = min(runner.num_steps, settings.num_steps)

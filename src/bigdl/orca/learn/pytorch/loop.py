@@ -14,7 +14,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -660,7 +660,7 @@ class TorchStep(WorkerStep):
         state, sync = self.context.state, self.context.sync
         if self.is_done:
             self.running.merge()
-        figures = state.sums.all_reduce(sync)
+        figures = self._epoch_figures()
         if figures is None:
             return None
         if self.hooks.are_called:
@@ -676,7 +676,11 @@ class TorchStep(WorkerStep):
             state.stop |= stop
         return entry
 
-    def _evaluate(self, data: BatchSource) -> dict:
+    def _epoch_figures(self) -> dict | None:
+        """Return the metrics of the epoch over all workers; None if no step was made."""
+        return self.context.state.sums.all_reduce(self.context.sync)
+
+    def _evaluate(self, data: BatchSource | Sequence[BatchSource]) -> dict:
         with self.running.merged():
             return evaluate_collectively(
                 self.runner, self.forward_pass, data, self.context.sync, self.context.settings
@@ -916,12 +920,13 @@ class TorchFit:
             built.tables.connect(sync)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
-        rows = TorchRows(context, parts.config, built.criterion)
+        self._check(context, built)
+        rows = self._open_rows(context, parts.config, built)
         self._configure(context, parts, forward_pass, rows)
         summary = StepSummary() if settings.summary else None
         records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
-        self.step = TorchStep(context, runner, built, forward_pass, rows, hooks, summary)
+        self.step = self._make_step(context, runner, built, forward_pass, rows, hooks, summary)
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
         local = settings.batch_size // runner.size
@@ -929,6 +934,15 @@ class TorchFit:
         if rows.validation is not None:
             runner.val_loader = WorkerBatches(rows.validation, local)
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
+
+    def _check(self, context: FitContext, built: BuiltParts) -> None:
+        """Refuse what this form of a fit does not go with; called once the device is known."""
+
+    def _open_rows(self, context: FitContext, config: dict, built: BuiltParts) -> TorchRows:
+        return TorchRows(context, config, built.criterion)
+
+    def _make_step(self, *parts: Any) -> TorchStep:
+        return TorchStep(*parts)
 
     def _configure(
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
@@ -980,6 +994,10 @@ class FitProgram:
         """The ``config`` of the Estimator."""
         return self.parts.config
 
+    #: the fit of one worker
+    fit_class: ClassVar[type[TorchFit]] = TorchFit
+
     def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():
-            return TorchFit(worker, self.sync(worker), self.parts, self.settings).epochs.run()
+            fit = self.fit_class(worker, self.sync(worker), self.parts, self.settings)
+            return fit.epochs.run()

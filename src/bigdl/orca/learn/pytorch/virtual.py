@@ -1,0 +1,490 @@
+"""A PyTorch fit that gives the same bits for any number of workers: ``fit(..., exact="bits")``.
+
+Each worker has a block of the virtual shards of :mod:`bigdl.training.virtual_shards`.  In a step it
+computes the gradient of each shard's rows as a micro-batch with one thread, a seed and buffers of
+the shard.  Gradients, losses and buffers are summed along one tree over all shards, so the number
+of workers decides where a shard is computed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.forward import ForwardPass, counts_unevenly
+from bigdl.orca.learn.pytorch.loop import (
+    FitProgram,
+    FitSettings,
+    OptimizerStep,
+    TorchFit,
+    TorchRows,
+    TorchStep,
+    may_be_sparse,
+)
+from bigdl.orca.learn.pytorch.parts import BuiltParts
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.shards.shard import LoaderShard
+from bigdl.training.batches import BatchSource, Pass, TensorShard, all_gather_json, plan_batches
+from bigdl.training.metrics import EpochSums, LossRule
+from bigdl.training.fit import FitContext, exchange
+from bigdl.training.loss_form import Finding, agreed
+from bigdl.training.state import RunningState, mixed_seed, seed_everything
+from bigdl.training.virtual_shards import TreeSum
+
+THREADS = 1
+"""Threads of a micro-batch: kernels such as matrix products give other bits with another number."""
+
+
+class ShardedRows(BatchSource):
+    """The virtual shards of one worker, read one after another.
+
+    Parameters
+    ----------
+    shards : sequence of TensorShard
+    """
+
+    def __init__(self, shards: Sequence[TensorShard]):
+        self.shards = shards
+        self.rows = sum(each.rows for each in shards)
+        self.fingerprint = 0
+        self.types = shards[0].types
+
+    def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
+        for shard in self.shards:
+            yield from shard.in_batches(batch_size)
+
+    def batch(self, start: int, stop: int, order: Any = None) -> Any:
+        for shard in self.shards:
+            if start < shard.rows:
+                return shard.batch(start, min(stop, shard.rows), order)
+            start, stop = start - shard.rows, stop - shard.rows
+        return self.shards[-1].batch(0, 0)
+
+    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
+        for shard in self.shards:
+            shard.take_types(types, training)
+
+    def has_label(self, value: float) -> bool:
+        return any(each.rows and each.has_label(value) for each in self.shards)
+
+    def window(self, memory: int) -> int:
+        return 0
+
+    def order(self, of: Pass) -> None:
+        return None
+
+    def in_order(self, batch_size: int) -> None:
+        return None
+
+    def ids_from(self, order: Any, start: int) -> None:
+        return None  # a checkpoint within an epoch needs none: the shards are the same again
+
+    def share_of_rest(self, left: Any, sync: GradientSync) -> tuple[int, np.ndarray]:
+        raise UsageError(
+            "The checkpoint was taken in the middle of an epoch by a fit without "
+            'exact="bits"; go on without it, or from a checkpoint of an epoch\'s end',
+            code="checkpoint-mismatch",
+            argument="exact",
+        )
+
+    def order_of_share(self, share: np.ndarray, of: Pass) -> None:
+        raise AssertionError("share_of_rest has refused it")
+
+
+class VirtualRows(TorchRows):
+    """The rows of one worker in virtual shards, cut into the micro-batches of an epoch.
+
+    Attributes
+    ----------
+    shards : list of TensorShard
+        This worker's virtual shards.
+    first : int
+        Number of the first of them among those of all workers.
+    orders : list of ndarray or None
+        Row order of each shard in the epoch, once it is open.
+    """
+
+    def __init__(self, context: FitContext, config: dict, criterion: Any):
+        worker, sync, settings = context.worker, context.sync, context.settings
+        count = settings.virtual_shards
+        sources: dict[str, ShardedRows] = {}
+        for name, shard in worker.shards.items():
+            if isinstance(shard, LoaderShard):
+                raise UsageError(
+                    'exact="bits" reads rows of arrays, DataFrames, XShards or files, not of a '
+                    "DataLoader or Dataset; pass one of these, or leave exact out",
+                    code="data-type",
+                    argument="exact",
+                )
+            source = settings.open_batches(shard, worker, config)
+            sources[name] = ShardedRows(source.virtual_shards(count, sync))
+        self.data, self.validation = sources["data"], sources.get("validation")
+        self.shards = self.data.shards
+        self.first = worker.rank * len(self.shards)
+        workers, self.types = exchange(
+            sync,
+            {
+                "shards": [each.facts(0) for each in self.shards],
+                "types": self.data.types,
+                "validation": 1 if self.validation is None else self.validation.rows,
+                "uneven": counts_unevenly(criterion)
+                and (criterion.weight is not None or self.data.has_label(criterion.ignore_index)),
+            },
+        )
+        facts = [each for known in workers for each in known["shards"]]
+        self.plan, context.state.layout = plan_batches(settings, facts)
+        context.state.epoch_steps = self.plan.steps
+        self.is_uneven = settings.weighted or any(each["uneven"] for each in workers)
+        if self.validation is not None:
+            self.validation.take_types(self.types, self.data)
+        self._settings, self._state = settings, context.state
+        self.orders: list[Any] = []
+
+    def open_epoch(self) -> None:
+        """Shuffle each virtual shard for the epoch."""
+        settings, epoch = self._settings, self._state.position.epoch
+        self.orders = [
+            shard.order(Pass(settings.shuffle, settings.seed, epoch, self.first + number))
+            for number, shard in enumerate(self.shards)
+        ]
+
+    def left(self) -> None:
+        """Return None: whatever the workers are, a resumed fit has the same shards."""
+        return None
+
+
+class ShardBuffers(RunningState):
+    """The buffers of a model, such as running means, a copy for each virtual shard of a worker.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    sync : GradientSync
+    shards : int
+        Virtual shards of this worker.
+    """
+
+    def __init__(self, model: torch.nn.Module, sync: GradientSync, shards: int):
+        self._shards = shards
+        super().__init__(model, sync)
+
+    def restart(self) -> None:
+        """Give each shard the values that the model has now, equal on all ranks."""
+        self._merged = self._of_model()
+        self.rows = 0
+        self.rows_of = [0] * self._shards
+        self.values = [[each.clone() for each in self._merged] for _ in range(self._shards)]
+
+    def _of_model(self) -> list[torch.Tensor]:
+        return [buffer.clone() for buffer in self._model.buffers()]
+
+    def own(self) -> list[torch.Tensor]:
+        return []  # a checkpoint has them by virtual shard, see VirtualStep.rank_state
+
+    def put(self, values: list[torch.Tensor]) -> None:
+        for buffer, value in zip(self._model.buffers(), values, strict=True):
+            buffer.copy_(value)
+
+    @contextlib.contextmanager
+    def of_shard(self, number: int) -> Iterator[None]:
+        """Have the buffers of a shard in the model within the block, and keep their changes."""
+        if not self._merged:
+            yield
+            return
+        self.put(self.values[number])
+        yield
+        self.values[number] = self._of_model()
+
+    @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        self.put(self._merge())
+        yield  # the next micro-batch puts those of its shard
+
+    def _merge(self) -> list[torch.Tensor]:
+        """Return the means over shards, weighted by their rows, and the largest integers."""
+        sync, merged = self._sync, list(self._merged)
+        if not merged:
+            return merged
+        changed = [
+            float(any(not torch.equal(values[i], start) for values in self.values))
+            for i, start in enumerate(merged)
+        ]
+        workers = sync.all_gather([float(sum(self.rows_of)), *changed])
+        rows = sum(row[0] for row in workers)
+        for i, start in enumerate(merged):
+            if not rows or not any(row[1 + i] for row in workers):
+                continue
+            values = [each[i] for each in self.values]
+            if not (start.is_floating_point() or start.is_complex()):
+                wide = torch.uint8 if start.dtype == torch.bool else torch.int64
+                largest = torch.stack([each.to(wide) for each in values]).amax(0)
+                merged[i] = sync.all_reduce(largest, "max").to(start.dtype)
+                continue
+            total = TreeSum()
+            for value, seen in zip(values, self.rows_of, strict=True):
+                # a shard without rows may have anything, a nan included
+                total.add([value * (seen / rows) if seen else torch.zeros_like(value)])
+            merged[i] = sync.all_reduce(total.take()[0].contiguous())
+        return merged
+
+
+class TreeStep(OptimizerStep):
+    """One step of the optimizer from the gradients of all virtual shards."""
+
+    def __init__(
+        self,
+        sync: GradientSync,
+        built: BuiltParts,
+        forward_pass: ForwardPass,
+        settings: FitSettings,
+    ):
+        super().__init__(sync, built, forward_pass, settings)
+        self._tree = TreeSum()
+        self._has_gradient: list[bool] = []
+
+    def add(self, loss: torch.Tensor | None, counted: float) -> None:
+        """Compute the gradient of one shard's micro-batch and add it to the tree.
+
+        Parameters
+        ----------
+        loss : tensor or None
+            None of a shard without rows.
+        counted : float
+            What the loss was divided by.
+        """
+        if loss is not None and counted:
+            (loss if self._loss_weights.is_sum else loss * counted).backward()
+        gradients = []
+        parameters = self.parameters
+        present = [parameter.grad is not None for parameter in parameters]
+        self._has_gradient = [
+            before or now
+            for before, now in zip(self._has_gradient or present, present, strict=True)
+        ]
+        for parameter in parameters:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None and gradient.layout != torch.strided:
+                raise UsageError(
+                    'exact="bits" takes dense gradients, and a parameter of shape '
+                    f"{tuple(parameter.shape)} has a sparse one; use sparse=False",
+                    code="model-unsupported",
+                    argument="exact",
+                )
+            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        self._tree.add(gradients)
+
+    def update(self, total: float) -> None:
+        """Sum the gradients over all workers and update the weights; a collective.
+
+        Parameters
+        ----------
+        total : float
+            What the losses of all shards were divided by.
+        """
+        parameters = self.parameters
+        has_gradient, self._has_gradient = self._has_gradient, []
+        for parameter, gradient, is_present in zip(
+            parameters, self._tree.take(), has_gradient, strict=True
+        ):
+            parameter.grad = gradient if is_present else None
+        self._sync.all_reduce_gradients(parameters, 1.0)
+        if total and not self._loss_weights.is_sum:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            torch._foreach_div_(gradients, total)
+        self._update(parameters, ())
+
+
+@dataclass(eq=False)
+class VirtualStep(TorchStep):
+    """An update of a PyTorch model from the micro-batches of all virtual shards."""
+
+    rows: VirtualRows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        context, built = self.context, self.built
+        self._tree = TreeStep(context.sync, built, self.forward_pass, context.settings)
+        self.running = ShardBuffers(built.model, context.sync, len(self.rows.shards))
+        self.runner.bind(built, self.running)
+        self._sums = [EpochSums() for _ in self.rows.shards]
+
+    # -- an epoch ------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        if not self.context.state.position.batch:
+            self._sums = [EpochSums() for _ in self.rows.shards]
+
+    def _epoch_figures(self) -> dict | None:
+        """Return the metrics of the epoch, with losses added up in the order of the shards."""
+        sync = self.context.sync
+        figures = super()._epoch_figures()
+        everyone = all_gather_json(sync, [each.to_json() for each in self._sums])
+        exact = EpochSums.merged([EpochSums(**each) for known in everyone for each in known])
+        if figures is None or exact is None:
+            return None
+        return {**figures, **{k: exact[k] for k in ("train_loss", "last_train_loss")}}
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def rank_state(self) -> dict[str, Any]:
+        running = self.running
+        shards = zip(running.values, running.rows_of, self._sums, strict=True)
+        return {
+            **super().rank_state(),
+            "shards": [
+                {"buffers": values, "rows": rows, "sums": sums.to_json()}
+                for values, rows, sums in shards
+            ],
+        }
+
+    def put_all_ranks(self, states: Sequence[dict[str, Any]]) -> bool:
+        shards = [each for state in states for each in state.get("shards", ())]
+        first, count = self.rows.first, len(self.rows.shards)
+        if len(shards) != self.context.settings.virtual_shards:
+            return False
+        those = shards[first : first + count]
+        self.running.values = [each["buffers"] for each in those]
+        self.running.rows_of = [each["rows"] for each in those]
+        self.running.rows = sum(self.running.rows_of)
+        self._sums = [EpochSums(**each["sums"]) for each in those]
+        self.context.state.sums = EpochSums.total(self._sums)
+        return True
+
+    # -- a batch -------------------------------------------------------------------------------
+
+    def _run_batch(self) -> bool:
+        runner, state, settings = self.runner, self.context.state, self.context.settings
+        position, plan = state.position, self.rows.plan
+        started = time.perf_counter()
+        runner.batch_idx = position.batch
+        runner.batch = runner.output = runner.target = runner.loss = None
+        runner.call("before_train_iter")
+        self._tree.begin()
+        is_due = not self.forward_pass.loss_weights.is_known and (
+            self.forward_pass.loss_weights.is_due()
+        )
+        losses, counts, sizes, findings = [], [], [], []
+        fetch_s = forward_s = backward_s = 0.0
+        for number, shard in enumerate(self.rows.shards):
+            before = time.perf_counter()
+            start, stop, batch_rows = plan.batch(position.batch, self.rows.first + number)
+            rows, finding = stop - start, Finding()
+            runner.batch = runner.output = runner.target = runner.loss = None
+            if rows:
+                runner.batch = shard.batch(start, stop, self.rows.orders[number])
+            fetched = time.perf_counter()
+            counted = 0.0
+            if rows:
+                seed_everything(
+                    mixed_seed(settings.seed, position.epoch, position.batch),
+                    self.rows.first + number,
+                )
+                with self.running.of_shard(number), self._precision():
+                    self._forward(rows)
+                batch = runner.batch, runner.output, runner.target, rows, runner.loss
+                if is_due:
+                    finding = self.forward_pass.find(*batch)
+                counted = float(self.forward_pass.denominator(*batch[1:]))
+            forwarded = time.perf_counter()
+            losses.append(runner.loss.item() if counted else 0.0)
+            self._tree.add(runner.loss, counted)
+            self.running.rows_of[number] += rows
+            counts.append(counted)
+            sizes.append(rows)
+            findings.append(finding)
+            fetch_s += fetched - before
+            forward_s += forwarded - fetched
+            backward_s += time.perf_counter() - forwarded
+        if is_due:
+            self._settle_form(findings)
+        total = float(batch_rows)
+        if self.rows.is_uneven or self.forward_pass.loss_weights.is_uneven:
+            everyone = self.context.sync.all_gather(counts)
+            total = sum(count for of_rank in everyone for count in of_rank)
+        before = time.perf_counter()
+        self._tree.update(total)
+        backward_s += time.perf_counter() - before
+        position.batch += 1
+        position.global_step += 1
+        runner.updated = True
+        self.running.rows += sum(sizes)
+        if any(map(np.isnan, losses)):
+            self.context.warn(self._nan_sentence(), "nan")
+        rule = LossRule(settings.weighted, self.forward_pass.loss_weights.is_sum)
+        parts = [
+            rule.parts(loss, counted, total, rows, batch_rows)
+            for loss, counted, rows in zip(losses, counts, sizes, strict=True)
+        ]
+        for sums, part, rows in zip(self._sums, parts, sizes, strict=True):
+            sums.add(*part, rows, step_s=0.0)
+        self.built.step_scheduler(runner)
+        whole = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        state.sums.add(
+            *whole,
+            sum(sizes),
+            fetch_s=fetch_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            step_s=time.perf_counter() - started,
+        )
+        if self.summary is not None:
+            self.summary.add_batch(runner, whole, batch_rows, time.perf_counter() - started)
+        runner.call("after_train_iter")
+        self.context.worker.progress(
+            **state.progress(runner.num_epochs, plan.steps, state.sums.mean())
+        )
+        return True
+
+    def _settle_form(self, findings: Sequence[Finding]) -> None:
+        """Take over what all shards have found of the loss; a collective."""
+        weights = self.forward_pass.loss_weights
+        codes = self.context.sync.all_gather([each.code for each in findings])
+        reason = next((each.reason for each in findings if each.reason), "")
+        weights.settle(agreed([code for of_rank in codes for code in of_rank]), reason)
+        if reason or self.runner.rank == 0:
+            self._warn_of_loss()
+
+
+class VirtualFit(TorchFit):
+    """A PyTorch fit by virtual shards in one worker."""
+
+    def _open_rows(self, context: FitContext, config: dict, built: BuiltParts) -> VirtualRows:
+        return VirtualRows(context, config, built.criterion)
+
+    def _make_step(self, *parts: Any) -> VirtualStep:
+        return VirtualStep(*parts)
+
+    def _check(self, context: FitContext, built: BuiltParts) -> None:
+        """Refuse models, devices and callbacks whose results depend on the workers."""
+        reason = ""
+        if self.runner.device.type != "cpu":
+            reason = 'a GPU (set CUDA_VISIBLE_DEVICES="" to train on CPUs)'
+        elif built.tables is not None:
+            reason = "a ShardedEmbedding"
+        elif may_be_sparse(built.model):
+            reason = "layers with sparse gradients (use sparse=False)"
+        elif self.runner.main is not None:
+            reason = "a MainCallback"
+        if reason:
+            raise UsageError(
+                f'exact="bits" does not go with {reason}; leave exact out',
+                code="argument-conflict",
+                argument="exact",
+            )
+        context.sync.sum_in_tree()
+        torch.set_num_threads(THREADS)
+
+
+@dataclass
+class VirtualFitProgram(FitProgram):
+    """A fit by virtual shards, as shipped to the workers."""
+
+    fit_class = VirtualFit

@@ -1,0 +1,149 @@
+"""Virtual shards: a cut of the rows and an order of all sums that do not depend on the workers.
+
+Floating point sums depend on their order, and kernels on the shape of a batch and on the number of
+threads.  So a fit that gives the same bits for any number of workers computes with V *virtual
+shards* (J. Or et al., "VirtualFlow", MLSys 2022; M. Li et al., "EasyScale", SC 2023, have fixed
+virtual workers for the same end).  The contents of a row decide its shard and its position there.
+Each worker has a block of consecutive shards, computes each shard's part of a global batch as a
+micro-batch of its own, and adds the results along a binary tree over all shards.  V and the number
+of workers are powers of two, so the sums within a worker are whole subtrees, and the sums over
+workers complete the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.runtime.collectives.base import GradientSync
+
+DEFAULT_SHARDS = 8
+"""Virtual shards of a fit that names no number."""
+
+
+def check_virtual_shards(count: int, workers: int) -> None:
+    """Raise a UsageError unless a number of workers can share virtual shards.
+
+    Parameters
+    ----------
+    count : int
+        Virtual shards.
+    workers : int
+        Workers of the fit.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or count & (count - 1):
+        raise UsageError(
+            f"virtual_shards should be a power of two such as {DEFAULT_SHARDS}, got {count!r}",
+            code="argument-value",
+            argument="virtual_shards",
+        )
+    if workers > count or workers & (workers - 1):
+        fitting = [1 << power for power in range(count.bit_length())]
+        raise UsageError(
+            f'exact="bits" with virtual_shards={count} runs on {_listed(fitting)} workers, here '
+            f"are {workers}; change the number of workers or virtual_shards",
+            code="argument-value",
+            argument="virtual_shards",
+        )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def deal_rows(
+    ids: np.ndarray, columns: Mapping[int, torch.Tensor], count: int, sync: GradientSync
+) -> list[tuple[np.ndarray, dict[int, torch.Tensor]]]:
+    """Send each row to the worker that has its virtual shard; a collective.
+
+    Parameters
+    ----------
+    ids : ndarray of uint64, shape (rows,)
+        Hashes of this worker's rows, see :func:`~bigdl.training.remaining_rows.row_ids`.
+    columns : mapping of int to tensor, shape (rows, ...)
+        The same keys, dtypes and shapes of a row on all ranks.
+    count : int
+        Virtual shards of all workers.
+    sync : GradientSync
+
+    Returns
+    -------
+    list of (ndarray of uint64, dict of int to tensor)
+        Ids and columns of each virtual shard of this rank, sorted by id.
+    """
+    import torch
+
+    rank, size = sync.rank, sync.world_size
+    block = count // size
+    shards = (ids % np.uint64(count)).astype(np.int64)
+    order = np.lexsort((ids, shards))
+    ids, ranks = ids[order], shards[order] // block
+    send = np.bincount(ranks, minlength=size).tolist()
+    receive = [int(row[rank]) for row in sync.all_gather([float(rows) for rows in send])]
+
+    def exchange(values: torch.Tensor) -> torch.Tensor:
+        width = values.new_empty((1, *values.shape[1:])).nbytes
+        if not width:
+            return values.new_empty((sum(receive), *values.shape[1:]))
+        octets = values.contiguous().view(-1).view(torch.uint8)
+        received = sync.all_to_all(
+            octets, [rows * width for rows in send], [rows * width for rows in receive]
+        )
+        return received.view(values.dtype).view(-1, *values.shape[1:])
+
+    taken = torch.from_numpy(order)
+    received = {key: exchange(each.index_select(0, taken)) for key, each in columns.items()}
+    ids = exchange(torch.from_numpy(ids.view(np.int64))).numpy().view(np.uint64)
+    shards = (ids % np.uint64(count)).astype(np.int64)
+    order = np.lexsort((ids, shards))
+    ids, shards = ids[order], shards[order]
+    edges = np.searchsorted(shards, np.arange(rank * block, (rank + 1) * block + 1))
+    out = []
+    for first, stop in zip(edges[:-1], edges[1:], strict=True):
+        index = torch.from_numpy(order[first:stop])
+        parts = {key: each.index_select(0, index) for key, each in received.items()}
+        out.append((ids[first:stop], parts))
+    return out
+
+
+class TreeSum:
+    """The sum of lists of tensors along a binary tree; at most one list per level is in memory.
+
+    Examples
+    --------
+    >>> import torch
+    >>> total = TreeSum()
+    >>> for number in range(4):
+    ...     total.add([torch.tensor([float(number)])])
+    >>> total.take()
+    [tensor([6.])]
+    """
+
+    def __init__(self) -> None:
+        self._partial: list[tuple[int, list[Any]]] = []  # (level, tensors), the lowest level last
+
+    def add(self, tensors: list[Any]) -> None:
+        """Add the next leaf of the tree; its tensors may be changed."""
+        import torch
+
+        level = 0
+        while self._partial and self._partial[-1][0] == level:
+            _, before = self._partial.pop()
+            if before:
+                torch._foreach_add_(before, tensors)
+            tensors, level = before, level + 1
+        self._partial.append((level, tensors))
+
+    def take(self) -> list[Any]:
+        """Return the sum of a power of two of leaves, and start again."""
+        ((_, tensors),) = self._partial
+        self._partial = []
+        return tensors
