@@ -12,6 +12,7 @@ workers complete the tree.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,7 @@ def deal_rows(
     ids, shards = ids[order], shards[order]
     edges = np.searchsorted(shards, np.arange(rank * block, (rank + 1) * block + 1))
     out = []
-    for first, stop in zip(edges[:-1], edges[1:], strict=True):
+    for first, stop in itertools.pairwise(edges.tolist()):
         index = torch.from_numpy(order[first:stop])
         parts = {key: each.index_select(0, index) for key, each in received.items()}
         out.append((ids[first:stop], parts))

@@ -9,12 +9,12 @@ of workers decides where a shard is computed, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
@@ -31,10 +31,10 @@ from bigdl.orca.learn.pytorch.loop import (
 from bigdl.orca.learn.pytorch.parts import BuiltParts
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.shard import LoaderShard
-from bigdl.training.batches import BatchSource, Pass, TensorShard, all_gather_json, plan_batches
-from bigdl.training.metrics import EpochSums, LossRule
+from bigdl.training.batches import Pass, TensorShard, all_gather_json, plan_batches
 from bigdl.training.fit import FitContext, exchange
-from bigdl.training.loss_form import Finding, agreed
+from bigdl.training.loss_form import ProbeResult, agreed
+from bigdl.training.metrics import EpochSums, LossRule
 from bigdl.training.state import RunningState, mixed_seed, seed_everything
 from bigdl.training.virtual_shards import TreeSum
 
@@ -42,60 +42,42 @@ THREADS = 1
 """Threads of a micro-batch: kernels such as matrix products give other bits with another number."""
 
 
-class ShardedRows(BatchSource):
+class ShardedRows:
     """The virtual shards of one worker, read one after another.
 
     Parameters
     ----------
     shards : sequence of TensorShard
+
+    Attributes
+    ----------
+    rows : int
+    types : list or None
+        As in ``BatchSource.types``.
     """
 
     def __init__(self, shards: Sequence[TensorShard]):
         self.shards = shards
         self.rows = sum(each.rows for each in shards)
-        self.fingerprint = 0
         self.types = shards[0].types
 
     def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
+        """Yield the number of rows and the batch, of all rows."""
         for shard in self.shards:
             yield from shard.in_batches(batch_size)
 
-    def batch(self, start: int, stop: int, order: Any = None) -> Any:
-        for shard in self.shards:
-            if start < shard.rows:
-                return shard.batch(start, min(stop, shard.rows), order)
-            start, stop = start - shard.rows, stop - shard.rows
-        return self.shards[-1].batch(0, 0)
+    def batch(self, start: int, stop: int) -> Any:
+        """Return a batch of rows of one shard."""
+        return next(each for each in self.shards if each.rows).batch(start, stop)
 
-    def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
+    def take_types(self, types: list[Any] | None, training: Any) -> None:
+        """Convert all shards to the dtypes of the training data."""
         for shard in self.shards:
             shard.take_types(types, training)
 
     def has_label(self, value: float) -> bool:
+        """Return True if a target of a row is `value`."""
         return any(each.rows and each.has_label(value) for each in self.shards)
-
-    def window(self, memory: int) -> int:
-        return 0
-
-    def order(self, of: Pass) -> None:
-        return None
-
-    def in_order(self, batch_size: int) -> None:
-        return None
-
-    def ids_from(self, order: Any, start: int) -> None:
-        return None  # a checkpoint within an epoch needs none: the shards are the same again
-
-    def share_of_rest(self, left: Any, sync: GradientSync) -> tuple[int, np.ndarray]:
-        raise UsageError(
-            "The checkpoint was taken in the middle of an epoch by a fit without "
-            'exact="bits"; go on without it, or from a checkpoint of an epoch\'s end',
-            code="checkpoint-mismatch",
-            argument="exact",
-        )
-
-    def order_of_share(self, share: np.ndarray, of: Pass) -> None:
-        raise AssertionError("share_of_rest has refused it")
 
 
 class VirtualRows(TorchRows):
@@ -349,7 +331,15 @@ class VirtualStep(TorchStep):
         shards = [each for state in states for each in state.get("shards", ())]
         first, count = self.rows.first, len(self.rows.shards)
         if len(shards) != self.context.settings.virtual_shards:
-            return False
+            raise UsageError(
+                "The checkpoint was taken in the middle of an epoch "
+                + (f"with virtual_shards={len(shards)}" if shards else 'without exact="bits"')
+                + f', the fit goes on with exact="bits" and virtual_shards='
+                f"{self.context.settings.virtual_shards}; use the same arguments, or a checkpoint "
+                "of an epoch's end",
+                code="checkpoint-mismatch",
+                argument="virtual_shards",
+            )
         those = shards[first : first + count]
         self.running.values = [each["buffers"] for each in those]
         self.running.rows_of = [each["rows"] for each in those]
@@ -376,7 +366,7 @@ class VirtualStep(TorchStep):
         for number, shard in enumerate(self.rows.shards):
             before = time.perf_counter()
             start, stop, batch_rows = plan.batch(position.batch, self.rows.first + number)
-            rows, finding = stop - start, Finding()
+            rows, finding = stop - start, ProbeResult()
             runner.batch = runner.output = runner.target = runner.loss = None
             if rows:
                 runner.batch = shard.batch(start, stop, self.rows.orders[number])
@@ -416,7 +406,7 @@ class VirtualStep(TorchStep):
         position.global_step += 1
         runner.updated = True
         self.running.rows += sum(sizes)
-        if any(map(np.isnan, losses)):
+        if any(map(math.isnan, losses)):
             self.context.warn(self._nan_sentence(), "nan")
         rule = LossRule(settings.weighted, self.forward_pass.loss_weights.is_sum)
         parts = [
@@ -443,7 +433,7 @@ class VirtualStep(TorchStep):
         )
         return True
 
-    def _settle_form(self, findings: Sequence[Finding]) -> None:
+    def _settle_form(self, findings: Sequence[ProbeResult]) -> None:
         """Take over what all shards have found of the loss; a collective."""
         weights = self.forward_pass.loss_weights
         codes = self.context.sync.all_gather([each.code for each in findings])
