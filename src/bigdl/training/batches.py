@@ -625,6 +625,44 @@ class TensorShard(BatchSource):
         return out
 
 
+class VirtualSource:
+    """The virtual shards of one worker, read one after another.
+
+    Parameters
+    ----------
+    shards : sequence of TensorShard
+
+    Attributes
+    ----------
+    rows : int
+    types : list or None
+        As in ``BatchSource.types``.
+    """
+
+    def __init__(self, shards: Sequence[TensorShard]):
+        self.shards = shards
+        self.rows = sum(each.rows for each in shards)
+        self.types = shards[0].types
+
+    def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
+        """Yield the number of rows and the batch, of all rows."""
+        for shard in self.shards:
+            yield from shard.in_batches(batch_size)
+
+    def batch(self, start: int, stop: int) -> list[Any] | dict[str, Any]:
+        """Return a batch of rows of one shard."""
+        return next(each for each in self.shards if each.rows).batch(start, stop)
+
+    def take_types(self, types: list[Any] | None, training: VirtualSource) -> None:
+        """Convert all shards to the dtypes of the training data."""
+        for shard in self.shards:
+            shard.take_types(types, training.shards[0])
+
+    def has_label(self, value: float) -> bool:
+        """Return True if a target of a row is `value`."""
+        return any(each.rows and each.has_label(value) for each in self.shards)
+
+
 def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
     """Return the bytes of texts, filled up with zeros to a width."""
     import torch

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -129,9 +129,11 @@ class TreeSum:
     """
 
     def __init__(self) -> None:
-        self._partial: list[tuple[int, list[Any]]] = []  # (level, tensors), the lowest level last
+        self._partial: list[
+            tuple[int, list[torch.Tensor]]
+        ] = []  # (level, tensors), the lowest level last
 
-    def add(self, tensors: list[Any]) -> None:
+    def add(self, tensors: list[torch.Tensor]) -> None:
         """Add the next leaf of the tree; its tensors may be changed."""
         import torch
 
@@ -143,7 +145,7 @@ class TreeSum:
             tensors, level = before, level + 1
         self._partial.append((level, tensors))
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[torch.Tensor]:
         """Return the sum of a power of two of leaves, and start again."""
         ((_, tensors),) = self._partial
         self._partial = []

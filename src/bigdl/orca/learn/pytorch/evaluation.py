@@ -36,7 +36,7 @@ from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values, 
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import BatchSettings, BatchSource, deal_streams
+from bigdl.training.batches import BatchSettings, BatchSource, VirtualSource, deal_streams
 from bigdl.training.embedding_tables.placement import TablePlacement
 from bigdl.training.embedding_tables.torch_model import ShardedTables, has_tables
 from bigdl.training.fit import FitContext, TrainState
@@ -363,7 +363,7 @@ class TorchEvaluationSettings(BatchSettings):
 def evaluate_collectively(
     runner: TorchRunner,
     forward_pass: ForwardPass,
-    data: BatchSource,
+    data: BatchSource | VirtualSource,
     sync: GradientSync,
     settings: TorchEvaluationSettings,
 ) -> dict:
@@ -379,20 +379,21 @@ def evaluate_collectively(
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
-    parts_here = []
+    parts_here: list[tuple[EpochSums, list[Any]]] = []
+    shards = data.shards if isinstance(data, VirtualSource) else [data]
     with torch.no_grad(), forward_pass.validation():
-        for source in getattr(data, "shards", [data]):  # each virtual shard by itself
+        for source in shards:
             for measure in measures.values():
                 measure.reset()
             sums, losses = _sums(runner, forward_pass, source, settings, measures)
             states = {name: measure.state() for name, measure in measures.items()}
-            parts_here.append([sums, {}, states, {}, losses.to_json()])
+            parts_here.append((sums, [{}, states, {}, losses.to_json()]))
         if has_tables(forward_pass.model):
             ShardedTables(forward_pass.model).finish()
         logged = {} if forward_pass.module is None else forward_pass.module.end_validation(sync)
     parts_here[0][0].epoch_s = time.perf_counter() - started
-    parts_here[0][1], parts_here[0][3] = logged, runner.timers.take()
-    gathered = sync.gather(dumps([[sums.to_json(), *rest] for sums, *rest in parts_here]))
+    parts_here[0][1][0], parts_here[0][1][2] = logged, runner.timers.take()
+    gathered = sync.gather(dumps([[sums.to_json(), *rest] for sums, rest in parts_here]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None

@@ -43,6 +43,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import (
     BatchSource,
+    VirtualSource,
     all_gather_json,
     deal_streams,
     plan_batches,
@@ -680,7 +681,7 @@ class TorchStep(WorkerStep):
         """Return the metrics of the epoch over all workers; None if no step was made."""
         return self.context.state.sums.all_reduce(self.context.sync)
 
-    def _evaluate(self, data: BatchSource | Sequence[BatchSource]) -> dict:
+    def _evaluate(self, data: BatchSource | VirtualSource) -> dict:
         with self.running.merged():
             return evaluate_collectively(
                 self.runner, self.forward_pass, data, self.context.sync, self.context.settings
@@ -897,6 +898,9 @@ class TorchFit:
     epochs : EpochRunner
     """
 
+    rows_class: ClassVar[type[TorchRows]] = TorchRows
+    step_class: ClassVar[type[TorchStep]] = TorchStep
+
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
     ):
@@ -921,12 +925,12 @@ class TorchFit:
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         self._check(context, built)
-        rows = self._open_rows(context, parts.config, built)
+        rows = self.rows_class(context, parts.config, built.criterion)
         self._configure(context, parts, forward_pass, rows)
         summary = StepSummary() if settings.summary else None
         records = {} if summary is None else {"summary.pt": summary}
         hooks = TorchHooks(context, runner, built, records, forward_pass.module)
-        self.step = self._make_step(context, runner, built, forward_pass, rows, hooks, summary)
+        self.step = self.step_class(context, runner, built, forward_pass, rows, hooks, summary)
         checkpointer = WorkerCheckpointer(context, hooks, self.step, writer)
         checkpointer.restore()
         local = settings.batch_size // runner.size
@@ -937,12 +941,6 @@ class TorchFit:
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
         """Refuse what this form of a fit does not go with; called once the device is known."""
-
-    def _open_rows(self, context: FitContext, config: dict, built: BuiltParts) -> TorchRows:
-        return TorchRows(context, config, built.criterion)
-
-    def _make_step(self, *parts: Any) -> TorchStep:
-        return TorchStep(*parts)
 
     def _configure(
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows

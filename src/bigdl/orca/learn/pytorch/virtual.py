@@ -31,7 +31,7 @@ from bigdl.orca.learn.pytorch.loop import (
 from bigdl.orca.learn.pytorch.parts import BuiltParts
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.shard import LoaderShard
-from bigdl.training.batches import Pass, TensorShard, all_gather_json, plan_batches
+from bigdl.training.batches import Pass, VirtualSource, all_gather_json, plan_batches
 from bigdl.training.fit import FitContext, exchange
 from bigdl.training.loss_form import ProbeResult, agreed
 from bigdl.training.metrics import EpochSums, LossRule
@@ -40,44 +40,6 @@ from bigdl.training.virtual_shards import TreeSum
 
 THREADS = 1
 """Threads of a micro-batch: kernels such as matrix products give other bits with another number."""
-
-
-class ShardedRows:
-    """The virtual shards of one worker, read one after another.
-
-    Parameters
-    ----------
-    shards : sequence of TensorShard
-
-    Attributes
-    ----------
-    rows : int
-    types : list or None
-        As in ``BatchSource.types``.
-    """
-
-    def __init__(self, shards: Sequence[TensorShard]):
-        self.shards = shards
-        self.rows = sum(each.rows for each in shards)
-        self.types = shards[0].types
-
-    def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
-        """Yield the number of rows and the batch, of all rows."""
-        for shard in self.shards:
-            yield from shard.in_batches(batch_size)
-
-    def batch(self, start: int, stop: int) -> Any:
-        """Return a batch of rows of one shard."""
-        return next(each for each in self.shards if each.rows).batch(start, stop)
-
-    def take_types(self, types: list[Any] | None, training: Any) -> None:
-        """Convert all shards to the dtypes of the training data."""
-        for shard in self.shards:
-            shard.take_types(types, training)
-
-    def has_label(self, value: float) -> bool:
-        """Return True if a target of a row is `value`."""
-        return any(each.rows and each.has_label(value) for each in self.shards)
 
 
 class VirtualRows(TorchRows):
@@ -96,7 +58,7 @@ class VirtualRows(TorchRows):
     def __init__(self, context: FitContext, config: dict, criterion: Any):
         worker, sync, settings = context.worker, context.sync, context.settings
         count = settings.virtual_shards
-        sources: dict[str, ShardedRows] = {}
+        sources: dict[str, VirtualSource] = {}
         for name, shard in worker.shards.items():
             if isinstance(shard, LoaderShard):
                 raise UsageError(
@@ -106,7 +68,7 @@ class VirtualRows(TorchRows):
                     argument="exact",
                 )
             source = settings.open_batches(shard, worker, config)
-            sources[name] = ShardedRows(source.virtual_shards(count, sync))
+            sources[name] = VirtualSource(source.virtual_shards(count, sync))
         self.data, self.validation = sources["data"], sources.get("validation")
         self.shards = self.data.shards
         self.first = worker.rank * len(self.shards)
@@ -288,6 +250,7 @@ class VirtualStep(TorchStep):
     """An update of a PyTorch model from the micro-batches of all virtual shards."""
 
     rows: VirtualRows
+    running: ShardBuffers
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -446,11 +409,8 @@ class VirtualStep(TorchStep):
 class VirtualFit(TorchFit):
     """A PyTorch fit by virtual shards in one worker."""
 
-    def _open_rows(self, context: FitContext, config: dict, built: BuiltParts) -> VirtualRows:
-        return VirtualRows(context, config, built.criterion)
-
-    def _make_step(self, *parts: Any) -> VirtualStep:
-        return VirtualStep(*parts)
+    rows_class = VirtualRows
+    step_class = VirtualStep
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
         """Refuse models, devices and callbacks whose results depend on the workers."""
