@@ -111,7 +111,10 @@ def test_one_two_and_four_workers_give_the_same_bits(rows, model):
 
 @pytest.mark.parametrize("engine_way", ENGINES, indirect=True)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@pytest.mark.slow_cases("transformer-ray", "cnn-ray", "cnn-spark", "mlp-local")
+@pytest.mark.slow_cases(
+    *(f"{model}-{engine}" for model in ("cnn", "transformer") for engine in ("spark", "ray")),
+    *(f"{model}-local" for model in MODELS),
+)
 def test_all_engines_give_the_same_bits(rows, engine_way, model, orca_spark):
     here = fitted(rows, model, 2)
     assert fitted(rows, model, 2, backend=engine_way.backend) == here

@@ -129,9 +129,8 @@ class TreeSum:
     """
 
     def __init__(self) -> None:
-        self._partial: list[
-            tuple[int, list[torch.Tensor]]
-        ] = []  # (level, tensors), the lowest level last
+        # (level, tensors), the lowest level last
+        self._partial: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
         """Add the next leaf of the tree; its tensors may be changed."""

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -250,7 +250,7 @@ class VirtualStep(TorchStep):
     """An update of a PyTorch model from the micro-batches of all virtual shards."""
 
     rows: VirtualRows
-    running: ShardBuffers
+    running: ShardBuffers = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
