@@ -446,7 +446,7 @@ def test_an_evaluation_is_weighted(crew):
     with torch.no_grad():
         each = (net()(rows["x"])[:, 0] - rows["y"]) ** 2
     expected = float((rows["w"] * each).sum() / rows["w"].sum())
-    assert outcomes[0]["figures"]["val_loss"] == pytest.approx(expected, rel=1e-12)
+    assert outcomes[0]["metrics"]["val_loss"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])

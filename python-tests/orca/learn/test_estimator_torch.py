@@ -21,7 +21,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import AUC, MAE, MSE, ROC, Accuracy, Precision, Recall
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.lightning import configured
+from bigdl.orca.learn.pytorch.lightning import configure_optimizer
 from bigdl.orca.learn.trigger import SeveralIteration
 
 
@@ -657,7 +657,7 @@ def returns(make):
             optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
             return make(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
 
-    return configured(Module())
+    return configure_optimizer(Module())
 
 
 @pytest.mark.parametrize(

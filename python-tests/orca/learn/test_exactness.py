@@ -616,7 +616,7 @@ def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
         score = scorer()(torch.from_numpy(rows["x"]))[:, 0].numpy()
     truth, guess = rows["c"], score >= 0.5
     for result in results:
-        assert result["figures"] == pytest.approx(
+        assert result["metrics"] == pytest.approx(
             {
                 "Accuracy": sk.accuracy_score(truth, guess),
                 "Precision": sk.precision_score(truth, guess),

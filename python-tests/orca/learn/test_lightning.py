@@ -326,7 +326,7 @@ def test_what_predict_and_evaluate_drop_is_said_once_by_name(caplog):
             est.evaluate((X, Y))
             assert est.predict(X).shape == (ROWS, 2)  # of forward
         of_test, of_predict = said()
-    assert of_test.startswith("Predicts has hooks of Lightning that are not called: test_step; ev")
+    assert of_test.startswith("Predicts has Lightning hooks that are not called: test_step; ev")
     assert "not called: predict_step, on_predict_epoch_end; predict calls forward;" in of_predict
     assert unused_hooks(Logs(), "predict") is unused_hooks(nn.Linear(1, 1), "evaluate") is None
 

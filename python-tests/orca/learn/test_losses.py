@@ -193,7 +193,7 @@ def test_the_loss_of_a_validation_is_that_of_all_rows_at_once(crew, name):
         program = TorchEvaluateProgram(parts, settings, [], TorchDistributedSync)
         state = dumps(model.state_dict())
         outcomes, _ = crew.run(program, [{"data": s} for s in cut], state=state)
-        found.append(outcomes[0]["figures"]["val_loss"])
+        found.append(outcomes[0]["metrics"]["val_loss"])
         assert outcomes[0]["warning"] is None
     assert found == pytest.approx([expected] * 3, rel=1e-12)
 

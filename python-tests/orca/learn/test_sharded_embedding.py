@@ -220,7 +220,7 @@ def test_an_evaluation_equals_that_of_one_process(crew, run):
     )
     options = {"slices": half.slices.to_json()}
     found, _ = crew.run(program, [{"data": s} for s in shards], half.files["model.pt"], options)
-    losses = [each["figures"]["val_loss"] for each in found]
+    losses = [each["metrics"]["val_loss"] for each in found]
     assert losses == [pytest.approx(expected, rel=1e-6)] * 4
 
 

@@ -155,7 +155,7 @@ def test_a_metric_that_cannot_be_weighted(frame, verb):
     est = estimator(metrics=[nn.functional.l1_loss])
     says(
         lambda: getattr(est, verb)(frame, **COLUMNS, weight_col="a"),
-        "weight_col cannot weight the metric l1_loss, which has no notion of rows that count more",
+        "weight_col cannot weight the metric l1_loss, which does not support row weights",
     )
 
 

@@ -1,8 +1,8 @@
-"""PyTorch models on distributed data."""
+"""Distributed training, evaluation and prediction of PyTorch models."""
 
 from bigdl.common.errors import require
 
-require("torch", "orca")  # the modules of this package are about nothing else
+require("torch", "orca")  # every module of this package needs torch
 
 from bigdl.orca.learn.pytorch.estimator import (  # noqa: E402
     Estimator,

@@ -1,4 +1,4 @@
-"""Batches of a training on its device; a GPU gets the next one while it computes."""
+"""Training batches on the device, prefetched for a GPU."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from bigdl.training.batches import BatchSource
 
 AHEAD_BYTES = 1 << 20
-"""Batches of fewer bytes are read when they are needed: to hand them over costs more."""
+"""Smallest batch, in bytes, to prefetch; for smaller batches the thread handover costs more."""
 
 
 class DeviceBatches:
-    """A worker's batches of an epoch, in tensors on a device.
+    """A worker's training batches as tensors on a device.
 
-    On a GPU a thread gathers the next batch, copies it to pinned memory and from there to the
-    device in a stream of its own, if the source says that its batches can be read ahead of time.
+    On a GPU, a thread prefetches the next batch if the source can read ahead: it gathers the rows,
+    copies them to pinned memory, and from there to the device on a separate CUDA stream.
 
     Parameters
     ----------
     data : BatchSource
     device : torch.device
     worker : Worker
-        That reads the batches; the thread ends at its exit.
+        The worker that reads the batches; the thread ends when it exits.
     """
 
     def __init__(self, data: BatchSource, device: torch.device, worker: Worker):
         self._data, self._device, self._rank = data, device, worker.rank
         self._threads: ThreadPoolExecutor | None = None
-        self._next: tuple[tuple[int, int, int], Any, Future] | None = None  # rows, order, batch
+        # (step, start, stop), row order, batch
+        self._next: tuple[tuple[int, int, int], Any, Future] | None = None
         if device.type != "cpu" and data.can_read_ahead:
             import torch
 
@@ -45,21 +46,21 @@ class DeviceBatches:
             worker.at_exit(self._threads.shutdown)
 
     def get(self, step: int, start: int, stop: int, plan: BatchPlan, order: Any) -> Any:
-        """The batch of a step of a plan, whose rows are `start`...`stop` of this worker's order."""
+        """Return the batch of a step: rows `start` to `stop` of this worker's row order."""
         ahead, self._next = self._next, None
         if ahead is not None and ahead[0] == (step, start, stop) and ahead[1] is order:
-            batch = self._arrived(ahead[2])
+            batch = self._receive(ahead[2])
         else:
             batch = to_device(self._data.batch(start, stop, order), self._device)
         if self._threads is not None and step + 1 < plan.steps and _size(batch) >= AHEAD_BYTES:
-            # the plan remembers where it was read last
+            # copy the plan: reading a batch changes its state
             start, stop, _ = copy.copy(plan).batch(step + 1, self._rank)
             if stop > start:
-                coming = self._threads.submit(self._bring, start, stop, order)
-                self._next = (step + 1, start, stop), order, coming
+                pending = self._threads.submit(self._prefetch, start, stop, order)
+                self._next = (step + 1, start, stop), order, pending
         return batch
 
-    def _bring(self, start: int, stop: int, order: Any) -> tuple[Any, torch.cuda.Event]:
+    def _prefetch(self, start: int, stop: int, order: Any) -> tuple[Any, torch.cuda.Event]:
         import torch
         from torch.utils._pytree import tree_map_only
 
@@ -71,7 +72,7 @@ class DeviceBatches:
             )
             return moved, self._stream.record_event()
 
-    def _arrived(self, future: Future) -> Any:
+    def _receive(self, future: Future) -> Any:
         import torch
         from torch.utils._pytree import tree_iter
 
@@ -80,12 +81,12 @@ class DeviceBatches:
         stream.wait_event(copied)
         for each in tree_iter(batch):
             if isinstance(each, torch.Tensor):
-                each.record_stream(stream)  # its memory is the other stream's
+                each.record_stream(stream)  # the memory belongs to the prefetch stream
         return batch
 
 
 def _size(batch: Any) -> int:
-    """Bytes of the tensors of a batch."""
+    """Return the total bytes of a batch's tensors."""
     import torch
     from torch.utils._pytree import tree_iter
 

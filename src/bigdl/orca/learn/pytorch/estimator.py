@@ -718,7 +718,7 @@ Ray also RayXShards or a ray.data.Dataset
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
-            evaluation = {"figures": nothing, "profile": {}, "workers": [nothing], "profiles": [{}]}
+            evaluation = {"metrics": nothing, "profile": {}, "workers": [nothing], "profiles": [{}]}
 
         if evaluation.get("warning"):
             logger.warning(evaluation["warning"])
@@ -729,7 +729,7 @@ Ray also RayXShards or a ray.data.Dataset
 
         if not reduce_results:
             return list(map(returned, evaluation["workers"], evaluation["profiles"]))
-        return returned(evaluation["figures"], evaluation["profile"])
+        return returned(evaluation["metrics"], evaluation["profile"])
 
     # -- predict -----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""A worker's part of a fit or an evaluation, as callbacks see it; and the evaluation of a shard.
+"""The runner that callbacks see, and the evaluation of a worker's rows.
 
-Loss and metrics are merged exactly over the workers.
+Loss and metrics are merged exactly across workers.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from bigdl.orca.learn.pytorch.callbacks.base import (
 )
 from bigdl.orca.learn.pytorch.forward import (
     BatchColumns,
+    BuiltInLossForward,
     ForwardPass,
-    OwnLossForward,
     PlainForward,
     WeightedForward,
-    has_own_loss,
+    has_builtin_loss,
     is_lightning,
-    loss_sentence,
+    loss_warning,
 )
 from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values, unused_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
@@ -58,45 +58,45 @@ from bigdl.training.state import (
 
 
 class TorchRunner:
-    """View of a worker's fit or evaluation that callbacks and operators get.
+    """State of a worker's fit or evaluation, as callbacks and operators see it.
 
     Attributes
     ----------
     rank, size : int
-        This worker, and how many there are.
+        Rank of this worker, and number of workers.
     config : dict
         The ``config`` of the Estimator.
     model, optimizer, scheduler, criterion
-        Of this worker; the optimizer and scheduler are None in an evaluation. ``models`` and
-        ``optimizers`` are lists of them.
+        Objects of this worker; the optimizer and scheduler are None in an evaluation. ``models``
+        and ``optimizers`` are lists with these objects.
     device : torch.device
-        Where this worker computes.
+        Device that this worker computes on.
     epochs : int
-        Finished epochs, counted over all fits of the Estimator.
+        Number of finished epochs in all fits of the Estimator.
     num_epochs : int
-        The count at which this fit ends.
+        Value of `epochs` at which this fit ends.
     global_step : int
-        Optimizer steps done, counted over all fits of the Estimator.
+        Number of optimizer steps in all fits of the Estimator.
     num_steps : int or None
-        Batches that an evaluation looks at.
+        Number of batches in an evaluation.
     updated : bool
-        True if the last batch of training ended in an update of the weights.
+        True if the last training batch updated the weights.
     batch, batch_idx, output, target, loss
-        Of the current iteration; all but `batch_idx` are None on a worker that has no rows in this
-        step, and `output` is None for the training step of a LightningModule.
+        Values of the current iteration. All except `batch_idx` are None on a worker without rows in
+        this step, and `output` is None in the training step of a LightningModule.
     epoch_stats : dict
-        Figures of the epoch that ended last, of all workers together.
+        Metrics of the latest epoch, merged over all workers.
     metrics_stats : dict
-        Figures of the validation that ended last.
+        Metrics of the latest validation.
     epoch_is_whole : bool
-        True if the epoch that ended last has seen all rows.
+        True if the latest epoch has processed all rows.
     train_loader, val_loader : WorkerBatches or None
-        This worker's own batches.
+        Batches of this worker.
     timers : Timers
         ``with runner.timers.record("augment"):`` adds ``mean_augment_s`` to the ``profile`` of an
         epoch or an evaluation.
     stop : bool
-        Set it on any rank to end the training after the current step.
+        Set to True on any rank to end the fit after the current step.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TorchRunner:
         self.config = config
         self.callbacks = list(callbacks)
         self.main = next((c for c in self.callbacks if isinstance(c, MainCallback)), None)
-        self._old = [c for c in self.callbacks if has_legacy_hooks(c)]
+        self._legacy = [c for c in self.callbacks if has_legacy_hooks(c)]
         self.num_epochs = 0
         self.num_steps: int | None = None
         self.updated = False
@@ -139,13 +139,13 @@ class TorchRunner:
         self._forward_by: Callable[[], tuple] | None = None
 
     def bind(self, built: BuiltParts, running: RunningState | None = None) -> None:
-        """Have the parts of a model as attributes.
+        """Set the model, optimizer, criterion and scheduler as attributes.
 
         Parameters
         ----------
         built : BuiltParts
         running : RunningState, optional
-            Of a fit: the buffers of the model.
+            The model's buffers, in a fit.
         """
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
@@ -173,7 +173,7 @@ class TorchRunner:
 
     @property
     def history(self) -> list[dict]:
-        """Figures of the epochs of this fit so far, in ``after_train_epoch`` the last included."""
+        """Metrics of this fit's epochs, including the current one in ``after_train_epoch``."""
         first = self._state.stop_at.first
         entries = [e for e in self.position.history if e["epoch"] > first]
         newest = self.epoch_stats
@@ -193,21 +193,21 @@ class TorchRunner:
         return [] if self.scheduler is None else [self.scheduler]
 
     def call(self, hook: str) -> None:
-        """Call one hook of every callback, in their order."""
+        """Call one hook of every callback, in order."""
         for callback in self.callbacks:
-            if callback in self._old:
+            if callback in self._legacy:
                 call_legacy_hooks(callback, hook, self)
             getattr(callback, hook)(self)
 
     call_hook = call
 
     def run_forward(self, forward: Callable[[], tuple], hook: str) -> None:
-        """Make a forward pass, by a hook of the MainCallback if there is one.
+        """Run a forward pass, through a hook of the MainCallback if there is one.
 
         Parameters
         ----------
         forward : callable
-            Returns output, target and loss; :meth:`forward`, which the hook may call, calls it.
+            Returns output, target and loss; the hook can call it through :meth:`forward`.
         hook : str
             Name of the hook.
         """
@@ -218,35 +218,35 @@ class TorchRunner:
             getattr(self.main, hook)(self)
 
     def forward(self) -> None:
-        """Set `output`, `target` and `loss` of the batch as they are without a MainCallback."""
+        """Run the default forward pass; set `output`, `target` and `loss` of the batch."""
         if self._forward_by is None:
             raise UsageError(
-                "There is no batch now; forward belongs into on_iter_forward", code="state"
+                "There is no current batch; call forward in on_iter_forward", code="state"
             )
         self.output, self.target, self.loss = self._forward_by()
 
     # -- values for other callbacks ------------------------------------------------------------
 
     def put(self, key: str, value: Any) -> None:
-        """Keep something for other callbacks of this worker; the key must be new."""
+        """Store a value for other callbacks of this worker under a new key."""
         if key in self._values:
             raise UsageError(
-                f"The runner has {key!r} already; use update to replace it",
+                f"The runner already has {key!r}; use update to replace it",
                 code="argument-value",
                 argument="key",
             )
         self._values[key] = value
 
     def get(self, key: str) -> Any:
-        """Return what was put under a key."""
+        """Return the value stored under a key."""
         return self._values[self._known(key)]
 
     def update(self, key: str, value: Any) -> None:
-        """Replace what was put under a key."""
+        """Replace the value stored under a key."""
         self._values[self._known(key)] = value
 
     def remove(self, key: str) -> None:
-        """Forget what was put under a key."""
+        """Remove the value stored under a key."""
         del self._values[self._known(key)]
 
     def _known(self, key):
@@ -262,11 +262,11 @@ class TorchRunner:
     # -- the state -----------------------------------------------------------------------------
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
-        """Statistics of all workers in the model for the time of a block; a collective."""
+        """Return a context manager that sets the model's buffers merged over all workers."""
         return contextlib.nullcontext() if self._running is None else self._running.merged()
 
     def state_dict(self) -> dict:
-        """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        """Return the epoch and the states of models, optimizers and schedulers, as lists."""
         self._need_whole()
         state = {
             "epoch": self.position.epochs_with_metrics,
@@ -278,7 +278,7 @@ class TorchRunner:
         return state
 
     def save_checkpoint(self, path: str, save_weights_only: bool = False) -> None:
-        """Write the state of this worker to a file; call it on one rank."""
+        """Write this worker's state to a file; call it on one rank only."""
         self._need_whole()
         state = self.model.state_dict() if save_weights_only else self.state_dict()
         write_bytes(path, dumps(state))
@@ -286,20 +286,21 @@ class TorchRunner:
     def _need_whole(self) -> None:
         if has_tables(self.model):
             raise UsageError(
-                "The rows of a ShardedEmbedding lie on all workers, so one of them cannot write "
-                "the state; use the checkpoints in model_dir",
+                "The rows of a ShardedEmbedding are distributed over all workers, so one worker "
+                "cannot "
+                "write the state; use the checkpoints in model_dir",
                 code="unsupported",
             )
 
 
 class WorkerBatches:
-    """The batches of one worker, in the order of its rows.
+    """Sized iterable of one worker's batches, in its row order.
 
     Parameters
     ----------
     data : BatchSource
     batch_size : int
-        Of this worker.
+        Number of rows per batch of this worker.
     """
 
     def __init__(self, data: BatchSource, batch_size: int):
@@ -314,13 +315,14 @@ class WorkerBatches:
 
 @dataclass
 class TorchEvaluationSettings(BatchSettings):
-    """Arguments of ``evaluate``, as the workers get them.
+    """Arguments of ``evaluate``, as shipped to the workers.
 
     Attributes
     ----------
     metrics : sequence
+        Metrics as the user passed them.
     per_worker : bool
-        True if the figures of each worker are wanted too.
+        Whether to also return the metrics of each worker.
     precision : str
         ``"fp32"`` or ``"bf16"``.
     virtual_shards : int
@@ -333,7 +335,7 @@ class TorchEvaluationSettings(BatchSettings):
     virtual_shards: int = field(default=0, kw_only=True)
 
     def forward_pass(self, built: BuiltParts) -> ForwardPass:
-        """Return the forward pass of a model on the batches."""
+        """Return the forward pass for a model, its loss and these settings."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
         model, criterion, weight = built.model, built.criterion, built.loss_weight
         loss_weights = None if weight is None else LossWeights(loss_weight=weight)
@@ -346,15 +348,16 @@ class TorchEvaluationSettings(BatchSettings):
                     argument="loss",
                 )
             return LightningForward(model, columns, loss_weights)
-        if criterion is None and has_own_loss(model):
+        if criterion is None and has_builtin_loss(model):
             if self.weighted:
                 raise UsageError(
-                    "weight_col needs a loss; pass loss= to Estimator.from_torch, since that of "
-                    "the model itself cannot be taken row by row",
+                    "weight_col needs a loss; pass loss= to Estimator.from_torch, since the "
+                    "model's "
+                    "built-in loss cannot be computed per row",
                     code="argument-missing",
                     argument="loss",
                 )
-            return OwnLossForward(model, columns, loss_weights)
+            return BuiltInLossForward(model, columns, loss_weights)
         if self.weighted:
             return WeightedForward(model, criterion, columns)
         return PlainForward(model, criterion, columns, loss_weights)
@@ -367,15 +370,15 @@ def evaluate_collectively(
     sync: GradientSync,
     settings: TorchEvaluationSettings,
 ) -> dict:
-    """Evaluate the rows of all workers; every rank returns the same.
+    """Evaluate the rows of all workers; return the same result on every rank.
 
     Returns
     -------
     dict
-        ``figures``: ``num_samples``, ``val_loss`` (with a loss), what a LightningModule logged, and
-        each metric under its name. ``profile``: seconds. ``workers`` and ``profiles``: the figures
-        of each worker's own rows and its seconds, when asked for. ``warning``: what the user should
-        know of the loss, or None.
+        ``metrics``: ``num_samples``, ``val_loss`` (if there is a loss), values that a
+        LightningModule logged, and each metric under its name. ``profile``: seconds.
+        ``workers`` and ``profiles``: the metrics and seconds of each worker, if requested.
+        ``warning``: a warning about the loss for the user, or None.
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
@@ -402,42 +405,42 @@ def evaluate_collectively(
         workers = [(EpochSums(**sums), logged, states) for sums, logged, states, *_ in parts]
         times = [(worker[0], part[3]) for worker, part in zip(workers, parts, strict=True)]
         evaluation = {
-            "figures": _figures(workers, measures, with_loss),
+            "metrics": _merge_metrics(workers, measures, with_loss),
             "profile": _profile(times),
             "warning": warning,
         }
         if settings.per_worker:
-            evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
+            evaluation["workers"] = [_merge_metrics([w], measures, with_loss) for w in workers]
             evaluation["profiles"] = [_profile([each]) for each in times]
     shared = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
     return json.loads(cast("bytes", shared))
 
 
 def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | None:
-    """Give the sums of all workers the losses that their findings agree on.
+    """Set the loss sums of all workers in the reduction that their probes agree on.
 
     Returns
     -------
     str or None
-        What the user should know of it.
+        Warning for the user, or None.
     """
     losses = [part[4] for part in parts]
     if not any(each["sums"] for each in losses):
         return None
-    kind = agreed([each["code"] for each in losses])
+    agreed_reduction = agreed([each["code"] for each in losses])
     for part, each in zip(parts, losses, strict=True):
-        how = kind if kind in each["sums"] else ROWS
-        part[0]["loss"], part[0]["counted"] = each["sums"].get(how, (0.0, 0.0))
+        reduction = agreed_reduction if agreed_reduction in each["sums"] else ROWS
+        part[0]["loss"], part[0]["counted"] = each["sums"].get(reduction, (0.0, 0.0))
     reason = next((each["reason"] for each in losses if each["reason"]), "")
-    if kind == UNKNOWN:
-        reason = reason or "workers find different forms of it"
-    return loss_sentence(forward_pass.loss_name, reason) if reason and len(parts) > 1 else None
+    if agreed_reduction == UNKNOWN:
+        reason = reason or "workers detect different reductions"
+    return loss_warning(forward_pass.loss_name, reason) if reason and len(parts) > 1 else None
 
 
 class _Losses:
-    """Sums of the losses of one worker, in each of the forms that the loss may turn out to have.
+    """Sums of one worker's losses, for each possible reduction of the loss.
 
-    Workers look at the loss by themselves, and what they have found is compared in the end.
+    Each worker probes the loss independently; the results are compared at the end.
 
     Parameters
     ----------
@@ -446,11 +449,13 @@ class _Losses:
 
     def __init__(self, forward_pass: ForwardPass):
         self._forward_pass = forward_pass
-        self._weights = copy.copy(forward_pass.loss_weights)  # a fit's own has counted its batches
+        self._weights = copy.copy(
+            forward_pass.loss_weights
+        )  # a copy: those of a fit have counted batches
         self._sums: dict[str, list[float]] = {}
 
     def add(self, runner, rows: int) -> tuple[float, float]:
-        """Add a batch; returns its loss times what it counts, and that."""
+        """Add a batch; return its loss times the divisor, and the divisor."""
         loss, weights, forward_pass = runner.loss, self._weights, self._forward_pass
         batch = runner.output, runner.target, rows, loss
         if weights.is_known:
@@ -459,13 +464,13 @@ class _Losses:
             # a batch of ignored labels has a loss of nan
             return (value * (1.0 if weights.is_sum else counted) if counted else 0.0), counted
         if weights.is_due():
-            finding = forward_pass.find(runner.batch, *batch)
-            weights.settle(finding.reduction, finding.reason)
+            result = forward_pass.probe_loss(runner.batch, *batch)
+            weights.settle(result.reduction, result.reason)
         value, divisor = float(loss), weights.divisor_of(loss, rows)
         products = {ROWS: (value * rows, float(rows)), SUM: (value, float(rows))}
         products[DIVISOR] = (value * divisor if divisor else 0.0, divisor)
-        for kind, product in products.items():
-            sums = self._sums.setdefault(kind, [0.0, 0.0])
+        for reduction, product in products.items():
+            sums = self._sums.setdefault(reduction, [0.0, 0.0])
             sums[:] = [total + part for total, part in zip(sums, product, strict=True)]
         return products.get(weights.reduction, products[ROWS])
 
@@ -478,7 +483,7 @@ class _Losses:
 
 
 def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _Losses]:
-    """Return the sums of one worker."""
+    """Evaluate this worker's rows and return its sums."""
     sums, losses = EpochSums(), _Losses(forward_pass)
     local = max(1, settings.batch_size // (settings.virtual_shards or runner.size))
     runner.num_steps = -(-data.rows // local)
@@ -514,13 +519,13 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
             )
         if measures:
             whole = to_cpu(output), to_cpu(target), None if weights is None else to_cpu(weights)
-            judged = forward_pass.judged(*whole, runner.loss)
+            counted = forward_pass.drop_ignored(*whole, runner.loss)
             for measure in measures.values():
-                # functions and objects of others look at the batch as it is
-                is_judged = getattr(measure, "drops_ignored_labels", False)
-                given, truth, of_rows = judged if is_judged else whole
-                weighted = () if of_rows is None else (of_rows,)
-                prediction = forward_pass.prediction(given, getattr(measure, "takes", ""))
+                # user functions and third-party metrics get the complete batch
+                drops_ignored = getattr(measure, "drops_ignored_labels", False)
+                raw, truth, row_weights = counted if drops_ignored else whole
+                weighted = () if row_weights is None else (row_weights,)
+                prediction = forward_pass.prediction(raw, getattr(measure, "takes", ""))
                 measure(prediction, truth, *weighted)
         if forward_pass.module is not None:
             forward_pass.module.end_batch(runner.batch)
@@ -528,8 +533,8 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
     return sums, losses
 
 
-def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
-    """The figures of some workers together; `measures` are only used to compute."""
+def _merge_metrics(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
+    """Return the merged metrics of several workers; `measures` only compute the values."""
     sums, logs, states = zip(*workers, strict=True)
     total = EpochSums.total(sums)
     out: dict[str, Any] = {"num_samples": int(total.rows)}
@@ -543,17 +548,17 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
 
 
 def _profile(times: Sequence[tuple[EpochSums, dict]]) -> dict[str, float]:
-    """Mean seconds of some workers, from their sums and timers."""
+    """Return mean seconds over workers, from their sums and timers."""
     total = EpochSums.total(sums for sums, _ in times)
     return {
         "mean_validation_s": total.epoch_s / len(times),
         "mean_eval_fwd_s": total.forward_s / max(1, total.batches),
-        **Timers.means(taken for _, taken in times),
+        **Timers.means(timers for _, timers in times),
     }
 
 
 def _plain(value):
-    """A figure as JSON; a tuple of tensors (a curve) differs from one tensor."""
+    """Convert a metric value to JSON; a tuple of tensors (a curve) becomes a tagged dict."""
     if isinstance(value, list | tuple):
         return {"items": [_plain(v) for v in value]}
     return value.tolist() if hasattr(value, "tolist") else value
@@ -561,7 +566,7 @@ def _plain(value):
 
 @dataclass
 class TorchEvaluateProgram:
-    """An evaluation, as shipped to the workers."""
+    """An evaluation program, as shipped to the workers."""
 
     parts: ModelParts
     settings: TorchEvaluationSettings
@@ -571,7 +576,7 @@ class TorchEvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        built = self.parts.build(training=False, place=TablePlacement.of(worker))
+        built = self.parts.build(training=False, placement=TablePlacement.of(worker))
         sync = self.sync(worker)
         sync.start()
         if built.tables is not None:
@@ -589,7 +594,7 @@ class TorchEvaluateProgram:
         forward_pass = settings.forward_pass(built)
         runner.call("before_val_epoch")
         evaluation = evaluate_collectively(runner, forward_pass, data, sync, settings)
-        runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
+        runner.epoch_stats = runner.metrics_stats = evaluation["metrics"]
         runner.call("after_val_epoch")
         evaluation["unused"] = unused_hooks(built.model, "evaluate")
         return evaluation

@@ -1,4 +1,4 @@
-"""Forward passes: from a batch to output, target and loss, for plain and Lightning modules."""
+"""Forward passes: from a batch to output, target and loss."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from bigdl.training.state import isolated_rng
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.lightning import LightningForward
 
-_ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
+_OR_MAIN_CALLBACK = "or pass a MainCallback whose on_iter_forward splits the batch"
 
 
 @dataclass(frozen=True)
 class BatchColumns:
-    """Names within batches that are dicts; other batches are ``(*features, target)``.
+    """Feature and label names for batches that are dicts.
 
     Attributes
     ----------
     features : sequence of str, optional
-        Keys that become the model's arguments of the same names; default all but the targets.
+        Keys that are passed as keyword arguments to the model; default all except the targets.
     labels : sequence of str, optional
         Keys of the targets.
     """
@@ -60,29 +60,30 @@ class BatchColumns:
     labels: Sequence[str] | None = None
 
     def split(self, batch: Any) -> tuple[list, dict, Any]:
-        """Take a batch apart.
+        """Split a batch into model inputs and target.
 
         Returns
         -------
         inputs : list
-            Of the model, by position.
+            Positional arguments of the model.
         named : dict
-            Those by name.
+            Keyword arguments of the model.
         target : object
-            A tuple for several label columns.
+            A tuple if there are several label columns.
 
         Raises
         ------
         UsageError
-            For a dict without the keys that are named, or without names.
+            If a dict lacks one of the keys, or `labels` is not set for a dict.
         """
         if not isinstance(batch, Mapping):
             *features, target = batch
             return features, {}, target
         if not self.labels:
             raise UsageError(
-                f"The batches are dicts of {list(batch)}; name the keys of the targets with "
-                f"label_cols=, {_ELSE}",
+                f"The batches are dicts with the keys {list(batch)}; pass the keys of the targets "
+                "as "
+                f"label_cols=, {_OR_MAIN_CALLBACK}",
                 code="argument-missing",
                 argument="label_cols",
                 columns=list(batch),
@@ -91,7 +92,7 @@ class BatchColumns:
         for key in (*features, *self.labels):
             if key not in batch:
                 raise UsageError(
-                    f"The batches have no {key!r}; they are dicts of {list(batch)}",
+                    f"The batches have no {key!r}; they are dicts with the keys {list(batch)}",
                     code="column-missing",
                     column=key,
                     columns=list(batch),
@@ -102,29 +103,27 @@ class BatchColumns:
 
 
 def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that the forward of a model does not take."""
+    """Raise an error if the model's forward does not take the keyword arguments."""
     signature = inspect.signature(model.forward)
     try:
         signature.bind(**named)
     except TypeError as error:
         raise UsageError(
-            f"The batches are dicts, so their features {list(named)} are given to the model by "
-            f"name, but its forward takes {signature} ({error}); name the keys that it takes with "
-            f"feature_cols=, {_ELSE}",
+            f"The batches are dicts, so their features {list(named)} are passed to the model by "
+            f"name, but its forward takes {signature} ({error}); pass the keys that it takes as "
+            f"feature_cols=, {_OR_MAIN_CALLBACK}",
             code="model-input",
             columns=list(named),
         ) from None
 
 
 def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str] = ()) -> Any:
-    """Call a model; refuse inputs that are more or fewer than its forward takes.
+    """Call a model with inputs, converting their dtypes if the model requires it.
 
-    A model of Hugging Face's kind gets inputs by `names`, those of the columns, if they are known.
-
-    A model that does not compute with the dtypes of its inputs, such as a linear layer of floats
-    with whole numbers, gets those numbers in a dtype that it computes with, see
-    :func:`in_dtypes_of`. The error of an input that the model cannot compute tells the shapes that
-    it was given.
+    A Hugging Face model gets its inputs by the column `names`, if they are known. If the model does
+    not support the dtypes of its inputs, e.g. integers in a linear layer, the inputs are converted
+    to a dtype that it supports, see :func:`inputs_in_other_dtypes`. Errors of the model get a note
+    with the shapes of the inputs. The wrong number of inputs raises a UsageError.
     """
     if isinstance(getattr(model, "main_input_name", None), str):
         named = named_inputs(model, inputs, names)
@@ -136,7 +135,7 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[st
         return model(*inputs)
     except (RuntimeError, ValueError) as error:
         if _DTYPES.search(str(error)):
-            for others in in_dtypes_of(model, inputs):
+            for others in inputs_in_other_dtypes(model, inputs):
                 with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):
                     output = model(*others)
                     _remember(model, inputs, others)
@@ -149,9 +148,9 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[st
             signature.bind(*inputs)
         except TypeError as error:
             raise UsageError(
-                f"The model is given {len(inputs)} inputs, since each feature column or array is "
-                f"one, but its forward takes {signature} ({error}); let forward take them all, or "
-                "join columns of numbers to one, e.g. by array(a, b) or VectorAssembler",
+                f"The model gets {len(inputs)} inputs, one per feature column or array, but its "
+                f"forward takes {signature} ({error}); let forward take all of them, or combine "
+                "numeric columns into one, e.g. with array(a, b) or VectorAssembler",
                 code="model-input",
             ) from None
         raise
@@ -160,28 +159,29 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[st
 def _note_inputs(error, inputs):
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if tensors:
-        told = ", ".join(f"{tuple(each.shape)} of {str(each.dtype)[6:]}" for each in tensors)
-        error.add_note(f"The model was given inputs of shape {told}")
+        shapes = ", ".join(f"{tuple(each.shape)} of {str(each.dtype)[6:]}" for each in tensors)
+        error.add_note(f"The model's inputs had the shapes {shapes}")
     if any(each.ndim == 1 for each in tensors):
         error.add_note(
-            "A column of single numbers has one dimension: join such columns to one, e.g. by "
-            "array(a, b) or VectorAssembler, or let forward take x.unsqueeze(1)"
+            "A column of scalars has one dimension: combine such columns into one, e.g. with "
+            "array(a, b) or VectorAssembler, or use x.unsqueeze(1) in forward"
         )
 
 
-# what the layers of torch say of an input in a dtype that they do not compute with
+# messages of torch layers for inputs in an unsupported dtype
 _DTYPES = re.compile(
     r"dtype|scalar type|data type|not implemented for '|types? .* should be the same"
 )
-_MOST_INPUTS = 4  # whose dtypes are tried in all combinations
-_accepted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by model, see _remember
+_MOST_INPUTS = 4  # up to this number of inputs, all combinations of dtypes are tried
+# per model: accepted dtypes by the inputs' dtypes, see _remember
+_accepted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def in_dtypes_of(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list]:
-    """Yield inputs in other dtypes that a model may compute with.
+def inputs_in_other_dtypes(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list]:
+    """Yield the inputs in other dtypes that the model may compute with.
 
-    Numbers become floats of the dtype of the model's parameters, or whole numbers where none of
-    them has a fraction. The first differ from what was given in the fewest inputs.
+    Candidates are the float dtype of the model's parameters, and int64 for floats without
+    fractional parts. Combinations that change the fewest inputs come first.
     """
     floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     floats = floats or torch.get_default_dtype()
@@ -189,13 +189,14 @@ def in_dtypes_of(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list
     choices = [_dtypes_for(leaf, floats) for leaf in leaves]
     if len(leaves) <= _MOST_INPUTS:
         combinations = list(itertools.product(*choices))
-    else:  # all that can be floats, and the same without booleans
+    else:  # convert all inputs to floats, with and without booleans
         combinations = [
             tuple(
-                floats if floats in some and leaf.dtype != but else some[0] for leaf, some in both
+                floats if floats in some and leaf.dtype != skipped else some[0]
+                for leaf, some in pairs
             )
-            for both in [list(zip(leaves, choices, strict=True))]
-            for but in (torch.bool, None)
+            for pairs in [list(zip(leaves, choices, strict=True))]
+            for skipped in (torch.bool, None)
         ]
 
     def changes(dtypes):
@@ -209,47 +210,47 @@ def in_dtypes_of(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list
 
 
 def _dtypes_for(leaf, floats):
-    """The dtype of an input, and those that it may be given in instead; None if it is no number."""
+    """Return an input's dtype and alternatives to try; ``[None]`` if it is not a real tensor."""
     if not isinstance(leaf, torch.Tensor) or leaf.is_complex():
         return [None]
     if not leaf.is_floating_point():
         return [leaf.dtype, floats]
     others = [] if leaf.dtype == floats else [floats]
-    largest = 2 / torch.finfo(leaf.dtype).eps  # below it, all whole numbers are told apart
+    largest = 2 / torch.finfo(leaf.dtype).eps  # all integers below it are exact
     is_whole = bool(((leaf == leaf.trunc()) & (leaf.abs() < largest)).all())
     return [leaf.dtype, *others, *([torch.int64] if is_whole else [])]
 
 
 def _flat(inputs):
-    """The tensors of inputs, which may be dicts, and what puts others in their place."""
+    """Return the flat list of input tensors and a function that restores the structure."""
     keys = [list(each) if isinstance(each, dict) else None for each in inputs]
     leaves = [
         leaf for each in inputs for leaf in (each.values() if isinstance(each, dict) else [each])
     ]
 
     def structure(others):
-        rest = iter(others)
-        return [next(rest) if k is None else {key: next(rest) for key in k} for k in keys]
+        values = iter(others)
+        return [next(values) if k is None else {key: next(values) for key in k} for k in keys]
 
     return leaves, structure
 
 
-def _kinds(leaves):
+def _dtypes_of(leaves):
     return tuple(getattr(leaf, "dtype", None) for leaf in leaves)
 
 
 def _remember(model, inputs, others):
-    """Note that a model takes inputs of some dtypes in others."""
-    _accepted.setdefault(model, {})[_kinds(_flat(inputs)[0])] = _kinds(_flat(others)[0])
+    """Remember the dtypes that a model accepts in place of some input dtypes."""
+    _accepted.setdefault(model, {})[_dtypes_of(_flat(inputs)[0])] = _dtypes_of(_flat(others)[0])
 
 
 def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return inputs in the dtypes in which :func:`call_model` has given such ones to a model."""
+    """Cast inputs to the dtypes that :func:`call_model` has found the model to accept."""
     known = _accepted.get(model)
     if known is None:
         return inputs
     leaves, structure = _flat(inputs)
-    dtypes = known.get(_kinds(leaves))
+    dtypes = known.get(_dtypes_of(leaves))
     if dtypes is None:
         return inputs
     casts = zip(leaves, dtypes, strict=True)
@@ -262,24 +263,24 @@ def _cast(leaf, dtype):
         lossy = (leaf != cast.to(leaf.dtype)) | (leaf.abs() >= 2 / torch.finfo(leaf.dtype).eps)
         if bool(lossy.any()):
             raise UsageError(
-                f"The model takes whole numbers, but its input holds {leaf[lossy][0].item()} in "
-                f"{str(leaf.dtype)[6:]}; cast the column, or fill what is missing",
+                f"The model takes integers, but its input has {leaf[lossy][0].item()} in "
+                f"{str(leaf.dtype)[6:]}; cast the column, or fill missing values",
                 code="data-value",
             )
     return cast
 
 
-def taken_types(model: torch.nn.Module, types: list) -> list:
-    """Return the types of features, as in ``BatchSource.types``, as the model was given them."""
+def model_input_types(model: torch.nn.Module, types: list) -> list:
+    """Return feature types, as in ``BatchSource.types``, with the dtypes the model accepts."""
     leaves = [leaf for column in types for leaf in column]
-    own = tuple(getattr(torch, dtype, None) for _, dtype, _ in leaves)
-    taken = [_NAMES.get(d) for d in (_accepted.get(model) or {}).get(own, own)]
-    names = iter(taken)
+    dtypes = tuple(getattr(torch, dtype, None) for _, dtype, _ in leaves)
+    accepted = [_NUMPY_NAMES.get(d) for d in (_accepted.get(model) or {}).get(dtypes, dtypes)]
+    names = iter(accepted)
     return [[[key, next(names) or dtype, shape] for key, dtype, shape in each] for each in types]
 
 
-# NumPy has no bfloat16, and torch's own casts make it of float32
-_NAMES = {
+# NumPy names; 16-bit floats become float32, which torch casts when needed
+_NUMPY_NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.float16: "float32",
@@ -288,19 +289,19 @@ _NAMES = {
 }
 
 
-def takes_names(model: Any) -> bool:
-    """Return True for a model of Hugging Face's kind, whose inputs are told by their names."""
+def takes_named_inputs(model: Any) -> bool:
+    """Return True for a Hugging Face model, which takes its inputs by name."""
     return isinstance(getattr(model, "main_input_name", None), str)
 
 
-def has_own_loss(model: Any) -> bool:
-    """Return True if the forward of a model takes labels, and so computes a loss itself."""
-    return takes_names(model) or "labels" in inspect.signature(model.forward).parameters
+def has_builtin_loss(model: Any) -> bool:
+    """Return True if the model's forward takes labels and computes the loss."""
+    return takes_named_inputs(model) or "labels" in inspect.signature(model.forward).parameters
 
 
 def named_inputs(model: Any, inputs: Sequence[Any], names: Sequence[str]) -> dict | None:
-    """Return the inputs of a model of Hugging Face's kind by name; None for another."""
-    if not takes_names(model):
+    """Return the inputs of a Hugging Face model by name, or None for other models."""
+    if not takes_named_inputs(model):
         return None
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         return dict(inputs[0])
@@ -314,13 +315,13 @@ def _parameters(model) -> Mapping[str, inspect.Parameter]:
 
 
 def is_record(output: Any) -> bool:
-    """Return True for a dict, a named tuple or a dataclass, whose fields have names."""
+    """Return True for a dict, a named tuple or a dataclass."""
     has_fields = hasattr(output, "_fields") or hasattr(output, "__dataclass_fields__")
     return isinstance(output, Mapping) or (has_fields and not isinstance(output, type))
 
 
 def fields_of(output: Any) -> dict[str, Any]:
-    """Return the fields of a record that it has, by name."""
+    """Return the fields of a record that are not None, by name."""
     if isinstance(output, Mapping):
         return dict(output)
     names = getattr(output, "_fields", None) or output.__dataclass_fields__
@@ -329,11 +330,11 @@ def fields_of(output: Any) -> dict[str, Any]:
 
 
 def logits_of(output: Any) -> Any:
-    """Return the logits of an output that has them among others, as those of Hugging Face have.
+    """Return the logits of an output with a field ``logits``, else the output.
 
-    Other outputs are returned as they are.
+    Hugging Face outputs have such a field among others.
     """
-    if is_record(output) and type(output) is not dict:  # which a program takes apart itself
+    if is_record(output) and type(output) is not dict:  # the user's code handles plain dicts
         logits = fields_of(output).get("logits")
         if isinstance(logits, torch.Tensor):
             return logits
@@ -354,7 +355,7 @@ def is_lightning(model: Any) -> bool:
 
 
 def lightning_base(model: Any) -> Any:
-    """Return the class LightningModule that a model is of, or None."""
+    """Return the LightningModule base class of a model, or None."""
     for cls in type(model).__mro__:
         if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in _PACKAGES:
             return cls
@@ -362,21 +363,21 @@ def lightning_base(model: Any) -> Any:
 
 
 class ForwardPass(ABC):
-    """From a batch to output, target and loss.
+    """Base class of forward passes, which compute output, target and loss from a batch.
 
     Parameters
     ----------
     model : torch.nn.Module
     columns : BatchColumns, optional
-        For batches that are dicts.
+        Feature and label names for batches that are dicts.
 
     Attributes
     ----------
     criterion : callable or None
     loss_weights : LossWeights
-        What parts of a batch weigh in its loss.
+        Weights of the parts of a batch in its loss.
     module : LightningForward or None
-        Whose hooks are called around batches, updates and epochs; None for other modules.
+        Caller of LightningModule hooks around batches, updates and epochs; None for other models.
     """
 
     criterion: Any = None
@@ -393,7 +394,7 @@ class ForwardPass(ABC):
 
     @property
     def loss_name(self) -> str:
-        """The loss, as a message names it."""
+        """Name of the loss in messages."""
         if self.criterion is None:
             return f"The loss of {type(self.model).__name__}"
         name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
@@ -401,24 +402,24 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
-        """Output, target and loss (None without a criterion) of a batch."""
+        """Return output, target and loss of a batch; the loss is None without a criterion."""
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        """The same of a validation batch."""
+        """Return output, target and loss of a validation batch."""
         return self.forward(batch, index)
 
     def weights(self, batch: Any) -> torch.Tensor | None:
-        """The weights of a batch's rows, or None where each counts once."""
+        """Return the row weights of a batch, or None if it has none."""
         return None
 
     def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
-        """Return what this worker's part of a batch counts in the mean loss."""
+        """Return the divisor of this worker's part of a batch in the mean loss."""
         return self.loss_weights.of(loss, output, target, rows)
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
-        """Look at the loss of a batch; returns what can be told of it.
+    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+        """Detect the reduction of the loss from a batch.
 
-        Neither the model nor random numbers are other than before.
+        The model and the random generators are left unchanged.
 
         Parameters
         ----------
@@ -428,14 +429,14 @@ class ForwardPass(ABC):
         """
         form = read_form(loss)
         if form is None:
-            return ProbeResult(ROWS)  # what Lightning expects of a training step
+            return ProbeResult(ROWS)  # Lightning expects training_step to return a mean over rows
         return ProbeResult(SUM if form.is_undivided else DIVISOR)
 
     def prediction(self, output: Any, takes: str) -> Any:
-        """Return the output as a metric takes it, see :attr:`TorchMetric.takes`.
+        """Convert the output to the form that a metric takes, see :attr:`TorchMetric.takes`.
 
-        A loss of logits says that the output is no probability yet. Of an output with ``logits``
-        among its fields a metric takes these.
+        If the loss takes logits, they are converted to probabilities or scores. If the output has a
+        field ``logits``, the metric takes it.
         """
         output = logits_of(output)
         are_numbers = isinstance(output, torch.Tensor) and output.is_floating_point()
@@ -450,21 +451,23 @@ class ForwardPass(ABC):
                 return output[:, 1].double() - output[:, 0].double()
         return output
 
-    def take_sizes(self, batch: Any) -> None:
-        """Let lazy layers of the model take their sizes from a batch."""
+    def infer_sizes(self, batch: Any) -> None:
+        """Initialize lazy layers with a forward pass."""
         inputs, named, _ = self.columns.split(batch)
         training = self.model.training
         with torch.no_grad():
             self.model.eval()(*inputs, **named)
         self.model.train(training)
 
-    def judged(self, output: Any, target: Any, weights: Any, loss: Any) -> tuple[Any, Any, Any]:
-        """Return what metrics look at: predictions and labels without those that the loss ignores.
+    def drop_ignored(
+        self, output: Any, target: Any, weights: Any, loss: Any
+    ) -> tuple[Any, Any, Any]:
+        """Drop predictions and labels that the loss ignores, for metrics.
 
         Parameters
         ----------
         output, target, weights : object
-            Of a batch, on the CPU.
+            Values of a batch, on the CPU.
         loss : tensor or None
         """
         output, is_over_classes = logits_of(output), isinstance(self.criterion, _OVER_CLASSES)
@@ -476,9 +479,8 @@ class ForwardPass(ABC):
         if not isinstance(target, torch.Tensor) or output.ndim != target.ndim + 1:
             return output, target, weights
         classes_last = output
-        if (is_over_classes and output.ndim > 2) or output.shape[
-            :-1
-        ] != target.shape:  # classes come second
+        # the class dimension may be the second one
+        if (is_over_classes and output.ndim > 2) or output.shape[:-1] != target.shape:
             classes_last = output.movedim(1, -1)
         if classes_last.shape[:-1] != target.shape:
             return output, target, weights
@@ -492,7 +494,7 @@ class ForwardPass(ABC):
 
     @contextlib.contextmanager
     def validation(self) -> Iterator[None]:
-        """Have the module in evaluation mode for the time of a block."""
+        """Return a context in which the model is in evaluation mode."""
         training = self.model.training
         self.model.eval()
         yield
@@ -500,7 +502,7 @@ class ForwardPass(ABC):
 
 
 class PlainForward(ForwardPass):
-    """``criterion(model(*features), target)``."""
+    """Forward pass ``criterion(model(*features), target)``."""
 
     def __init__(
         self,
@@ -513,13 +515,13 @@ class PlainForward(ForwardPass):
         self.criterion = criterion
         self._elementwise = isinstance(criterion, _ELEMENTWISE)
         self._over_classes = isinstance(criterion, _OVER_CLASSES)
-        self._made: Any = None  # the last loss
+        self._last_loss: Any = None  # the last loss
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
         inputs, named, target = self.columns.split(batch)
         output, loss = self._run(inputs, named), None
         if self.criterion is not None:
-            loss = self._made = self.call_criterion(self.criterion, output, target)
+            loss = self._last_loss = self.call_criterion(self.criterion, output, target)
         return output, target, loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
@@ -532,7 +534,7 @@ class PlainForward(ForwardPass):
         else:
             with readable_graph():
                 loss = self.call_criterion(self.criterion, requiring_grad(output), target)
-        self._made = loss
+        self._last_loss = loss
         return output, target, loss
 
     def _run(self, inputs, named):
@@ -541,25 +543,25 @@ class PlainForward(ForwardPass):
             return self.model(**named)
         return call_model(self.model, inputs, self.columns.features or ())
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
         criterion = self.criterion
         has_rows = any(rows in tensor.shape[:2] for tensor in tensors_in(output))
-        if criterion is None or loss is not self._made or not has_rows:
-            return super().find(batch, output, target, rows, loss)
+        if criterion is None or loss is not self._last_loss or not has_rows:
+            return super().probe_loss(batch, output, target, rows, loss)
 
         def loss_of(index):
             some_rows = requiring_grad(rows_at(output, index, rows))
             return self.call_criterion(criterion, some_rows, rows_at(target, index, rows))
 
         with isolated_rng(0), torch.enable_grad():
-            criterion = copy.deepcopy(criterion)  # it may count its calls
+            criterion = copy.deepcopy(criterion)  # a copy, since it may count its calls
             return probe(loss_of, rows)
 
     def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
-        """Return what this worker's part of a batch counts in the mean loss.
+        """Return the divisor of this worker's part of a batch in the mean loss.
 
-        That is the number of rows, except where classes have weights or labels are ignored, and
-        what is read off a loss that is not torch's.
+        This is the number of rows, unless classes have weights, labels are ignored, or the divisor
+        is read from the autograd graph of a loss that is not torch's.
         """
         criterion = self.criterion
         if not self.loss_weights.is_known or self.loss_weights.is_uneven:
@@ -582,18 +584,18 @@ class PlainForward(ForwardPass):
                 raise
             labels, classes = targets[0], outputs[0].shape[1 if outputs[0].ndim > 1 else 0]
             raise UsageError(
-                f"The labels of a batch go from {labels.min()} to {labels.max()}, but the model "
-                f"has {classes} outputs, one for each class from 0 to {classes - 1} ({error}); "
-                "number the classes from 0 on, or give the model more outputs",
+                f"The labels of a batch are from {labels.min()} to {labels.max()}, but the model "
+                f"has {classes} outputs, one per class from 0 to {classes - 1} ({error}); "
+                "number the classes from 0, or give the model more outputs",
                 code="data-value",
             ) from None
 
     def _arguments(self, criterion, output, target) -> tuple[Sequence, Sequence]:
-        """Return what a loss is called with: outputs and targets.
+        """Return the outputs and targets that the loss is called with.
 
-        A tuple or list is given element by element. A record (a dict, a named tuple, a dataclass)
-        is given whole, unless the loss takes as many arguments as there are fields and targets; a
-        loss of torch gets the logits of one that has them.
+        A tuple or list is passed element by element. A record (dict, named tuple or dataclass) is
+        passed as one argument, unless the loss takes one argument per field and target. A torch
+        loss gets the field ``logits`` if the record has one.
         """
         targets = target if isinstance(target, list | tuple) else (target,)
         if not is_record(output):
@@ -607,13 +609,13 @@ class PlainForward(ForwardPass):
         return (output,), targets
 
     def _like(self, target, output):
-        """A target in the shape and dtype that the loss takes for this output.
+        """Convert a target to the shape and dtype that the loss expects for an output.
 
-        * A target (n,) meets an output (n, 1), and the reverse: a loss over elements would
-          broadcast the two to (n, n) and be wrong without a word.
-        * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
-        * Labels of floats (Spark ML's 0.0, 1.0, ...) and booleans are class indices for a loss over
-          classes.
+        * A target (n,) is reshaped to an output (n, 1), and vice versa: an elementwise loss would
+          silently broadcast both to (n, n).
+        * Integer labels (0, 1) are cast to the output's dtype for an elementwise loss.
+        * Float labels (Spark ML's 0.0, 1.0, ...) and booleans are cast to class indices for a loss
+          over classes.
         """
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return target
@@ -631,12 +633,12 @@ class PlainForward(ForwardPass):
         return target
 
 
-class OwnLossForward(PlainForward):
-    """``model(*features, labels=target)`` of a model that computes its loss itself.
+class BuiltInLossForward(PlainForward):
+    """Forward pass ``model(*features, labels=target)`` of a model that computes its loss.
 
-    Such are the models of Hugging Face, and others whose forward takes ``labels``: the output has
-    ``loss``, or is a tuple that begins with it. Columns of the targets that are arguments of the
-    forward are given under their names.
+    Examples are Hugging Face models and others whose forward takes ``labels``. The output has a
+    field ``loss``, or is a tuple that starts with the loss. Target columns whose names are
+    arguments of the forward are passed under these names.
     """
 
     def __init__(
@@ -649,7 +651,7 @@ class OwnLossForward(PlainForward):
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
         output, target = self._with_labels(batch)
-        loss = self._made = self._loss_of(output)
+        loss = self._last_loss = self._loss_of(output)
         return output, target, loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
@@ -657,13 +659,13 @@ class OwnLossForward(PlainForward):
             return self.forward(batch, index)
         with readable_graph():
             output, target = self._with_labels(batch)
-        loss = self._made = self._loss_of(output)
+        loss = self._last_loss = self._loss_of(output)
         return map_tensors(torch.Tensor.detach, output), target, loss
 
-    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
-        if loss is not self._made or has_tables(self.model) or self._looks > 1:
-            return ForwardPass.find(self, batch, output, target, rows, loss)
-        self._looks += 1
+    def probe_loss(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> ProbeResult:
+        if loss is not self._last_loss or has_tables(self.model) or self._probes > 1:
+            return ForwardPass.probe_loss(self, batch, output, target, rows, loss)
+        self._probes += 1
 
         def loss_of(index):
             return self._loss_of(self._with_labels(rows_at(batch, index, rows))[0])
@@ -679,10 +681,12 @@ class OwnLossForward(PlainForward):
                 module.training = mode
             with torch.no_grad():
                 for buffer, value in kept:
-                    if not torch.equal(buffer, value):  # the graph of the loss may hold it
+                    if not torch.equal(
+                        buffer, value
+                    ):  # skip unchanged buffers: the graph of the loss may refer to them
                         buffer.copy_(value)
 
-    _looks = 0  # forward passes of the model cost more than those of a loss
+    _probes = 0  # number of probes: they run the model, which costs more than running a loss
 
     def _with_labels(self, batch) -> tuple[Any, Any]:
         inputs, named, target = self.columns.split(batch)
@@ -702,7 +706,7 @@ class OwnLossForward(PlainForward):
         if len(names) > 1 or isinstance(target, tuple):
             raise UsageError(
                 f"{type(self.model).__name__} computes its loss itself, and its forward has no "
-                f"arguments {list(names)}; name the columns of the targets as it does, or pass "
+                f"arguments {list(names)}; rename the target columns to its arguments, or pass "
                 "loss= to Estimator.from_torch",
                 code="model-input",
                 columns=list(names),
@@ -715,26 +719,26 @@ class OwnLossForward(PlainForward):
             loss = output[0]
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(
-                f"{type(self.model).__name__} was given labels and returned no loss; return a dict "
-                "or a dataclass with loss and logits, or pass loss= to Estimator.from_torch",
+                f"{type(self.model).__name__} got labels but returned no loss; return a dict or a "
+                "dataclass with loss and logits, or pass loss= to Estimator.from_torch",
                 code="model-output",
             )
         return loss
 
 
 def _required(function: Any) -> int | None:
-    """Return how many arguments a loss takes by position; None if that is not known."""
+    """Return the number of required positional arguments of a loss, or None if unknown."""
     function = function.forward if isinstance(function, nn.Module) else function
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def _known_form(criterion: Any) -> str:
-    """Return what is known of a loss without a look: that of torch's own classes."""
+    """Return the reduction of a torch loss, or ``""`` for other losses."""
     # a subclass may compute something else
     if criterion is None or type(criterion).__module__ != nn.MSELoss.__module__:
         return ""
@@ -743,68 +747,67 @@ def _known_form(criterion: Any) -> str:
     return SUM if getattr(criterion, "reduction", "mean") == "sum" else ROWS
 
 
-def loss_sentence(name: str, reason: str) -> str:
-    """Return what the user is told of a loss whose parts nobody can weigh."""
+def loss_warning(name: str, reason: str) -> str:
+    """Return the warning for a loss whose parts cannot be weighted exactly."""
     return (
-        f"{name} is no mean and no sum over the rows of a batch: {reason}. So workers (and batches "
-        "that are accumulated) do not give what one process gives with the whole batch; each "
-        "counts by its rows. If the loss is divided by something else, pass loss_weight= to "
-        "Estimator.from_torch, a function (output, target) that returns it, or make the loss a "
-        'module of torch.nn; loss_weight="rows" says that it is meant so'
+        f"{name} is neither a mean nor a sum over the rows of a batch: {reason}. Therefore workers "
+        "(and accumulated batches) do not give the result of one process with the whole batch; "
+        "each is weighted by its rows. If the loss has another divisor, pass loss_weight= to "
+        "Estimator.from_torch, a function (output, target) that returns it, or use a loss of "
+        'torch.nn; loss_weight="rows" confirms the weighting by rows'
     )
 
 
 def counts_unevenly(criterion: Any) -> bool:
-    """Return True if a mean loss may be divided by something else than its rows."""
+    """Return True if the divisor of a mean loss may differ from the number of rows."""
     # a subclass may compute something else
     return type(criterion) in _OVER_CLASSES and criterion.reduction == "mean"
 
 
 def _class_weights(criterion: Any, labels: torch.Tensor) -> torch.Tensor:
-    """The weight of every label in a mean loss over classes; 0 of one that is ignored."""
+    """Return each label's weight in a mean loss over classes; 0 if it is ignored."""
     kept = labels != criterion.ignore_index
     if criterion.weight is None:
         return kept.double()
     return criterion.weight.double()[labels * kept] * kept
 
 
-# their means are not over the rows or the elements
+# losses whose means are not over rows or elements
 _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 
 def check_weighted(parts: Any, metrics: Any) -> None:
-    """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
+    """Raise an error if the loss or a metric does not support row weights."""
     from bigdl.orca.learn.metrics import Metric
 
     if parts.loss_weight is not None:
         raise UsageError(
-            "weight_col takes the loss row by row and does not go with loss_weight=; leave one of "
-            "them out",
+            "weight_col computes the loss per row and does not support loss_weight=; remove one of "
+            "them",
             code="argument-conflict",
             argument="weight_col",
         )
     if isinstance(parts.loss, nn.Module):
-        _per_row(parts.loss)
+        _unreduced(parts.loss)
     for name, measure in Metric.convert_metrics_dict(metrics, backend="pytorch").items():
         if not getattr(measure, "takes_weights", False):
             raise UsageError(
-                f"weight_col cannot weight the metric {name}, which has no notion of rows that "
-                "count more than others; leave it out, or use a metric of "
-                "bigdl.orca.learn.metrics",
+                f"weight_col cannot weight the metric {name}, which does not support row weights; "
+                "remove it, or use a metric of bigdl.orca.learn.metrics",
                 code="metric-unsupported",
                 metric=name,
             )
 
 
 class WeightedForward(PlainForward):
-    """``sum(w * loss) / sum(w)`` over the rows; the last target of a batch is w.
+    """Forward pass with the loss ``sum(w * loss) / sum(w)``; w is the last target.
 
-    Class weights and ignored labels of a loss over classes multiply w. A loss that adds up over the
+    Class weights and ignored labels of a loss over classes multiply w. A loss that is a sum over
     rows becomes ``sum(w * loss)``.
     """
 
     def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
-        self._each, is_sum = _per_row(criterion)
+        self._each, is_sum = _unreduced(criterion)
         super().__init__(model, criterion, columns, LossWeights(SUM if is_sum else ROWS))
         self._counted = 0.0
 
@@ -815,12 +818,12 @@ class WeightedForward(PlainForward):
         return self.forward(batch, index)
 
     def weights(self, batch: Any) -> torch.Tensor:
-        """The weights of a batch's rows, of shape (rows,)."""
+        """Return the row weights of a batch, of shape (rows,)."""
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
         if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
             raise UsageError(
-                "The column weight_col has negative numbers or none; weights are >= 0",
+                "The column weight_col has negative or non-finite numbers; weights must be >= 0",
                 code="data-value",
                 argument="weight_col",
             )
@@ -831,7 +834,7 @@ class WeightedForward(PlainForward):
         rows = len(weights)
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise UsageError(
-                f"weight_col needs a loss of every row, but with reduction='none' the loss has the "
+                f"weight_col needs one loss per row, but with reduction='none' the loss has the "
                 f"shape {tuple(losses.shape)} for {rows} rows",
                 code="loss-unsupported",
             )
@@ -846,10 +849,10 @@ class WeightedForward(PlainForward):
         return total / counted if self._counted else total * 0.0
 
     def _counts(self, output, targets, losses):
-        """Return the weight of every element of a loss in its mean."""
+        """Return the weight of every loss element in the mean."""
         criterion = self.criterion
         target = targets[0] if isinstance(targets, tuple) else targets
-        if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
+        if getattr(criterion, "reduction", "mean") != "mean":  # a mean over rows, not elements
             return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))
         if _known_form(criterion):
             if not counts_unevenly(criterion):
@@ -858,12 +861,12 @@ class WeightedForward(PlainForward):
             if labels.shape != losses.shape:  # class probabilities
                 return torch.ones_like(losses)
             return _class_weights(criterion, labels).to(losses.dtype)
-        return self._counts_of_own(output, targets, losses)
+        return self._counts_of_custom_loss(output, targets, losses)
 
-    _has_even_mean = False  # whether all elements are known to count alike
+    _has_even_mean = False  # whether all elements are known to have equal weights
 
-    def _counts_of_own(self, output, targets, losses):
-        """Return the same for a loss that is not of torch, as its own mean counts."""
+    def _counts_of_custom_loss(self, output, targets, losses):
+        """Return the element weights of a loss that is not torch's, from its mean."""
         if self._has_even_mean:
             return torch.ones_like(losses)
         with torch.enable_grad():
@@ -877,9 +880,9 @@ class WeightedForward(PlainForward):
         if math.isclose(form.divisor, losses.shape[0], rel_tol=1e-6):
             return torch.full_like(losses, losses.shape[0] / losses.numel())
         raise UsageError(
-            f"weight_col takes the loss row by row, and {self.loss_name[:1].lower()}"
+            f"weight_col computes the loss per row, but {self.loss_name[:1].lower()}"
             f"{self.loss_name[1:]} divides the sum of {losses.numel()} losses by "
-            f"{form.divisor:g}, so what a row counts in it cannot be told; use a loss of torch.nn",
+            f"{form.divisor:g}, so the weight of a row is unknown; use a loss of torch.nn",
             code="loss-unsupported",
         )
 
@@ -890,8 +893,8 @@ class WeightedForward(PlainForward):
         return output, target, self._weighted_loss(output, target, self.weights(batch))
 
 
-def _per_row(criterion):
-    """A loss that does not reduce, and whether the given one adds up over the rows."""
+def _unreduced(criterion):
+    """Return the loss without reduction, and True if the original loss is a sum."""
     reduction = getattr(criterion, "reduction", None)
     is_reducing = reduction in ("mean", "sum", "batchmean")
     if is_reducing and type(criterion).__name__ not in _OTHER_MEANS:
@@ -906,7 +909,7 @@ def _per_row(criterion):
         return functools.partial(criterion, reduction="none"), False
     name = getattr(criterion, "__name__", type(criterion).__name__)
     raise UsageError(
-        "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
-        f"as torch.nn.MSELoss(), got {name}",
+        "weight_col needs a loss that can be computed per row, i.e. with a reduction argument, "
+        f"such as torch.nn.MSELoss(), got {name}",
         code="loss-unsupported",
     )

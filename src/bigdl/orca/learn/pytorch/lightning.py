@@ -1,11 +1,10 @@
-"""LightningModules in the workers of Orca: their hooks, what they log, and their ``self.trainer``.
+"""LightningModules in Orca's workers: their hooks, logged values, and ``self.trainer``.
 
-There is no Trainer of Lightning in a worker.  :class:`LightningForward` calls the module's steps
-and hooks where Orca's loop is at the place that Lightning's loop has for them.
-:class:`WorkerTrainer` is what the module finds under ``self.trainer``.  What ``self.log`` was given
-is kept in :class:`LoggedValues` and merged over the workers at the end of an epoch; so are the
-states of the module's torchmetrics objects, before the hooks of an epoch's end are called, so that
-``compute()`` in them is that of all rows.
+A worker has no Lightning Trainer. :class:`LightningForward` calls the module's steps and hooks at
+the corresponding points of Orca's loop. :class:`WorkerTrainer` is the module's ``self.trainer``.
+Values of ``self.log`` are kept in :class:`LoggedValues` and merged over the workers at the end of
+an epoch. The states of the module's torchmetrics objects are merged before the epoch-end hooks, so
+that ``compute()`` in a hook covers all rows.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _DROPPED = (
     *("prepare_data", "configure_callbacks", "configure_sharded_model"),
     *("train_dataloader", "val_dataloader"),
 )
-"""Hooks of a fit that have no place in Orca's loop."""
+"""Hooks of a fit that Orca's loop never calls."""
 
 _STEP_HOOKS = (
     *("training_step", "backward", "on_before_backward", "on_after_backward"),
@@ -61,22 +60,22 @@ _REDUCTIONS: dict[Any, str] = {
 
 
 def overrides(model: Any, name: str) -> bool:
-    """Return True if a LightningModule has a hook of its own."""
-    own = getattr(type(model), name, None)
-    is_own = own is not None and own is not getattr(lightning_base(model), name, None)
-    return is_own or name in vars(model)
+    """Return True if a LightningModule overrides a hook."""
+    hook = getattr(type(model), name, None)
+    is_overridden = hook is not None and hook is not getattr(lightning_base(model), name, None)
+    return is_overridden or name in vars(model)
 
 
 def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str | None:
-    """Return a sentence that names the hooks of a module that a fit does not call.
+    """Return a warning that names the module's hooks that a fit does not call, or None.
 
     Parameters
     ----------
     model : LightningModule
     has_loss : bool
-        True if ``loss=`` was given, which makes it a plain module.
+        True if ``loss=`` was passed, so that the module is trained like a plain module.
     in_driver : bool
-        True for the parameter layer, whose workers have only a training step.
+        True for the parameter layer, whose workers only call the training step.
     """
     names = [name for name in _DROPPED if overrides(model, name)]
     if has_loss or in_driver:
@@ -88,11 +87,11 @@ def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str
                 names.append(name)
     if not names:
         return None
-    because = " since loss= was given" if has_loss else ""
+    because = " because loss= was passed" if has_loss else ""
     if in_driver:
-        because = " by backend='bigdl', which drops what is logged in training too"
+        because = " by backend='bigdl', which also drops values logged in training"
     return (
-        f"{type(model).__name__} has hooks of Lightning that are not called{because}: "
+        f"{type(model).__name__} has Lightning hooks that are not called{because}: "
         f"{', '.join(names)}; see {GUIDE}"
     )
 
@@ -104,13 +103,13 @@ _UNUSED = {
 
 
 def unused_hooks(model: Any, verb: str) -> str | None:
-    """Return a sentence that names the hooks of a module that prediction or evaluation drops.
+    """Return a warning that names the hooks that prediction or evaluation drops, or None.
 
     Parameters
     ----------
     model : torch.nn.Module
     verb : {"predict", "evaluate"}
-        For ``"predict"`` those of Lightning's ``predict``, for ``"evaluate"`` those of its
+        ``"predict"`` checks the hooks of Lightning's ``predict``, ``"evaluate"`` those of its
         ``test``.
     """
     base = lightning_base(model)
@@ -122,15 +121,15 @@ def unused_hooks(model: Any, verb: str) -> str | None:
     if not names:
         return None
     return (
-        f"{type(model).__name__} has hooks of Lightning that are not called: {', '.join(names)}; "
+        f"{type(model).__name__} has Lightning hooks that are not called: {', '.join(names)}; "
         f"{instead}; see {GUIDE}"
     )
 
 
-# What a module returns of its optimizers ----------------------------------------------------------
+# Optimizers of a module ---------------------------------------------------------------------------
 
 
-def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
+def configure_optimizer(module: Any) -> tuple[Any, Any, str | None, int, str]:
     """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
 
     Returns
@@ -138,9 +137,9 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     optimizer : torch.optim.Optimizer
     scheduler : object or None
     monitor : str or None
-        Name of the figure that the scheduler looks at.
+        Metric that the scheduler monitors.
     frequency : int
-        The scheduler is stepped every so many epochs or steps.
+        Number of epochs or steps between two scheduler steps.
     interval : str
         ``"epoch"`` or ``"step"``.
     """
@@ -157,15 +156,16 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
         if len(configuration) != 1:
             raise UsageError(
                 "A LightningModule with several optimizers is not supported; train it with the "
-                "Trainer of bigdl.nano.pytorch, or return one optimizer with several groups of "
-                "parameters",
+                "Trainer of bigdl.nano.pytorch, or return one optimizer with several parameter "
+                "groups",
                 code="optimizer-unsupported",
             )
         configuration = configuration[0]
     if isinstance(schedulers, list | tuple):
         if len(schedulers) > 1:
             raise UsageError(
-                "A LightningModule with several schedulers is not supported; join them, e.g. by "
+                "A LightningModule with several schedulers is not supported; combine them, e.g. "
+                "with "
                 "torch.optim.lr_scheduler.ChainedScheduler",
                 code="optimizer-unsupported",
             )
@@ -183,7 +183,7 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     interval = options.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise UsageError(
-            "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
+            "The scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
             f"{interval!r}",
             code="argument-value",
             argument="interval",
@@ -196,14 +196,14 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
 # self.trainer -------------------------------------------------------------------------------------
 
 
-class _Unknown(UsageError, AttributeError):
-    """An attribute of Lightning's Trainer that a worker has nothing for."""
+class _UnsupportedAttribute(UsageError, AttributeError):
+    """Error for an attribute of Lightning's Trainer that workers do not have."""
 
     code = "unsupported"
 
 
 class _NoLogger:
-    """Logger of Lightning that takes everything and keeps nothing; its first use is reported."""
+    """Lightning logger that discards everything and warns when it is first used."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
@@ -212,8 +212,8 @@ class _NoLogger:
         if name.startswith("__"):
             raise AttributeError(name)
         self._say(
-            "The LightningModule writes to self.logger, and Orca has no logger of Lightning: what "
-            "it writes is dropped; use self.log, or a callback of "
+            "The LightningModule writes to self.logger, but Orca has no Lightning logger, so the "
+            "output is dropped; use self.log, or a callback of "
             "bigdl.orca.learn.pytorch.callbacks"
         )
         return self
@@ -223,7 +223,7 @@ class _NoLogger:
 
 
 class _Loader:
-    """The training data as ``self.trainer.train_dataloader``: its length is that of an epoch."""
+    """Training data as ``self.trainer.train_dataloader``, with the number of batches as length."""
 
     def __init__(self, trainer: WorkerTrainer):
         self._trainer = trainer
@@ -234,28 +234,30 @@ class _Loader:
     def __iter__(self) -> Iterator:
         if self._trainer._loop.train_loader is None:
             raise UsageError(
-                "The rows of self.trainer.train_dataloader can be read in hooks only", code="state"
+                "self.trainer.train_dataloader can only be read in hooks", code="state"
             )
         return iter(self._trainer._loop.train_loader)
 
 
 class _FitLoop:
-    """``self.trainer.fit_loop``, as far as programs use it to learn the number of steps."""
+    """Subset of ``self.trainer.fit_loop`` that programs use to get the number of steps."""
 
     def __init__(self, trainer: WorkerTrainer):
         self._trainer = trainer
 
     def setup_data(self) -> None:
-        """Do nothing: the rows are known already."""
+        """Do nothing: the rows are already known."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("max_epochs", "max_steps"):
             return getattr(self._trainer, name)
-        raise _Unknown(f"Orca's workers have no self.trainer.fit_loop.{name} ({GUIDE})")
+        raise _UnsupportedAttribute(
+            f"Orca's workers have no self.trainer.fit_loop.{name} ({GUIDE})"
+        )
 
 
 class _Strategy:
-    """``self.trainer.strategy``: what a single process could do, and nothing collective."""
+    """Single-process subset of ``self.trainer.strategy``, without collectives."""
 
     def __init__(self, trainer: WorkerTrainer):
         self._trainer = trainer
@@ -269,23 +271,24 @@ class _Strategy:
         return next((p.device for p in self._trainer.model.parameters()), torch.device("cpu"))
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the workers are in step."""
+        """Do nothing: the workers are synchronized by each step."""
 
     def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        return self._alone("all_gather", tensor)
+        return self._single_process("all_gather", tensor)
 
     def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        return self._alone("reduce", tensor)
+        return self._single_process("reduce", tensor)
 
     def broadcast(self, value: Any, *_: Any, **__: Any) -> Any:
-        return self._alone("broadcast", value)
+        return self._single_process("broadcast", value)
 
-    def _alone(self, name: str, value: Any) -> Any:
+    def _single_process(self, name: str, value: Any) -> Any:
         if self._trainer.world_size > 1:
             raise UsageError(
-                f"{name} is a collective of Lightning, which Orca's workers cannot make in the "
-                "hooks of a module: a worker may have fewer batches than the others; log values by "
-                "self.log, whose reduce_fx goes over all workers, or use a torchmetrics object",
+                f"{name} is a Lightning collective, which Orca's workers cannot run in module "
+                "hooks "
+                "because a worker may have fewer batches than others; log values with self.log, "
+                "whose reduce_fx covers all workers, or use a torchmetrics object",
                 code="unsupported",
                 method=name,
             )
@@ -293,7 +296,7 @@ class _Strategy:
 
 
 class WorkerTrainer:
-    """Facts of a fit that a LightningModule finds under ``self.trainer`` in a worker of Orca.
+    """Replacement of Lightning's Trainer as ``self.trainer`` in an Orca worker.
 
     Parameters
     ----------
@@ -335,25 +338,25 @@ class WorkerTrainer:
         if name.startswith("__"):
             raise AttributeError(name)
         known = sorted(n for n in {*vars(self), *dir(type(self))} if not n.startswith("_"))
-        raise _Unknown(
-            f"Orca's workers have no Trainer of Lightning, and nothing for self.trainer.{name}; "
-            f"there are {', '.join(known)} ({GUIDE})"
+        raise _UnsupportedAttribute(
+            f"Orca's workers have no Lightning Trainer, and self.trainer.{name} is not supported; "
+            f"supported attributes: {', '.join(known)} ({GUIDE})"
         )
 
     def attach(self, model: Any) -> None:
-        """Become the trainer of a module."""
+        """Set this object as the trainer of a module."""
         self.model = self.lightning_module = model
         model.trainer = self
 
     def begin_fit(self, runner: Any, context: FitContext, steps: int) -> None:
-        """Know what a fit knows as soon as it has its rows.
+        """Set the attributes that are known once a fit has its rows.
 
         Parameters
         ----------
         runner : TorchRunner
         context : FitContext
         steps : int
-            Batches of an epoch.
+            Number of batches per epoch.
         """
         settings = context.settings
         self._loop, self._steps, self.say = runner, steps, context.warn
@@ -366,7 +369,7 @@ class WorkerTrainer:
             self.gradient_clip_val, self.gradient_clip_algorithm = clipping.maximum, "value"
 
     def take_parts(self, built: Any) -> None:
-        """Know the optimizer and the scheduler of a fit."""
+        """Set the optimizer and scheduler of a fit."""
         self.optimizers = [built.optimizer]
         if built.scheduler is not None:
             config = SimpleNamespace(
@@ -380,9 +383,9 @@ class WorkerTrainer:
             )
             self.lr_scheduler_configs = [config]
 
-    def take(self, figures: Mapping[str, Any]) -> None:
-        """Keep figures of all workers under ``callback_metrics``."""
-        for name, value in figures.items():
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Add metrics of all workers to ``callback_metrics``."""
+        for name, value in metrics.items():
             if isinstance(value, int | float):
                 self.callback_metrics[name] = torch.tensor(float(value))
 
@@ -422,33 +425,33 @@ class WorkerTrainer:
     def num_training_batches(self) -> int:
         if self._steps is None:
             raise UsageError(
-                "The number of batches is not known here, and so are "
-                "self.trainer.estimated_stepping_batches, num_training_batches and "
-                "len(train_dataloader): they are known in a fit of any backend but 'bigdl'",
+                "The number of batches, and thus self.trainer.estimated_stepping_batches, "
+                "num_training_batches and len(train_dataloader), is unknown here; it is known in "
+                "a fit of any backend but 'bigdl'",
                 code="unsupported",
             )
         return self._steps
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Steps of the optimizer from the start of the run to the end of this fit."""
-        of_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
+        """Number of optimizer steps from the start of the run to the end of this fit."""
+        steps_per_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
         if self._stop_at.steps is not None:
             return self._stop_at.steps
-        return of_epoch * max(self._stop_at.epochs or 1, 1)
+        return steps_per_epoch * max(self._stop_at.epochs or 1, 1)
 
 
-# What is logged -----------------------------------------------------------------------------------
+# Logged values ------------------------------------------------------------------------------------
 
 
 class LoggedValues:
-    """Values that a module logged in an epoch of training or validation, in one worker.
+    """Values that a module logged on one worker in a training or validation epoch.
 
     Attributes
     ----------
     values : dict of str to dict
-        JSON-able. Of each name how it is reduced, whether it stands for steps and for epochs, the
-        value of the epoch with its weight, and that of the last step.
+        JSON-serializable. Per name: the reduction, whether it is logged on steps and on epochs, the
+        value of the epoch with its weight, and the value of the last step.
     """
 
     def __init__(self) -> None:
@@ -457,17 +460,18 @@ class LoggedValues:
     def add(
         self, name: str, value: float, weight: float, step: int, how: str, on: tuple[bool, bool]
     ) -> None:
-        """Take a value in.
+        """Add a logged value.
 
         Parameters
         ----------
         name : str
         value : float
         weight : float
-            Of the value in a mean, such as the rows of the batch.
+            Weight of the value in a mean, such as the number of rows in the batch.
         step : int
-            Number of the batch.
+            Index of the batch.
         how : {"mean", "sum", "min", "max"}
+            Reduction.
         on : tuple of bool
             ``on_step`` and ``on_epoch``.
         """
@@ -475,11 +479,11 @@ class LoggedValues:
         if kept is None or kept["how"] != how:
             kept = self.values[name] = {"how": how, "parts": []}
         kept["on"], kept["last"] = list(on), [step, value, weight]
-        kept["parts"] = [_reduced([*kept["parts"], [value, weight]], how)]
+        kept["parts"] = [_reduce([*kept["parts"], [value, weight]], how)]
 
 
-def _reduced(parts: Sequence, how: str) -> list[float]:
-    """Return the value of some values with their weights, and its weight."""
+def _reduce(parts: Sequence, how: str) -> list[float]:
+    """Reduce weighted values; return the result and its weight."""
     values = [value for value, _ in parts]
     weight = math.fsum(weight for _, weight in parts)
     if how == "sum":
@@ -488,33 +492,33 @@ def _reduced(parts: Sequence, how: str) -> list[float]:
         return [min(values) if how == "min" else max(values), weight]
     if weight <= 0:
         return [math.fsum(values) / len(values), 0.0]
-    # a worker without rows may have anything, nan included
+    # ignore values of workers without rows, which may be nan
     return [math.fsum(value * w for value, w in parts if w) / weight, weight]
 
 
 def merged_values(logs: Sequence[Mapping[str, dict]]) -> dict[str, float]:
-    """Return the figures of what some workers logged, under the names that Lightning gives them."""
-    figures: dict[str, float] = {}
+    """Merge the values that several workers logged, under the names that Lightning uses."""
+    merged: dict[str, float] = {}
     for name in dict.fromkeys(name for log in logs for name in log):
         kept = [log[name] for log in logs if name in log]
         how, (on_step, on_epoch) = kept[0]["how"], kept[0]["on"]
-        # one without rows counts nothing
+        # ignore workers without rows
         counted = [each for each in kept if each["parts"][0][1] > 0] or kept
-        whole = _reduced([part for each in counted for part in each["parts"]], how)[0]
+        whole = _reduce([part for each in counted for part in each["parts"]], how)[0]
         newest = max(each["last"][0] for each in counted)
         last = [each["last"][1:] for each in counted if each["last"][0] == newest]
-        of_step = _reduced(last, how)[0]
-        figures[name] = whole if on_epoch else of_step
+        step_value = _reduce(last, how)[0]
+        merged[name] = whole if on_epoch else step_value
         if on_step and on_epoch:
-            figures |= {f"{name}_step": of_step, f"{name}_epoch": whole}
-    return figures
+            merged |= {f"{name}_step": step_value, f"{name}_epoch": whole}
+    return merged
 
 
-# Metrics of torchmetrics --------------------------------------------------------------------------
+# torchmetrics objects -----------------------------------------------------------------------------
 
 
 class ModuleMetrics:
-    """The torchmetrics objects of a module; merged over the workers for a while.
+    """The torchmetrics objects of a module, which can be merged over the workers.
 
     Parameters
     ----------
@@ -529,7 +533,7 @@ class ModuleMetrics:
             for path, module in model.named_modules():
                 if isinstance(module, torchmetrics.Metric):
                     self._metrics[path] = module
-                    # compute() must not start a collective of its own: the others may not join it
+                    # compute() must not start a collective, which other ranks may not join
                     module.sync_on_compute = module._to_sync = module.dist_sync_on_step = False
                 elif isinstance(module, torchmetrics.MetricCollection):
                     self._collections.append(module)
@@ -538,9 +542,9 @@ class ModuleMetrics:
         return any(each is metric for each in self._metrics.values())
 
     def states(self) -> dict[str, list]:
-        """Return the number of updates and the state of each metric that was updated."""
+        """Return the update count and state of each updated metric."""
         for collection in self._collections:
-            list(collection.items(copy_state=False))  # metrics of a group share one state
+            list(collection.items(copy_state=False))  # metrics of a compute group share one state
         return {
             path: [metric._update_count, {n: getattr(metric, n) for n in metric._defaults}]
             for path, metric in self._metrics.items()
@@ -552,22 +556,22 @@ class ModuleMetrics:
         for path, (count, state) in states.items():
             metric = self._metrics[path]
             for name, value in state.items():
-                setattr(metric, name, _moved(value, metric.device))
+                setattr(metric, name, _to_device(value, metric.device))
             metric._update_count, metric._computed = count, None
 
     @contextlib.contextmanager
     def merged(self, sync: GradientSync) -> Iterator[None]:
-        """Have the states of all workers for the time of a block; a collective.
+        """Return a context in which the metrics have the merged states; a collective.
 
-        A metric that the block resets stays so.
+        A metric that is reset inside the context stays reset.
         """
         if sync.world_size == 1 or not self._metrics:
             for metric in self._metrics.values():
                 metric._computed = None
             yield
             return
-        own = self.states()
-        gathered = sync.gather(dumps(own))
+        local = self.states()
+        gathered = sync.gather(dumps(local))
         merged = None if gathered is None else dumps(self._merge([loads(g) for g in gathered]))
         everything = loads(cast("bytes", sync.broadcast(merged)))
         self.put(everything)
@@ -576,8 +580,8 @@ class ModuleMetrics:
             metric = self._metrics[path]
             if not metric._update_count:
                 continue
-            if path in own:
-                self.put({path: own[path]})
+            if path in local:
+                self.put({path: local[path]})
             else:
                 metric.reset()
 
@@ -598,7 +602,7 @@ def _as_list(value, how):
     return [value] if how == "cat" and not isinstance(value, list) else value
 
 
-def _moved(value, device):
+def _to_device(value, device):
     if isinstance(value, list):
         return [each.to(device) for each in value]
     return value.to(device)
@@ -608,10 +612,10 @@ def _moved(value, device):
 
 
 class LightningForward(ForwardPass):
-    """``training_step`` and ``validation_step`` of a LightningModule, and its hooks.
+    """Steps and hooks of a LightningModule as a forward pass.
 
-    They get the batch as a tuple: the feature columns, then the target; a dict as it is.
-    ``training_step`` returns the mean over its batch, as Lightning expects.
+    Steps get the batch as a tuple of the feature columns and the target, or as the dict.
+    ``training_step`` must return the mean over its batch, as Lightning expects.
     """
 
     def __init__(
@@ -628,16 +632,16 @@ class LightningForward(ForwardPass):
             )
         super().__init__(model, columns, loss_weights)
         self.module = self
-        self.rows = 0  # of this worker in the batch
+        self.rows = 0  # this worker's rows in the batch
         self.trainer = getattr(model, "_trainer", None) or WorkerTrainer()
         self._metrics = ModuleMetrics(model)
         self._training, self._validation = LoggedValues(), LoggedValues()
-        self._rows = {True: 0.0, False: 0.0}  # of the epoch: of training, of validation
+        self._rows = {True: 0.0, False: 0.0}  # rows of the training and validation epoch
         self._logged_metrics: dict[bool, list] = {True: [], False: []}
         self._fx, self._index = "", 0
-        self._outputs: Any = None  # of a step
-        self._loss: Any = None  # of the newest training step
-        self._weight = 0.0  # of a value that is logged at an epoch's end
+        self._outputs: Any = None  # outputs of a step
+        self._loss: Any = None  # loss of the latest training step
+        self._weight = 0.0  # weight of a value logged at the end of an epoch
         model.log, model.log_dict = self._log, self._log_dict
         model.clip_gradients = self._clip_gradients
         self._clip: Callable[..., None] | None = None
@@ -645,7 +649,7 @@ class LightningForward(ForwardPass):
     # -- hooks -----------------------------------------------------------------------------------
 
     def on(self, hook: str, *arguments: Any) -> Any:
-        """Call a hook of the module, if it has one of its own."""
+        """Call a hook of the module if the module overrides it."""
         if not overrides(self.model, hook):
             return None
         before, self._fx = self._fx, hook
@@ -655,36 +659,36 @@ class LightningForward(ForwardPass):
             self._fx = before
 
     def begin_training(self) -> None:
-        """Before the batches of an epoch."""
+        """Switch the trainer to training before the batches of an epoch."""
         self.trainer.training, self.trainer.validating = True, False
 
     def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
-        """Before a batch, of which this worker may have no rows; returns it as it is computed."""
+        """Run the hooks before a batch and return the transferred batch."""
         self.rows, self._index, self._outputs = rows, index, None
         self._rows[self.trainer.training] += rows
         if not rows:
             return batch
-        batch = self._transferred(batch)
+        batch = self._transfer(batch)
         if self.trainer.training:
-            if self.on("on_train_batch_start", _as_given(batch), index) == -1:
+            if self.on("on_train_batch_start", _as_lightning_batch(batch), index) == -1:
                 raise UsageError(
                     "on_train_batch_start of the LightningModule returned -1, which skips the rest "
-                    "of the epoch in Lightning; the workers of Orca have to make equal steps, so "
+                    "of the epoch in Lightning; Orca's workers must run equal numbers of steps, so "
                     "set self.trainer.should_stop = True, or train on fewer rows",
                     code="unsupported",
                 )
         else:
-            self.on("on_validation_batch_start", _as_given(batch), index)
+            self.on("on_validation_batch_start", _as_lightning_batch(batch), index)
         return batch
 
     def end_batch(self, batch: Any) -> None:
-        """After a batch and what the optimizer made of it."""
+        """Run the hooks after a batch and its optimizer step."""
         if self.rows:
             stage = "train" if self.trainer.training else "validation"
-            self.on(f"on_{stage}_batch_end", self._outputs, _as_given(batch), self._index)
+            self.on(f"on_{stage}_batch_end", self._outputs, _as_lightning_batch(batch), self._index)
 
     def zero_grad(self, optimizer: Any) -> None:
-        """Forget gradients."""
+        """Reset the gradients through the module's hooks."""
         self.on("on_before_zero_grad", optimizer)
         if overrides(self.model, "optimizer_zero_grad"):
             self.on("optimizer_zero_grad", self.trainer.current_epoch, self._index, optimizer)
@@ -692,7 +696,7 @@ class LightningForward(ForwardPass):
             optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients."""
+        """Compute the gradients through the module's hooks."""
         self.on("on_before_backward", loss)
         if overrides(self.model, "backward"):
             self.on("backward", loss)
@@ -700,13 +704,13 @@ class LightningForward(ForwardPass):
             loss.backward()
 
     def step(self, optimizer: Any, clip: Callable[..., None]) -> None:
-        """Limit gradients, which are those of all workers, and update the weights.
+        """Clip the all-reduced gradients and update the weights through the module's hooks.
 
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
         clip : callable
-            Limits gradients as ``fit`` was told, or by the arguments of Clipping.
+            Clips gradients with the limits of ``fit``, or with its arguments for Clipping.
         """
         self.on("on_after_backward")
         self.on("on_before_optimizer_step", optimizer)
@@ -721,7 +725,7 @@ class LightningForward(ForwardPass):
             loss = self._loss
 
             def closure():
-                return loss  # gradients are computed and summed over the workers already
+                return loss  # gradients are already computed and all-reduced
 
             self.on("optimizer_step", self.trainer.current_epoch, self._index, optimizer, closure)
         else:
@@ -730,7 +734,7 @@ class LightningForward(ForwardPass):
     def _clip_gradients(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         if self._clip is None:
             raise UsageError(
-                "clip_gradients belongs into configure_gradient_clipping",
+                "Call clip_gradients in configure_gradient_clipping",
                 code="state",
                 method="clip_gradients",
             )
@@ -755,7 +759,7 @@ class LightningForward(ForwardPass):
     # -- steps -----------------------------------------------------------------------------------
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
-        """Output (None), target and loss of a training batch."""
+        """Return output (None), target and loss of a training batch."""
         result = self._call("training_step", batch, index)
         loss = _loss_of(result)
         if loss is None:
@@ -769,7 +773,7 @@ class LightningForward(ForwardPass):
         return None, self._target(batch), loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        """Output (only if needed), target and loss (None without ``validation_step``)."""
+        """Return output (if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if overrides(self.model, "validation_step"):
             self._outputs = self._call("validation_step", batch, index)
@@ -783,32 +787,33 @@ class LightningForward(ForwardPass):
         parameters = inspect.signature(getattr(self.model, step)).parameters
         if "dataloader_iter" in parameters:
             raise UsageError(
-                f"{step} of the LightningModule takes dataloader_iter, which Orca has not; take "
-                "(batch, batch_idx)",
+                f"{step} of the LightningModule takes dataloader_iter, which Orca does not "
+                "support; "
+                "take (batch, batch_idx)",
                 code="unsupported",
                 method=step,
             )
         takes_index = "batch_idx" in parameters or len(parameters) > 1
-        return self.on(step, _as_given(batch), *([index] if takes_index else []))
+        return self.on(step, _as_lightning_batch(batch), *([index] if takes_index else []))
 
     def begin_gradient(self, batch: Any, rows: int) -> Any:
-        """Before a batch whose gradient alone is computed; returns it as it is computed."""
+        """Prepare for a batch without optimizer step and return the transferred batch."""
         self.begin_training()
         self.rows = rows
-        return self._transferred(batch)
+        return self._transfer(batch)
 
-    def _transferred(self, batch: Any) -> Any:
-        """Return a batch as the module's hooks around its copy to the device leave it."""
+    def _transfer(self, batch: Any) -> Any:
+        """Apply the module's batch transfer hooks to a batch."""
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
             if overrides(self.model, hook):
                 device = [self.trainer.strategy.root_device] if hook.startswith("tr") else []
-                batch = self.on(hook, _as_given(batch), *device, 0)
+                batch = self.on(hook, _as_lightning_batch(batch), *device, 0)
         if overrides(self.model, "on_after_batch_transfer"):
-            batch = self.on("on_after_batch_transfer", _as_given(batch), 0)
+            batch = self.on("on_after_batch_transfer", _as_lightning_batch(batch), 0)
         return batch
 
     def _target(self, batch):
-        """The target, which only the module knows in a dict without ``label_cols``."""
+        """Return the target; None for a dict without ``label_cols``."""
         if isinstance(batch, Mapping) and not self.columns.labels:
             return None
         if not isinstance(batch, Mapping | list | tuple):
@@ -839,47 +844,47 @@ class LightningForward(ForwardPass):
             trainer.training, trainer.validating, self.rows = was_training, False, rows
 
     def end_validation(self, sync: GradientSync) -> dict:
-        """Return what the module logged in an evaluation on this worker; maybe a collective."""
+        """Return the values logged in an evaluation on this worker; may be a collective."""
         log = self._end(sync, is_training=False)
         self.on("on_validation_end")
         return log
 
     def end_epoch(self, sync: GradientSync, entry: dict) -> tuple[dict, bool]:
-        """Return what the module logged in an epoch of training; a collective.
+        """Return the values logged in a training epoch; a collective.
 
         Parameters
         ----------
         sync : GradientSync
         entry : dict
-            Other figures of the epoch.
+            Other metrics of the epoch.
 
         Returns
         -------
-        figures : dict
+        metrics : dict
         stop : bool
             Whether the module ends the training here.
         """
         self.trainer.take(entry)
         log = self._end(sync, is_training=True)
         everyone = all_gather_json(sync, {"log": log, "stop": bool(self.trainer.should_stop)})
-        figures = merged_values([each["log"] for each in everyone])
-        self.trainer.take(figures)
-        out = {name: value for name, value in figures.items() if name not in entry}
-        for name in figures.keys() & entry.keys():
-            own = entry[name]
-            is_same = isinstance(own, int | float) and math.isclose(
-                own, figures[name], rel_tol=1e-3, abs_tol=1e-6
+        logged = merged_values([each["log"] for each in everyone])
+        self.trainer.take(logged)
+        out = {name: value for name, value in logged.items() if name not in entry}
+        for name in logged.keys() & entry.keys():
+            metric = entry[name]
+            is_same = isinstance(metric, int | float) and math.isclose(
+                metric, logged[name], rel_tol=1e-3, abs_tol=1e-6
             )
             if not is_same and log.get(name, {}).get("on", [False, True])[1]:
                 self.trainer.say(
-                    f"The LightningModule logs {name!r} in training, which is the name of a figure "
-                    f"of fit: {own} (fit) is kept and {figures[name]} (logged) is dropped; log it "
+                    f"The LightningModule logs {name!r} in training, but fit has a metric of that "
+                    f"name: {metric} (fit) is kept and {logged[name]} (logged) is dropped; log it "
                     "under another name"
                 )
         return out, any(each["stop"] for each in everyone)
 
     def _end(self, sync: GradientSync, *, is_training: bool) -> dict:
-        """Call the hook of an epoch's end among merged metrics; returns what was logged."""
+        """Run the epoch-end hook with merged metrics and return the logged values."""
         log = self._training if is_training else self._validation
         hook = "on_train_epoch_end" if is_training else "on_validation_epoch_end"
         logged = self._logged_metrics[is_training]
@@ -889,7 +894,7 @@ class LightningForward(ForwardPass):
             if overrides(self.model, hook):
                 gathered = all_gather_json(sync, log.values)
                 self.trainer.take(merged_values(gathered))
-                # one without rows may have nothing to take a mean of
+                # without rows, the hook may fail to compute a mean
                 errors = (RuntimeError, ValueError, IndexError, ZeroDivisionError)
                 with contextlib.suppress(*() if self._weight else errors):
                     self.on(hook)
@@ -899,7 +904,7 @@ class LightningForward(ForwardPass):
         return log.values
 
     def _add_metrics(self, log: LoggedValues, logged: list) -> None:
-        """Log what metrics are over the whole epoch."""
+        """Log the values of metrics over the whole epoch."""
         for name, metric, on in logged:
             if metric._update_count:
                 with torch.no_grad():
@@ -919,12 +924,12 @@ class LightningForward(ForwardPass):
         logged.clear()
 
     def close_epoch(self) -> None:
-        """Forget what was logged in an epoch that is whole."""
+        """Reset the logged values of a finished epoch."""
         self._reset_metrics(self._logged_metrics[True])
         self._training, self._rows[True] = LoggedValues(), 0.0
 
     def log_state(self) -> dict:
-        """Return what was logged in an epoch so far, for a checkpoint."""
+        """Return the values logged so far in the epoch, for a checkpoint."""
         return {
             "values": self._training.values,
             "rows": self._rows[True],
@@ -932,12 +937,12 @@ class LightningForward(ForwardPass):
         }
 
     def load_log(self, states: Sequence[dict]) -> None:
-        """Take over what :meth:`log_state` of this worker, or of several, returned."""
+        """Restore logged values from :meth:`log_state` of one or several workers."""
         if len(states) == 1:
             self._training.values = states[0]["values"]
             self._metrics.put(states[0]["metrics"])
         else:
-            self._training.values = _joined([state["values"] for state in states])
+            self._training.values = _merge_logs([state["values"] for state in states])
             self._metrics.put(self._metrics._merge([state["metrics"] for state in states]))
         self._rows[True] = sum(state["rows"] for state in states)
 
@@ -960,7 +965,7 @@ class LightningForward(ForwardPass):
         metric_attribute=None,
         rank_zero_only=False,
     ):
-        """Take what ``self.log`` of a module is given."""
+        """Record a call of the module's ``self.log``."""
         if rank_zero_only and not self.trainer.is_global_zero:
             return
         on = self._on(name, on_step, on_epoch)
@@ -985,10 +990,10 @@ class LightningForward(ForwardPass):
         log.add(name, _number(name, value), weight, self._index, how, on)
 
     def _on(self, name, on_step, on_epoch):
-        """Return whether a value stands for steps and for epochs, by default as in Lightning."""
+        """Return whether a value is logged per step and per epoch, with Lightning's defaults."""
         if not self._fx:
             raise UsageError(
-                f"self.log({name!r}) was called outside of the hooks of training and validation",
+                f"self.log({name!r}) was called outside of training and validation hooks",
                 code="state",
                 metric=name,
             )
@@ -1001,24 +1006,24 @@ class LightningForward(ForwardPass):
         on = is_step if on_step is None else on_step, not is_step if on_epoch is None else on_epoch
         if not any(on):
             raise UsageError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) keeps nothing",
+                f"self.log({name!r}, on_step=False, on_epoch=False) has no effect",
                 code="argument-conflict",
                 metric=name,
             )
         return bool(on[0]), bool(on[1])
 
     def _log_metric(self, name, metric, on, is_training):
-        """Take a torchmetrics object; returns the value of a step that is logged by itself."""
+        """Record a logged torchmetrics object; return its step value if it is logged on steps."""
         if isinstance(metric, Mapping) or hasattr(metric, "keys"):
             raise UsageError(
-                f"self.log({name!r}) was given a {type(metric).__name__}; use self.log_dict of it",
+                f"self.log({name!r}) got a {type(metric).__name__}; use self.log_dict",
                 code="argument-type",
                 metric=name,
             )
         if metric not in self._metrics:
             raise UsageError(
-                f"self.log({name!r}) was given a {type(metric).__name__} that is no attribute of "
-                f"the LightningModule, so the workers cannot merge it; set self.{name} = ... in "
+                f"self.log({name!r}) got a {type(metric).__name__} that is not an attribute of the "
+                f"LightningModule, so the workers cannot merge it; set self.{name} = ... in "
                 "__init__",
                 code="metric-unsupported",
                 metric=name,
@@ -1029,7 +1034,7 @@ class LightningForward(ForwardPass):
         return getattr(metric, "_forward_cache", None) if on[0] else None
 
     def _log_dict(self, dictionary, *arguments, **options):
-        """Take what ``self.log_dict`` of a module is given."""
+        """Record a call of the module's ``self.log_dict``."""
         named = {}
         if hasattr(dictionary, "_enable_compute_groups"):  # a MetricCollection
             named = {"keep_base": False, "copy_state": False}
@@ -1044,8 +1049,8 @@ _NO_LOG = (
 )
 
 
-def _joined(logs: Sequence[Mapping[str, dict]]) -> dict[str, dict]:
-    """Return what several workers logged as the log of one."""
+def _merge_logs(logs: Sequence[Mapping[str, dict]]) -> dict[str, dict]:
+    """Merge the logged values of several workers into those of one worker."""
     out: dict[str, dict] = {}
     for log in logs:
         for name, kept in log.items():
@@ -1053,14 +1058,14 @@ def _joined(logs: Sequence[Mapping[str, dict]]) -> dict[str, dict]:
             if before is None:
                 out[name] = kept
                 continue
-            parts = [_reduced([*before["parts"], *kept["parts"]], kept["how"])]
+            parts = [_reduce([*before["parts"], *kept["parts"]], kept["how"])]
             last = max(before["last"], kept["last"])
             out[name] = {**kept, "parts": parts, "last": last}
     return out
 
 
 def _number(name: str, value: Any) -> float:
-    """Return the number that was logged."""
+    """Convert a logged value to a float."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
     if not isinstance(value, str | bytes | None):
@@ -1075,7 +1080,7 @@ def _number(name: str, value: Any) -> float:
     )
 
 
-def _as_given(batch):
+def _as_lightning_batch(batch):
     return tuple(batch) if isinstance(batch, list) else batch
 
 
@@ -1083,18 +1088,18 @@ def _loss_of(result):
     return result.get("loss") if isinstance(result, Mapping) else result
 
 
-# The module's life --------------------------------------------------------------------------------
+# Setup and checkpoint hooks -----------------------------------------------------------------------
 
 
 def set_up(model: Any, stage: str, trainer: WorkerTrainer | None = None) -> None:
-    """Call ``setup`` and ``configure_model`` of a LightningModule, which may make layers.
+    """Call ``setup`` and ``configure_model`` of a LightningModule.
 
     Parameters
     ----------
     model : torch.nn.Module
     stage : {"fit", "validate", "predict"}
     trainer : WorkerTrainer, optional
-        Stays with the module; without one the module has none afterwards.
+        Trainer to attach to the module; by default a temporary one, which is removed afterwards.
     """
     if not is_lightning(model):
         return
@@ -1107,11 +1112,11 @@ def set_up(model: Any, stage: str, trainer: WorkerTrainer | None = None) -> None
         model.trainer = None
 
 
-_KNOWN = ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers")
+_CHECKPOINT_KEYS = ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers")
 
 
 def extras_of(model: Any, optimizer: Any = None, scheduler: Any = None) -> dict:
-    """Return what ``on_save_checkpoint`` of a LightningModule adds to a checkpoint."""
+    """Return the entries that a LightningModule's ``on_save_checkpoint`` adds to a checkpoint."""
     if not (is_lightning(model) and overrides(model, "on_save_checkpoint")):
         return {}
     trainer = getattr(model, "_trainer", None) or WorkerTrainer()
@@ -1128,7 +1133,7 @@ def extras_of(model: Any, optimizer: Any = None, scheduler: Any = None) -> dict:
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
-def put_extras(model: Any, extras: bytes | None) -> None:
-    """Give ``on_load_checkpoint`` of a LightningModule what :func:`extras_of` returned."""
+def load_extras(model: Any, extras: bytes | None) -> None:
+    """Pass saved entries to a LightningModule's ``on_load_checkpoint``."""
     if extras is not None and is_lightning(model) and overrides(model, "on_load_checkpoint"):
         model.on_load_checkpoint({"state_dict": model.state_dict(), **loads(extras)})

@@ -1,10 +1,10 @@
-"""The training loop of PyTorch: one update, one epoch, one fit.
+"""PyTorch training loop: one update, one epoch, one fit.
 
-It knows neither which engine runs it nor what the input was: a worker gives it shards, a sync
-gives it collectives.  :class:`FitProgram` is what an engine ships; :class:`TorchFit` puts the parts
-of a fit together, which :class:`~bigdl.training.fit.EpochRunner` runs.  What all ranks decide
-(whether to go on, whether to write a checkpoint) is computed from figures that are equal on all of
-them.  A fit by the parameter layer has the same :class:`TorchHooks`, and other steps.
+The loop depends neither on the engine nor on the input type: a worker provides shards, and a sync
+provides collectives. An engine ships a :class:`FitProgram`. :class:`TorchFit` builds the components
+that :class:`~bigdl.training.fit.EpochRunner` runs. Decisions of all ranks (whether to continue,
+whether to write a checkpoint) depend only on metrics that are equal on all ranks. A fit with the
+parameter layer uses the same :class:`TorchHooks` but other steps.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from bigdl.orca.learn.pytorch.forward import (
     ForwardPass,
     counts_unevenly,
     is_lightning,
-    loss_sentence,
-    taken_types,
+    loss_warning,
+    model_input_types,
 )
 from bigdl.orca.learn.pytorch.lightning import LightningForward, dropped_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
@@ -81,14 +81,14 @@ from bigdl.training.state import (
 
 @dataclass(frozen=True)
 class Clipping:
-    """Limits of the gradients of the whole batch, so that N workers equal one.
+    """Clipping limits for the gradients of the whole batch, so that N workers equal one.
 
     Attributes
     ----------
     minimum, maximum : float or None
-        Every element is brought into this range.
+        Range that every element is clamped to.
     norm : float or None
-        All gradients together are scaled down to this L2 norm, after that.
+        Maximum L2 norm of all gradients together; applied after `minimum` and `maximum`.
     """
 
     minimum: float | None = None
@@ -101,16 +101,16 @@ class Clipping:
         slices: Sequence[torch.nn.Parameter] = (),
         sync: GradientSync | None = None,
     ) -> None:
-        """Limit gradients in place.
+        """Clip gradients in place.
 
         Parameters
         ----------
         parameters : sequence of torch.nn.Parameter
-            Those that are the same on all ranks.
+            Parameters that are replicated on all ranks.
         slices : sequence of torch.nn.Parameter
-            Those of which every rank has others; their norm is a collective.
+            Rank-local slices of sharded parameters; computing their norm is a collective.
         sync : GradientSync, optional
-            Of the ranks, where there are slices.
+            Sync of the ranks, required with slices.
         """
         everything = [*parameters, *slices]
         if self.minimum is not None:
@@ -121,12 +121,12 @@ class Clipping:
         if self.norm is not None:
             gradients = [_values(p) for p in parameters if p.grad is not None]
             total = torch.nn.utils.get_total_norm(gradients)
-            own = [_values(p) for p in slices if p.grad is not None]
+            local = [_values(p) for p in slices if p.grad is not None]
             if slices and sync is not None:
-                squares = torch.nn.utils.get_total_norm(own).double().square()
+                squares = torch.nn.utils.get_total_norm(local).double().square()
                 squares = sync.all_reduce(squares).to(total.device)
                 total = (total.double().square() + squares).sqrt()
-                gradients += own
+                gradients += local
             scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
             with torch.no_grad():
                 for gradient in gradients:
@@ -134,7 +134,7 @@ class Clipping:
 
 
 def _values(parameter):
-    """The elements of a gradient; of a sparse one those that it holds."""
+    """Return the elements of a gradient; for a sparse one, its coalesced values."""
     if not parameter.grad.is_sparse:
         return parameter.grad
     parameter.grad = parameter.grad.coalesce()
@@ -143,16 +143,17 @@ def _values(parameter):
 
 @dataclass(kw_only=True)
 class FitSettings(TorchEvaluationSettings, RunSettings):
-    """The arguments of ``fit`` as the workers get them.
+    """Arguments of ``fit``, as shipped to the workers.
 
     Attributes
     ----------
     accumulate : int
-        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+        Number of batches per update; k batches of n rows give the update of one batch of k * n
+        rows.
     local_steps : int
-        Steps that a worker makes by itself before weights become the mean of all workers'.
+        Number of local steps before the weights of all workers are averaged.
     summary : bool
-        True if loss, learning rate and throughput of every step are recorded.
+        Whether to record loss, learning rate and throughput of every step.
     """
 
     callbacks: Sequence[Any] = ()
@@ -163,48 +164,48 @@ class FitSettings(TorchEvaluationSettings, RunSettings):
 
 
 class LocalSteps:
-    """Steps of a worker by itself, after which weights and the optimizer's state become means.
+    """Local SGD: average weights and optimizer state over the workers every k steps.
 
-    Every worker counts by the rows that it has seen since the last time. With plain SGD the mean
-    after a single step is what the mean of the gradients gives (S. U. Stich, "Local SGD Converges
-    Fast and Communicates Little", ICLR 2019); other optimizers, and more steps, give other weights
-    than one process.
+    The average is weighted by the rows of each worker since the last average (S. U. Stich, "Local
+    SGD Converges Fast and Communicates Little", ICLR 2019). With plain SGD and a single step, it
+    equals an update with averaged gradients. Other optimizers, or more steps, give other weights
+    than a single process.
 
     Parameters
     ----------
     sync : GradientSync
     built : BuiltParts
     steps : int
-        From one mean to the next; 1 where gradients are summed in every step.
+        Number of steps between two averages; at least 2.
 
     Attributes
     ----------
     rows : float
-        That this worker has seen since the last mean; its owner adds to it.
+        Number of rows of this worker since the last average; the caller adds to it.
     """
 
     def __init__(self, sync: GradientSync, built: BuiltParts, steps: int):
         self._sync, self._optimizer, self.steps = sync, built.optimizer, steps
         self.rows = 0.0
         self._made = 0
-        self._means: list[torch.nn.Parameter] = []  # in the memory of what is averaged
+        self._means: list[torch.nn.Parameter] = []  # share the memory of the averaged tensors
 
     def count(self, parameters: Sequence[torch.nn.Parameter], *, is_last: bool) -> bool:
-        """Count a step; returns True if weights are the mean of all ranks now. A collective."""
+        """Count a step; average if it is due, and return whether all ranks have equal weights."""
         self._made += 1
         if self._made < self.steps and not is_last:
             return False
         self._made = 0
         if self._sync.world_size > 1:
-            self._take_mean(parameters)
+            self._average(parameters)
         self.rows = 0.0
         return True
 
-    def _take_mean(self, parameters):
+    def _average(self, parameters):
         rows = sum(row[0] for row in self._sync.all_gather([self.rows]))
         if not rows:
             return
-        self._complete(parameters)
+        self._fill_state(parameters)
         tensors = [*parameters, *(t for p in parameters for t in self._state(p))]
         if [t.data_ptr() for t in tensors] != [mean.data_ptr() for mean in self._means]:
             self._means = [torch.nn.Parameter(t.detach(), requires_grad=False) for t in tensors]
@@ -217,8 +218,8 @@ class LocalSteps:
         tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
         return [tensor for tensor in tensors if tensor.is_floating_point()]
 
-    def _complete(self, parameters) -> None:
-        """Make the state of parameters that have had a gradient on other ranks only."""
+    def _fill_state(self, parameters) -> None:
+        """Create optimizer state for parameters that only had a gradient on other ranks."""
         counts = self._sync.all_gather([len(self._state(p)) for p in parameters])
         largest = [max(of_ranks) for of_ranks in zip(*counts, strict=True)]
         missing = [
@@ -238,9 +239,9 @@ class LocalSteps:
 
 
 class OptimizerStep:
-    """One step of the optimizer from one batch, or from several that add up.
+    """Optimizer step from the gradients of one batch or of several accumulated batches.
 
-    For each batch call :meth:`begin` and :meth:`backward`, and :meth:`step` when it is due.
+    Call :meth:`begin` and :meth:`backward` for each batch, and :meth:`step` when it is due.
 
     Parameters
     ----------
@@ -261,21 +262,22 @@ class OptimizerStep:
         self._loss_weights, self._module = forward_pass.loss_weights, forward_pass.module
         module, run_backward = self._module, operator.methodcaller("backward")
         self._run_backward: Callable[[Any], None] = module.backward if module else run_backward
-        self._sparse = may_be_sparse(built.model)
+        self._sparse = sparse_parameters(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         steps = settings.local_steps
-        self._alone = LocalSteps(sync, built, steps) if steps > 1 else None
+        self._local_steps = LocalSteps(sync, built, steps) if steps > 1 else None
         self.check()
         self._reset()
 
     def check(self) -> None:
-        """Refuse local steps of a loss or a model that they do not go with."""
+        """Raise an error if local steps are combined with a summed loss or sharded tables."""
         is_sum = self._loss_weights.is_sum
-        if self._alone is not None and (is_sum or self._tables is not None):
-            what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
+        if self._local_steps is not None and (is_sum or self._tables is not None):
+            what = "a loss that is a sum over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
-                f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
+                f"local_steps={self._local_steps.steps} does not support {what}; use "
+                "local_steps=1, "
                 "which is exact",
                 code="argument-conflict",
                 argument="local_steps",
@@ -285,7 +287,7 @@ class OptimizerStep:
         self._batches, self._weight, self._total = 0, 0.0, 0.0
 
     def begin(self) -> None:
-        """Before the forward pass of a batch."""
+        """Prepare gradients and tables before the forward pass of a batch."""
         if not self._batches and self._module is not None:
             self._module.zero_grad(self._optimizer)
         elif not self._batches:
@@ -301,15 +303,15 @@ class OptimizerStep:
         loss : tensor or None
             None on a rank without rows.
         counted, total : float
-            What the loss was divided by here, and over all ranks.
+            Divisor of the loss on this rank, and summed over all ranks.
         """
         self._batches += 1
         self._total += total
         if loss is None:
             return
-        if self._alone is not None:
+        if self._local_steps is not None:
             if counted:
-                self._alone.rows += counted
+                self._local_steps.rows += counted
                 self._run_backward(loss)
         elif self._accumulate == 1:
             share = counted / total if total else 0.0
@@ -323,27 +325,27 @@ class OptimizerStep:
 
     @property
     def is_due(self) -> bool:
-        """True if the update has all its batches."""
+        """True if all batches of the update have been accumulated."""
         return self._batches >= self._accumulate
 
     def step(self, *, is_last: bool) -> bool:
-        """Sum the gradients over the ranks, limit them and update the weights; a collective.
+        """All-reduce and clip the gradients, and update the weights; a collective.
 
         Parameters
         ----------
         is_last : bool
-            True if what follows needs one state on all ranks, as the end of an epoch does.
+            True if all ranks need equal weights next, as at the end of an epoch.
 
         Returns
         -------
         bool
-            True if all ranks have the same weights now.
+            True if all ranks now have equal weights.
         """
         parameters = self.parameters
         slices: list[torch.nn.Parameter] = []
-        if self._alone is not None:
+        if self._local_steps is not None:
             self._update(parameters, slices)
-            return self._alone.count(parameters, is_last=is_last)
+            return self._local_steps.count(parameters, is_last=is_last)
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         if self._tables is not None:
             self._tables.send_gradients(self._weight)
@@ -356,7 +358,7 @@ class OptimizerStep:
         return True
 
     def _update(self, parameters: Sequence, slices: Sequence) -> None:
-        """Limit gradients and update the weights."""
+        """Clip the gradients and update the weights."""
 
         def clip(**limits: float) -> None:
             clipping = Clipping(**limits) if limits else self._clipping
@@ -371,22 +373,22 @@ class OptimizerStep:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters of the optimizer that all ranks have; it may be given more later."""
+        """Current parameters of the optimizer that are replicated on all ranks."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         return parameters if self._tables is None else self._tables.without(parameters)
 
     @contextlib.contextmanager
-    def by_hand(self, counted: float, total: float) -> Iterator[None]:
-        """Within the block user code calls ``backward`` and the optimizer.
+    def user_backward(self, counted: float, total: float) -> Iterator[None]:
+        """Return a context in which user code calls ``backward`` and steps the optimizer.
 
-        At the end of every backward pass the gradients are those of the whole batch, and a step of
-        the optimizer limits them first.
+        At the end of every backward pass the gradients are all-reduced to those of the whole batch,
+        and every step of the optimizer clips them first.
 
         Parameters
         ----------
         counted, total : float
-            See :meth:`backward`. The weights of the ranks' losses add up to 1, so gradients that an
-            earlier pass has summed already stay what they are.
+            See :meth:`backward`. The weights of the ranks' losses sum to 1, so gradients that an
+            earlier pass has all-reduced are not changed by a further pass.
         """
         weight = (
             float(counted > 0) if self._loss_weights.is_sum else counted / total if total else 0.0
@@ -417,15 +419,18 @@ class OptimizerStep:
 
 
 def _holds_nan(value: Any) -> bool:
-    """Return True for a tensor with a nan, and for a container of one."""
+    """Return True if a tensor, or a tensor in a nested container, has a nan."""
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() and bool(value.isnan().any())
     parts = value.values() if isinstance(value, Mapping) else value
     return isinstance(value, Mapping | list | tuple) and any(map(_holds_nan, parts))
 
 
-def may_be_sparse(model: torch.nn.Module) -> list:
-    """Parameters that get sparse gradients: a rank without rows cannot see it."""
+def sparse_parameters(model: torch.nn.Module) -> list:
+    """Return the parameters that may get sparse gradients.
+
+    They follow from the modules: a rank without rows has no gradients to look at.
+    """
     return [
         module.weight
         for module in model.modules()
@@ -434,32 +439,32 @@ def may_be_sparse(model: torch.nn.Module) -> list:
 
 
 class Buffers(RunningState):
-    """The buffers of a module, such as running means, merged over the workers."""
+    """Buffers of a module, such as running means, merged over the workers."""
 
     def own(self) -> list:
-        """A copy of this worker's buffers."""
+        """Return a copy of this worker's buffers."""
         return [buffer.clone() for buffer in self._model.buffers()]
 
     def put(self, values: list) -> None:
-        """Set this worker's buffers, e.g. to what :meth:`own` gave."""
+        """Set this worker's buffers to values that :meth:`own` returned."""
         for buffer, value in zip(self._model.buffers(), values, strict=True):
             buffer.copy_(value)
 
 
 @dataclass(eq=False)
 class TorchHooks(Hooks):
-    """Callbacks of a PyTorch fit and hooks of a LightningModule, and the files of its model.
+    """Callbacks, LightningModule hooks and model files of a PyTorch fit.
 
     Attributes
     ----------
     context : FitContext
     runner : TorchRunner
-        What callbacks see.
+        Runner that callbacks get.
     built : BuiltParts
     records : dict of str to Records
-        By the name of their file in a checkpoint, if steps are recorded.
+        Step records by checkpoint file name; empty if steps are not recorded.
     module : LightningForward, optional
-        Calls the hooks of a LightningModule, in a process that makes steps.
+        Caller of LightningModule hooks, in a process that runs steps.
     """
 
     context: FitContext
@@ -498,18 +503,20 @@ class TorchHooks(Hooks):
             self.module.on("on_train_epoch_start")
 
     def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
-        """Add the figures of an evaluation to those of an epoch, among the hooks of both."""
+        """Run an evaluation between its hooks and add its metrics to the epoch's entry."""
         runner = self.runner
         runner.call("before_val_epoch")
         evaluation = evaluate()
         if evaluation.get("warning"):
             self.context.warn(evaluation["warning"], "loss")
-        figures = validation_names(evaluation["figures"])
-        entry.update(figures)
+        metrics = validation_names(evaluation["metrics"])
+        entry.update(metrics)
         entry["profile"].update(evaluation["profile"])
-        for worker, those in zip(entry["workers"], evaluation.get("workers", ()), strict=False):
-            worker.update(validation_names(those))
-        runner.epoch_stats, runner.metrics_stats = entry, figures
+        for worker, worker_metrics in zip(
+            entry["workers"], evaluation.get("workers", ()), strict=False
+        ):
+            worker.update(validation_names(worker_metrics))
+        runner.epoch_stats, runner.metrics_stats = entry, metrics
         runner.call("after_val_epoch")
 
     def end_epoch(self, entry, is_whole):
@@ -540,27 +547,27 @@ class TorchHooks(Hooks):
 
 
 class TorchRows:
-    """The rows of one worker, cut in the batches of an epoch.
+    """Rows of one worker, divided into the batches of an epoch.
 
     Parameters
     ----------
     context : FitContext
     config : dict
     criterion : callable or None
-        The loss, which may not count all rows alike.
+        The loss, which may weight rows differently.
 
     Attributes
     ----------
     data, validation : BatchSource
-        The latter is None without validation.
+        Sources of the training and validation rows; `validation` is None without validation.
     types : list or None
-        Of the training data, as far as some worker knows them.
+        Column types of the training data, if a worker knows them.
     plan : BatchPlan
         The batches of the epoch.
     order : object
-        Of the rows in the epoch, once it is open.
+        Row order of the epoch, once it is open.
     is_uneven : bool
-        True if rows of a batch may count differently on the workers.
+        True if the loss may weight the rows of the workers differently.
     """
 
     def __init__(self, context: FitContext, config: dict, criterion: Any):
@@ -590,13 +597,13 @@ class TorchRows:
         self._rank, self.order, self._is_open = worker.rank, None, False
 
     def one_row(self) -> Any:
-        """Return a batch of one row, of zeros where the types of the columns are known."""
+        """Return a batch of one row; zeros if the column types are known."""
         types = self.data.types or (None if self.data.rows else self.types)
         if types is None:
             if not self.data.rows:
                 raise UsageError(
-                    "The model has lazy layers, and a worker has no row to take their sizes from; "
-                    "use fewer workers, or give the sizes",
+                    "The model has lazy layers, but a worker has no row to infer their sizes from; "
+                    "use fewer workers, or pass the sizes",
                     code="model-unbuilt",
                 )
             return self.data.batch(0, 1)
@@ -605,7 +612,7 @@ class TorchRows:
         return [*inputs, targets[0] if len(targets) == 1 else tuple(targets)]
 
     def open_epoch(self) -> None:
-        """Cut the rows of the epoch: all of them, or those that other workers have left."""
+        """Plan the batches of the epoch: all rows, or the remaining rows of a resumed epoch."""
         state, rank = self._state, self._rank
         position, rest = state.position, state.rest
         self.plan = self._whole if rest is None or rest.epoch != position.epoch else rest
@@ -616,7 +623,7 @@ class TorchRows:
         self._is_open = True
 
     def left(self) -> np.ndarray | None:
-        """Ids of the rows that are left of the epoch; None before one is open."""
+        """Return the ids of the epoch's remaining rows, or None before an epoch is open."""
         if not self._is_open:
             return None
         first = self.plan.batch(self._state.position.batch, self._rank)[0]
@@ -625,7 +632,7 @@ class TorchRows:
 
 @dataclass(eq=False)
 class TorchStep(WorkerStep):
-    """An update of a PyTorch model from one batch, or from several that add up."""
+    """Update of a PyTorch model from one batch or from several accumulated batches."""
 
     context: FitContext
     runner: TorchRunner
@@ -653,7 +660,7 @@ class TorchStep(WorkerStep):
         self.rows.open_epoch()
 
     def run(self, triggers):
-        while not self._run_batch():  # until weights are those of all ranks
+        while not self._run_batch():  # until all ranks have equal weights
             pass
         return not self.is_done and triggers.ask()
 
@@ -661,14 +668,14 @@ class TorchStep(WorkerStep):
         state, sync = self.context.state, self.context.sync
         if self.is_done:
             self.running.merge()
-        figures = self._epoch_figures()
-        if figures is None:
+        metrics = self._epoch_figures()
+        if metrics is None:
             return None
         if self.hooks.are_called:
             timers = all_gather_json(sync, self.runner.timers.take())
-            figures["profile"].update(Timers.means(timers))
-        figures["profile"]["ended_at"] = time.time()
-        entry = {**state.entry(), **figures}
+            metrics["profile"].update(Timers.means(timers))
+        metrics["profile"]["ended_at"] = time.time()
+        entry = {**state.entry(), **metrics}
         if self.rows.validation is not None:
             self.hooks.validate(entry, functools.partial(self._evaluate, self.rows.validation))
         if self.forward_pass.module is not None:
@@ -695,7 +702,8 @@ class TorchStep(WorkerStep):
 
     def facts(self):
         types = self.rows.types
-        return input_facts(self.context.settings, types and taken_types(self.built.model, types[0]))
+        inputs = types and model_input_types(self.built.model, types[0])
+        return input_facts(self.context.settings, inputs)
 
     def left(self):
         return self.rows.left()
@@ -724,7 +732,7 @@ class TorchStep(WorkerStep):
     # -- a batch -------------------------------------------------------------------------------
 
     def _run_batch(self) -> bool:
-        """Train on a batch; return True if it ended in weights that are those of all ranks."""
+        """Train on a batch; return True if all ranks now have equal weights."""
         runner, forward_pass, state = self.runner, self.forward_pass, self.context.state
         position, plan, settings = state.position, self.rows.plan, self.context.settings
         module = forward_pass.module
@@ -746,17 +754,17 @@ class TorchStep(WorkerStep):
             forwarded = time.perf_counter()
         if self.built.tables is not None:
             self.built.tables.finish()
-        counted, total = self._counted(rows, batch_rows)
+        counted, total = self._loss_divisors(rows, batch_rows)
         position.batch += 1
-        of_rows = not total and settings.accumulate == 1
-        # where nothing counts, gradients are 0, which moves weights that have a momentum
-        shares = (float(rows), float(batch_rows)) if of_rows else (counted, total)
+        by_rows = not total and settings.accumulate == 1
+        # if nothing counts, zero gradients still move weights that have a momentum
+        shares = (float(rows), float(batch_rows)) if by_rows else (counted, total)
         runner.updated, is_shared = self._backward(*shares)
         computed = time.perf_counter()
         self.running.rows += rows
         loss = runner.loss.item() if counted and runner.loss is not None else 0.0
         if math.isnan(loss):
-            self.context.warn(self._nan_sentence(), "nan")
+            self.context.warn(self._nan_message(), "nan")
         rule = LossRule(settings.weighted, forward_pass.loss_weights.is_sum)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
         if runner.updated:
@@ -789,31 +797,32 @@ class TorchStep(WorkerStep):
         except ValueError as error:
             if "more than 1 value per channel" in str(error) and rows == 1:
                 error.add_note(
-                    "This worker has one row of the batch, which batch normalisation cannot take: "
-                    'use a batch_size of two rows for each worker or more, or config={"drop_last": '
-                    "True}, which leaves out the last batch if it is not full"
+                    "This worker has one row of the batch, which batch normalization does not "
+                    "support: "
+                    'use a batch_size of at least two rows per worker, or config={"drop_last": '
+                    "True} to skip an incomplete last batch"
                 )
             raise
         if runner.main is not None and not hasattr(runner.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
-                f"a tensor, it is {type(runner.loss).__name__}",
+                f"a tensor, got {type(runner.loss).__name__}",
                 code="function-result",
             )
 
     def _backward(self, counted, total) -> tuple[bool, bool]:
-        """From the loss to gradients, and to new weights if an update is due; a collective.
+        """Compute gradients and, if an update is due, new weights; a collective.
 
         Returns
         -------
         updated, is_shared : bool
-            Whether there are new weights, and whether they are the same on all ranks.
+            Whether the weights were updated, and whether they are equal on all ranks.
         """
         runner, update, position = self.runner, self._update, self.context.state.position
         if runner.main is not None and runner.main.owns_backward:
-            if runner.loss is None:  # takes part in every pass without having a say
+            if runner.loss is None:  # join every collective with zero gradients
                 runner.loss = sum((p * 0).sum() for p in update.parameters if p.requires_grad)
-            with update.by_hand(counted, total):
+            with update.user_backward(counted, total):
                 runner.main.on_iter_backward(runner)
             if runner.batch is None:
                 runner.loss = None
@@ -825,8 +834,8 @@ class TorchStep(WorkerStep):
         is_last |= position.global_step + 1 == self.context.state.stop_at.steps
         return True, update.step(is_last=is_last)
 
-    def _nan_sentence(self) -> str:
-        """Where the loss is nan, and which columns of the batch are."""
+    def _nan_message(self) -> str:
+        """Return a message with the step at which the loss is nan and the columns with nan."""
         position, settings, batch = (
             self.context.state.position,
             self.context.settings,
@@ -837,49 +846,49 @@ class TorchStep(WorkerStep):
             parts = batch if isinstance(batch, list | tuple) else [batch]
             names = [*(settings.feature_cols or ()), *(settings.label_cols or ())]
             if len(names) != len(parts):
-                names = [f"part {place} of a batch" for place in range(len(parts))]
+                names = [f"element {index} of a batch" for index in range(len(parts))]
             batch = dict(zip(names, parts, strict=True))
         wrong = [name for name, value in batch.items() if _holds_nan(value)]
         if wrong:
             columns = ", ".join(map(repr, wrong))
-            return f"{where}, and the rows hold nan in {columns}: fill or drop them"
-        return f"{where}, though its rows hold none: a smaller learning rate or clipping may help"
+            return f"{where}, and the rows have nan in {columns}; fill or drop them"
+        return f"{where}, but its rows have none; try a smaller learning rate or gradient clipping"
 
-    def _counted(self, rows, batch_rows) -> tuple[float, float]:
-        """Return the divisors of the loss on this rank and over all of them; maybe a collective."""
+    def _loss_divisors(self, rows, batch_rows) -> tuple[float, float]:
+        """Return the divisors of the loss on this rank and on all ranks; may be a collective."""
         weights, runner = self.forward_pass.loss_weights, self.runner
         if not weights.is_known and weights.is_due():
-            self._find_form(rows)
+            self._probe_loss(rows)
         if not (self.rows.is_uneven or weights.is_uneven):
             return float(rows), float(batch_rows)
         counted = 0.0
         if rows:
             parts = runner.output, runner.target, rows, runner.loss
             counted = self.forward_pass.denominator(*parts)
-            self._warn_of_loss()
+            self._warn_about_loss()
         return counted, sum(row[0] for row in self.context.sync.all_gather([counted]))
 
-    def _find_form(self, rows: int) -> None:
-        """Find out how the loss follows from rows, with this batch; a collective."""
-        weights, finding, runner = self.forward_pass.loss_weights, ProbeResult(), self.runner
+    def _probe_loss(self, rows: int) -> None:
+        """Detect the reduction of the loss with this batch; a collective."""
+        weights, result, runner = self.forward_pass.loss_weights, ProbeResult(), self.runner
         if rows and runner.loss is not None:
             batch = runner.batch, runner.output, runner.target, rows, runner.loss
-            finding = self.forward_pass.find(*batch)
-        codes = [row[0] for row in self.context.sync.all_gather([finding.code])]
-        weights.settle(agreed(codes), finding.reason)
+            result = self.forward_pass.probe_loss(*batch)
+        codes = [row[0] for row in self.context.sync.all_gather([result.code])]
+        weights.settle(agreed(codes), result.reason)
         self._update.check()
-        if finding.reason or self.runner.rank == 0:
-            self._warn_of_loss()
+        if result.reason or self.runner.rank == 0:
+            self._warn_about_loss()
 
-    def _warn_of_loss(self) -> None:
-        """Tell the user once that parts of a batch cannot be weighted as in one process."""
+    def _warn_about_loss(self) -> None:
+        """Warn once that the loss of a batch's parts cannot be weighted exactly."""
         reason, is_alone = self.forward_pass.loss_weights.reason, self.context.sync.world_size == 1
         if reason and not (is_alone and self.context.settings.accumulate == 1):
-            self.context.warn(loss_sentence(self.forward_pass.loss_name, reason), "loss")
+            self.context.warn(loss_warning(self.forward_pass.loss_name, reason), "loss")
 
 
 class TorchFit:
-    """A PyTorch fit in one worker, put together from its parts.
+    """A PyTorch fit on one worker.
 
     Parameters
     ----------
@@ -892,7 +901,7 @@ class TorchFit:
     ----------
     state : TrainState
     runner : TorchRunner
-        What callbacks see: the model, its optimizer, ...
+        Runner that callbacks get.
     built : BuiltParts
     step : TorchStep
     epochs : EpochRunner
@@ -911,7 +920,7 @@ class TorchFit:
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
         self.built = built = parts.build(
-            training=True, place=TablePlacement.of(worker), is_early=True
+            training=True, placement=TablePlacement.of(worker), is_early=True
         )
         if built.tables is not None:
             _check_tables(runner, settings)
@@ -945,11 +954,11 @@ class TorchFit:
     def _configure(
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
     ) -> None:
-        """Let a LightningModule make its optimizer, which may depend on the number of rows."""
+        """Infer lazy sizes and create the optimizer, now that the rows are known."""
         built, runner = self.built, self.runner
         if is_lazy(built.model):
             with isolated_rng(context.settings.seed):
-                forward_pass.take_sizes(to_device(rows.one_row(), runner.device))
+                forward_pass.infer_sizes(to_device(rows.one_row(), runner.device))
         if is_lightning(built.model):
             built.model.trainer.begin_fit(runner, context, rows.plan.steps)
         if built.optimizer is None:
@@ -962,18 +971,19 @@ class TorchFit:
 
 
 def _check_tables(runner: TorchRunner, settings: FitSettings) -> None:
-    """Refuse what sharded embeddings do not go with."""
+    """Raise an error for settings that sharded embeddings do not support."""
     if settings.run_url is None:
         raise UsageError(
-            "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "
-            "folder that the driver and all workers share: workers write their rows there",
+            "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a folder on "
+            "storage that the driver and all workers share; workers write their rows to it",
             code="argument-missing",
             argument="model_dir",
         )
     if runner.main is not None and runner.main.owns_backward:
         raise UsageError(
-            "An on_iter_backward of one's own does not go with a ShardedEmbedding, whose "
-            "gradients are sent before the optimizer's step; leave on_iter_backward as it is",
+            "A custom on_iter_backward does not support a ShardedEmbedding, whose gradients are "
+            "sent "
+            "before the optimizer's step; do not override on_iter_backward",
             code="argument-conflict",
             argument="callbacks",
         )

@@ -14,9 +14,9 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchEvaluateProgram, TorchRunner
-from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_sentence
+from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_warning
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, may_be_sparse
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchHooks, sparse_parameters
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.fit.loop import (
@@ -124,7 +124,7 @@ def _widths(built: BuiltParts) -> list[int]:
 
     One with ``max_norm`` sets weights itself.
     """
-    tables = {id(weight) for weight in may_be_sparse(built.model) if weight is not None}
+    tables = {id(weight) for weight in sparse_parameters(built.model) if weight is not None}
     for module in built.model.modules():
         is_plain = getattr(module, "sparse", False) is True
         if not is_plain or getattr(module, "max_norm", None) is not None:
@@ -203,7 +203,7 @@ class TorchReplica(ParameterLayerReplica):
         """Return what the loss was divided by, and what the driver should say of that."""
         weights, forward_pass = self._weights, self._forward_pass
         if not weights.is_known and weights.is_due():
-            finding = forward_pass.find(batch, output, target, rows, loss)
+            finding = forward_pass.probe_loss(batch, output, target, rows, loss)
             weights.settle(finding.reduction, finding.reason)
         counted, notes = float(rows), {}
         if weights.is_known and (self._is_uneven or weights.is_uneven):
@@ -211,7 +211,7 @@ class TorchReplica(ParameterLayerReplica):
         elif weights.reduction in (ROWS, DIVISOR):  # another rank may find the other one
             counted = weights.divisor_of(loss, rows)
         if weights.reason and self.world_size > 1:
-            notes["note"] = loss_sentence(forward_pass.loss_name, weights.reason)
+            notes["note"] = loss_warning(forward_pass.loss_name, weights.reason)
         return counted, notes
 
     def _versions(self) -> list[int]:

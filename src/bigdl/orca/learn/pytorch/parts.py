@@ -1,7 +1,7 @@
-"""The parts of a PyTorch training: made from the arguments, and read from and written to files.
+"""Components of a PyTorch training (model, optimizer, loss, scheduler): creation and files.
 
 A file holds a state dict, a pickled module or the full state of BigDL 2.x: epoch, models,
-optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoint`) is read too.
+optimizers and schedulers. Checkpoint folders (:mod:`bigdl.training.checkpoint`) can be read, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
 from bigdl.orca.learn.arguments import check_creator, check_loss_weight
-from bigdl.orca.learn.pytorch.forward import has_own_loss, is_lightning
+from bigdl.orca.learn.pytorch.forward import has_builtin_loss, is_lightning
 from bigdl.orca.learn.pytorch.lightning import (
     WorkerTrainer,
-    configured,
+    configure_optimizer,
     extras_of,
+    load_extras,
     overrides,
-    put_extras,
     set_up,
 )
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
@@ -50,7 +50,7 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
     Raises
     ------
     UsageError
-        If it is the state of something else.
+        If the state belongs to another object.
     """
     try:
         part.load_state_dict(loads(data))
@@ -63,25 +63,25 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
-    """Return True if some sizes of a model are not known before its first forward pass."""
+    """Return True if the model has parameters without a size before its first forward pass."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     return any(torch.nn.parameter.is_lazy(each) for each in tensors)
 
 
 def check_sizes(model: torch.nn.Module) -> None:
-    """Refuse a model some of whose sizes are not known."""
+    """Raise an error if the model has uninitialized lazy layers."""
     if is_lazy(model):
         raise UsageError(
-            "The model has lazy layers, such as nn.LazyLinear, whose sizes are not known here: fit "
-            "takes them from a row (with any backend but 'bigdl'); before that give the sizes, or "
-            "call the model on a row in the function that makes it",
+            "The model has lazy layers, such as nn.LazyLinear, whose sizes are unknown: fit infers "
+            "them from a row (with any backend but 'bigdl'); before that, pass the sizes, or call "
+            "the model on a row in the model creator",
             code="model-unbuilt",
         )
 
 
 CLASSES = "classes.json"
-"""File of a checkpoint with the names of the classes whose states it has."""
-# How the steps of an optimizer of torch are computed, which a state may lack.
+"""Checkpoint file with the class names of the optimizer and scheduler."""
+# Group entries of torch optimizers that only select an implementation; a state may lack them.
 _OF_EVERY_OPTIMIZER = {"capturable", "differentiable", "foreach", "fused"}
 
 
@@ -92,13 +92,13 @@ class BuiltParts:
     Attributes
     ----------
     monitor : str, optional
-        Figure of an epoch that a ``ReduceLROnPlateau`` looks at; default the validation loss,
-        without validation the training loss.
+        Epoch metric for a ``ReduceLROnPlateau``; default the validation loss, or the training loss
+        without validation.
     interval : str
-        When the scheduler is stepped: at the end of an ``"epoch"``, after an update (``"step"``),
-        or by user code alone (``"manual"``).
+        When the scheduler is stepped: ``"epoch"`` (at its end), ``"step"`` (after an update) or
+        ``"manual"`` (by user code only).
     frequency : int
-        It is stepped every so many epochs or updates.
+        Number of epochs or updates between two scheduler steps.
     """
 
     model: Any
@@ -112,11 +112,11 @@ class BuiltParts:
 
     @functools.cached_property
     def tables(self) -> ShardedTables | None:
-        """The embeddings of the model whose rows lie in slices on the workers."""
+        """Sharded embedding tables of the model, or None."""
         return ShardedTables(self.model, self.optimizer) if has_tables(self.model) else None
 
     def files(self) -> dict[str, bytes]:
-        """The states of model, optimizer and scheduler, as a checkpoint holds them."""
+        """Return the states of model, optimizer and scheduler as checkpoint files."""
         tables = self.tables
         of_optimizer = self.optimizer.state_dict() if tables is None else tables.optimizer_state()
         states = {"model.pt": dumps(self.model.state_dict()), "optimizer.pt": dumps(of_optimizer)}
@@ -134,40 +134,40 @@ class BuiltParts:
         return {name: type(part).__name__ for name, part in parts.items() if part is not None}
 
     def _check_classes(self, files: dict[str, bytes]) -> None:
-        """Refuse the state of an optimizer or scheduler of another class."""
-        own, classes = self._classes(), json.loads(files.get(CLASSES, b"{}"))
-        is_whole = "optimizer.pt" in files and "optimizer" in own and "optimizer" in classes
-        if is_whole and ("scheduler" in own) != ("scheduler" in classes):
-            name = own.get("scheduler") or classes["scheduler"]
+        """Raise an error if the checkpoint's optimizer or scheduler has another class."""
+        built, saved = self._classes(), json.loads(files.get(CLASSES, b"{}"))
+        is_whole = "optimizer.pt" in files and "optimizer" in built and "optimizer" in saved
+        if is_whole and ("scheduler" in built) != ("scheduler" in saved):
+            name = built.get("scheduler") or saved["scheduler"]
             has, lacks = (
-                ("program", "checkpoint") if "scheduler" in own else ("checkpoint", "program")
+                ("program", "checkpoint") if "scheduler" in built else ("checkpoint", "program")
             )
             raise UsageError(
-                f"The {has} has the scheduler {name}, and the {lacks} has none; go on with the "
-                "scheduler of the checkpoint, or load the weights alone (save and load) and fit "
+                f"The {has} has the scheduler {name}, but the {lacks} has none; use the "
+                "checkpoint's scheduler, or load only the weights (save and load) and fit "
                 "without resume",
                 code="checkpoint-mismatch",
             )
-        for name, kept in classes.items():
-            if name in own and kept != own[name]:
+        for name, saved_class in saved.items():
+            if name in built and saved_class != built[name]:
                 raise UsageError(
-                    f"The checkpoint has the state of the {name} {kept}, but the program makes "
-                    f"{own[name]}; go on with {kept}, or load the weights alone (save and load) "
-                    "and fit without resume",
+                    f"The checkpoint has the state of the {name} {saved_class}, but the program "
+                    f"creates {built[name]}; use {saved_class}, or load only the weights (save "
+                    "and load) and fit without resume",
                     code="checkpoint-mismatch",
                 )
 
     def load(self, files: dict[str, bytes]) -> None:
-        """Take over what :meth:`files` gave; that of the model may be alone.
+        """Load the files that :meth:`files` returned; only the model's file is required.
 
         Raises
         ------
         UsageError
-            If it is the state of something else.
+            If the state belongs to another object.
         """
         self._check_classes(files)
         if is_lightning(self.model):
-            put_extras(self.model, files.get(EXTRAS))
+            load_extras(self.model, files.get(EXTRAS))
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
             keeping = contextlib.nullcontext() if self.tables is None else self.tables.loading()
@@ -177,52 +177,52 @@ class BuiltParts:
             missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
             if missing:
                 raise UsageError(
-                    "The optimizer's state is that of another class: it has no "
+                    "The optimizer's state belongs to another class: it has no "
                     f"{', '.join(sorted(missing))}, which {type(self.optimizer).__name__} needs; "
-                    "go on with the optimizer that it is of, or load the weights alone",
+                    "use the optimizer that wrote it, or load only the weights",
                     code="checkpoint-mismatch",
                 )
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler(self, runner: TorchRunner, figures: dict | None = None) -> None:
-        """Step the scheduler, if it is its turn.
+    def step_scheduler(self, runner: TorchRunner, metrics: dict | None = None) -> None:
+        """Step the scheduler if it is due.
 
         Parameters
         ----------
         runner : TorchRunner
-        figures : dict, optional
-            Of the epoch that ended; None after an update.
+        metrics : dict, optional
+            Metrics of the epoch that ended; None after an update.
         """
         main = runner.main if runner.main is not None and runner.main.owns_lr else None
         if main is None and (self.scheduler is None or self.interval == "manual"):
             return
-        done = runner.global_step if figures is None else runner.epochs
-        if (self.interval == "step") != (figures is None) or done % self.frequency:
+        done = runner.global_step if metrics is None else runner.epochs
+        if (self.interval == "step") != (metrics is None) or done % self.frequency:
             return
         if main is not None:
             main.on_lr_adjust(runner)
-        elif figures is not None and _is_plateau(self.scheduler):
+        elif metrics is not None and _is_plateau(self.scheduler):
             monitor = self.monitor or getattr(self.scheduler, "monitor", None)
-            self._step_scheduler(monitored_metric(figures, monitor, "scheduler"))
+            self._step_scheduler(monitored_metric(metrics, monitor, "scheduler"))
         else:
             self._step_scheduler()
 
-    def _step_scheduler(self, *figure: float) -> None:
+    def _step_scheduler(self, *metric: float) -> None:
         if is_lightning(self.model) and overrides(self.model, "lr_scheduler_step"):
-            self.model.lr_scheduler_step(self.scheduler, *(figure or [None]))
+            self.model.lr_scheduler_step(self.scheduler, *(metric or [None]))
         else:
-            self.scheduler.step(*figure)
+            self.scheduler.step(*metric)
 
 
 @dataclass
 class ModelParts:
-    """The arguments of ``Estimator.from_torch`` that make up a model.
+    """Arguments of ``Estimator.from_torch`` that define a model and its training.
 
     Attributes
     ----------
     extras : bytes or None
-        What ``on_save_checkpoint`` of a LightningModule has added to the newest checkpoint.
+        Entries that ``on_save_checkpoint`` of a LightningModule added to the latest checkpoint.
     """
 
     model: Any = None
@@ -236,18 +236,18 @@ class ModelParts:
     loss_weight: Any = None
 
     def check(self) -> None:
-        """Refuse on the driver what cannot work in a worker."""
+        """Raise an error, on the driver, for arguments that would fail in a worker."""
         if "batch_size" in self.config:
             raise UsageError(
-                "config must not hold batch_size; pass batch_size to fit, evaluate or predict",
+                "config must not contain batch_size; pass batch_size to fit, evaluate or predict",
                 code="argument-conflict",
                 argument="batch_size",
             )
         check_creator("model", self.model, ("config",), is_creator=not self.is_instance)
-        of_optimizer = not isinstance(self.optimizer, torch.optim.Optimizer | type)
-        is_own = type(self.optimizer).__module__.startswith("bigdl.")
+        is_creator = not isinstance(self.optimizer, torch.optim.Optimizer | type)
+        is_bigdl = type(self.optimizer).__module__.startswith("bigdl.")
         check_creator(
-            "optimizer", self.optimizer, ("model", "config"), is_creator=of_optimizer and not is_own
+            "optimizer", self.optimizer, ("model", "config"), is_creator=is_creator and not is_bigdl
         )
         if self.model is not None and not (self.is_instance or callable(self.model)):
             raise UsageError(
@@ -294,14 +294,15 @@ class ModelParts:
                 code="argument-type",
                 argument="scheduler_creator",
             )
-        if self.optimizer is not None:  # one who only predicts passes none
+        if self.optimizer is not None:  # it is None if the user only predicts
             self.check_training()
 
     def _check_optimizer_instance(self):
         if not self.is_instance:
             raise UsageError(
-                "An optimizer instance belongs to a model instance; with a model creator pass a "
-                "function optimizer(model, config)",
+                "An optimizer instance needs a model instance; with a model creator pass a "
+                "function "
+                "optimizer(model, config)",
                 code="argument-conflict",
                 argument="optimizer",
             )
@@ -309,7 +310,7 @@ class ModelParts:
         for group in self.optimizer.param_groups:
             if any(id(p) not in model_parameters for p in group["params"]):
                 raise UsageError(
-                    "The optimizer holds parameters that are not the model's; make it from "
+                    "The optimizer has parameters that are not the model's; create it with "
                     "model.parameters() of the same model",
                     code="argument-conflict",
                     argument="optimizer",
@@ -320,63 +321,63 @@ class ModelParts:
         """True if the model is a module rather than a creator."""
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self, place: TablePlacement | None = None) -> torch.nn.Module:
-        """A model of its own: a deep copy of an instance, or what the creator returns.
+    def build_model(self, placement: TablePlacement | None = None) -> torch.nn.Module:
+        """Return a new model: a deep copy of an instance, or the result of the creator.
 
         Parameters
         ----------
-        place : TablePlacement, optional
-            Where sharded embeddings are made; None makes them whole.
+        placement : TablePlacement, optional
+            Placement of sharded embedding tables; None builds whole tables.
         """
-        model = self._make_model(place)
+        model = self._make_model(placement)
         if is_lightning(model):
             set_up(model, "predict")
-            put_extras(model, self.extras)
-        if place is not None:
-            cut_tables(model, None, place)
+            load_extras(model, self.extras)
+        if placement is not None:
+            cut_tables(model, None, placement)
         return model
 
-    def _make_model(self, place: TablePlacement | None) -> torch.nn.Module:
+    def _make_model(self, placement: TablePlacement | None) -> torch.nn.Module:
         if self.is_instance:
-            if is_lazy(self.model):  # torch cannot copy a buffer without a size, but pickle it
+            if is_lazy(self.model):  # torch can pickle, but not copy, a buffer without a size
                 return cloudpickle.loads(cloudpickle.dumps(self.model))
             return copy.deepcopy(self.model)
-        with table_placement(place):
+        with table_placement(placement):
             model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
-                f"The model creator must return an nn.Module, it returned {type(model).__name__}",
+                f"The model creator must return an nn.Module, got {type(model).__name__}",
                 code="model-type",
                 argument="model",
             )
         return model
 
     def build(
-        self, *, training: bool, place: TablePlacement | None = None, is_early: bool = False
+        self, *, training: bool, placement: TablePlacement | None = None, is_early: bool = False
     ) -> BuiltParts:
-        """All parts, in a worker. Instances are used as they came, in this process' own copy.
+        """Build all components in a worker, using its unpickled copies of instances.
 
         Parameters
         ----------
         training : bool
-            False leaves out the optimizer.
-        place : TablePlacement, optional
-            Where sharded embeddings are made; None makes them whole.
+            Whether to build the optimizer and scheduler.
+        placement : TablePlacement, optional
+            Placement of sharded embedding tables; None builds whole tables.
         is_early : bool
-            True if the rows are not known yet, so that a LightningModule cannot tell its optimizer;
-            :meth:`configure` asks it.
+            True if the rows are unknown yet. A LightningModule may need them for its optimizer,
+            which :meth:`configure` then creates later.
         """
         if self.initialize is not None:
             self.initialize()
-        model = self.model if self.is_instance else self._make_model(place)
+        model = self.model if self.is_instance else self._make_model(placement)
         criterion = self.build_loss()
         if is_lightning(model):
-            trainer = WorkerTrainer(*((place.rank, place.world_size) if place else ()))
+            trainer = WorkerTrainer(*((placement.rank, placement.world_size) if placement else ()))
             set_up(model, "fit" if training else "validate", trainer)
-            put_extras(model, self.extras)
+            load_extras(model, self.extras)
         built = BuiltParts(model, criterion=criterion, loss_weight=self.loss_weight)
-        if place is not None:
-            cut_tables(model, self.optimizer, place)
+        if placement is not None:
+            cut_tables(model, self.optimizer, placement)
         is_late = is_lazy(model) or (self.optimizer is None and is_lightning(model))
         if training and not (is_early and is_late):
             check_sizes(model)
@@ -384,26 +385,26 @@ class ModelParts:
         return built
 
     def configure(self, built: BuiltParts) -> None:
-        """Make optimizer and scheduler."""
+        """Create the optimizer and scheduler."""
         if isinstance(self.optimizer, torch.optim.Optimizer):
             built.optimizer = self.optimizer
         elif self.optimizer is not None:
             built.optimizer = self.optimizer(built.model, self.config)
             if not isinstance(built.optimizer, torch.optim.Optimizer):
                 raise UsageError(
-                    "The optimizer creator must return a torch optimizer, it returned "
+                    "The optimizer creator must return a torch optimizer, got "
                     f"{type(built.optimizer).__name__}",
                     code="argument-type",
                     argument="optimizer",
                 )
         elif is_lightning(built.model):
-            configuration = configured(built.model)
+            configuration = configure_optimizer(built.model)
             built.optimizer, built.scheduler, built.monitor, built.frequency = configuration[:4]
             built.interval = configuration[4]
         if isinstance(built.optimizer, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS calls the model several times in a step, which distributed training cannot "
-                "do; use another optimizer",
+                "LBFGS calls the model several times per step, which distributed training does not "
+                "support; use another optimizer",
                 code="optimizer-unsupported",
             )
         schedule = self.scheduler_creator or getattr(self.optimizer, "schedule", None)
@@ -411,7 +412,7 @@ class ModelParts:
             built.scheduler = schedule(built.optimizer, self.config)
             if not callable(getattr(built.scheduler, "step", None)):
                 raise UsageError(
-                    "The scheduler creator must return a torch scheduler, it returned "
+                    "The scheduler creator must return a torch scheduler, got "
                     f"{type(built.scheduler).__name__}",
                     code="argument-type",
                     argument="scheduler_creator",
@@ -420,7 +421,7 @@ class ModelParts:
             built.interval = self.interval or str(getattr(built.scheduler, "interval", "epoch"))
         if built.interval == "step" and _is_plateau(built.scheduler):
             raise UsageError(
-                "ReduceLROnPlateau looks at figures of an epoch; use scheduler_step_freq='epoch'",
+                "ReduceLROnPlateau needs the metrics of an epoch; use scheduler_step_freq='epoch'",
                 code="argument-conflict",
                 argument="scheduler_step_freq",
             )
@@ -431,12 +432,12 @@ class ModelParts:
             built.model.trainer.take_parts(built)
 
     def check_training(self) -> None:
-        """Refuse on the driver a model that cannot be trained, as far as it is known there."""
+        """Raise an error, on the driver, if the model is known to be untrainable."""
         if isinstance(self.model, torch.nn.Module) and not is_lightning(self.model):
             _check_trainable(self.model, self.optimizer, self.loss)
 
     def build_loss(self) -> Callable | None:
-        """Return the loss, made by its creator if it has one; None of a module with its own."""
+        """Return the loss, calling its creator if necessary; None if the model computes it."""
         criterion = self.loss
         if criterion is None:
             return None
@@ -445,29 +446,29 @@ class ModelParts:
             if not callable(criterion) or isinstance(criterion, type):
                 raise UsageError(
                     "The loss creator must return a loss instance or a function of (output, "
-                    f"target), it returned {criterion!r}",
+                    f"target), got {criterion!r}",
                     code="function-result",
                     argument="loss",
                 )
         if getattr(criterion, "reduction", None) == "none":
             raise UsageError(
-                "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'",
+                "The loss has reduction='none', but training needs one number; use 'mean' or 'sum'",
                 code="loss-unsupported",
             )
         return criterion
 
 
 def _is_plateau(scheduler) -> bool:
-    """Return True if a scheduler's ``step`` takes a figure."""
+    """Return True if the scheduler's ``step`` takes a metric."""
     is_known = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     return is_known or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:
-    """Return True if a callable is ``loss(config)`` rather than a function of (output, target)."""
+    """Return True if a callable is ``loss(config)`` rather than ``loss(output, target)``."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of C
+    except (TypeError, ValueError):  # a C function
         return False
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return False
@@ -477,13 +478,13 @@ def _takes_config(function) -> bool:
 
 
 EXTRAS = "module.pt"
-"""File of a checkpoint with what ``on_save_checkpoint`` of a LightningModule has added."""
+"""Checkpoint file with the entries that a LightningModule's ``on_save_checkpoint`` added."""
 
 _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 
 
 def full_state(model: torch.nn.Module, snapshot: Checkpoint | None) -> dict[str, Any]:
-    """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
+    """Return the epoch and the states of model, optimizer and scheduler in the 2.x format."""
     files = {} if snapshot is None else snapshot.files
     epoch = 0 if snapshot is None else snapshot.position.epochs_with_metrics
     state: dict[str, Any] = {"epoch": epoch, "models": [model.state_dict()]}
@@ -494,20 +495,20 @@ def full_state(model: torch.nn.Module, snapshot: Checkpoint | None) -> dict[str,
 
 
 def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Checkpoint, Any]:
-    """Read any of the files.
+    """Read a checkpoint folder, or a file with a state dict, full state or pickled module.
 
     Parameters
     ----------
     path : str
         A local path or fsspec URL.
     is_trusted : callable
-        True if a file of these bytes may run code, as a pickled module can.
+        Returns True if a file with these bytes may run code, as pickled modules can.
 
     Returns
     -------
     snapshot : Checkpoint
     module : torch.nn.Module or None
-        If the file held an entire module.
+        The module if the file holds an entire module.
     """
     snapshot = read_checkpoint(path)
     if snapshot is not None:
@@ -526,7 +527,7 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Checkpoi
 
 
 def snapshot_of(state: dict) -> Checkpoint:
-    """The snapshot that a state dict or a full state stands for."""
+    """Convert a state dict or full state to a Checkpoint."""
     position, files = Position(), {}
     if isinstance(state.get("models"), list) and state["models"]:
         position.epoch = int(state.get("epoch", 0))
@@ -543,7 +544,7 @@ def _unpickle(path, data, is_trusted):
     for weights_only in (True, False):
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
-        except Exception as error:  # of a damaged archive, or what the code in a pickle raises
+        except Exception as error:  # a damaged archive, or an error of the code in a pickle
             reason = one_line(error)
             if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
                 reason = "it is empty" if not data else "its content is something else"
@@ -552,8 +553,9 @@ def _unpickle(path, data, is_trusted):
                     continue
                 else:
                     raise UsageError(
-                        f"{path!r} holds more than weights (an entire module, perhaps); loading it "
-                        "can run any code, so pass trust=True if you know where it comes from",
+                        f"{path!r} holds more than weights (perhaps an entire module); loading it "
+                        "can "
+                        "run arbitrary code, so pass trust=True only if you trust its source",
                         code="file-untrusted",
                         path=path,
                     ) from error
@@ -571,9 +573,10 @@ def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
             code="argument-missing",
             argument="optimizer",
         )
-    if loss is None and not (is_lightning(model) or has_own_loss(model)):
+    if loss is None and not (is_lightning(model) or has_builtin_loss(model)):
         raise UsageError(
-            "fit needs a loss; pass loss= to Estimator.from_torch, or no optimizer to predict only",
+            "fit needs a loss; pass loss= to Estimator.from_torch, or omit the optimizer to only "
+            "predict",
             code="argument-missing",
             argument="loss",
         )

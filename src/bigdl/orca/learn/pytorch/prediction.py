@@ -1,4 +1,4 @@
-"""Models that are shipped to the tasks that predict."""
+"""PyTorch models as shipped to prediction tasks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from bigdl.training.state import precision_of, to_device
 
 logger = logging.getLogger("bigdl.orca")
 
-_SAID: set[str] = set()
-"""What this process was told of models."""
+_WARNED: set[str] = set()
+"""Warnings that this process has logged."""
 
 
 @dataclass(frozen=True)
 class LoadedTorchModel:
-    """A model loaded on its device in a task.
+    """A PyTorch model loaded on its device in a task.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class LoadedTorchModel:
     precision : str
         ``"fp32"`` or ``"bf16"``.
     names : tuple of str
-        Of the columns of a batch, if they are known.
+        Names of the columns of a batch, if known.
     squeezes : bool
-        True if trailing dimensions of size 1 of its outputs are dropped.
+        Whether to drop trailing dimensions of size 1 from the outputs.
     """
 
     model: Any
@@ -55,19 +55,19 @@ class LoadedTorchModel:
         return self.outputs([_tensor(column) for column in batch])
 
     def outputs(self, columns: list) -> Any:
-        """Return the model's outputs for columns that are tensors."""
+        """Return the model's outputs for a batch of tensor columns."""
         columns = to_device(columns, self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
             return logits_of(call_model(self.model, columns, self.names))
 
     @property
     def widths(self) -> list[int]:
-        """Sizes that the last dimension of an input may have: those of the weights."""
+        """Candidate sizes of an input's last dimension, taken from the weights."""
         sizes = [p.shape[-1] for p in self.model.parameters() if p.ndim > 1]
         return list(dict.fromkeys(sizes))[:8]
 
     def accepted(self, batch: list) -> list:
-        """Return a batch of numpy columns in the dtypes in which the model computes with it."""
+        """Convert a batch of numpy columns to the dtypes that the model computes with."""
         self(batch)
         taken = accepted_inputs(self.model, [_tensor(column) for column in batch])
         return [_array(column) for column in taken]
@@ -75,20 +75,20 @@ class LoadedTorchModel:
 
 @dataclass(frozen=True)
 class TorchSnapshot:
-    """Model and weights as they are shipped to the tasks.
+    """Model and weights as shipped to tasks.
 
     Attributes
     ----------
     parts : ModelParts
     weights : bytes or None
-        State dict of the model; None if the model carries its weights itself.
+        State dict of the model; None if `parts` contain the weights.
     precision : str
-        ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
+        ``"bf16"`` computes with torch's bfloat16 autocast; predictions are float32.
     slices : dict or None
-        Of :class:`~bigdl.training.slices.SavedSlices`, from whose files the tasks read the rows of
-        sharded embeddings.
+        Arguments of :class:`~bigdl.training.slices.SavedSlices`, whose files the tasks read rows of
+        sharded embeddings from.
     names : tuple of str
-        Of the feature columns, which a model of Hugging Face's kind is given by name.
+        Names of the feature columns, which Hugging Face models take as keyword arguments.
     """
 
     parts: Any
@@ -106,7 +106,7 @@ class TorchSnapshot:
         slices: dict | None = None,
         names: tuple[str, ...] = (),
     ) -> TorchSnapshot:
-        """The model of an Estimator's parts with these weights."""
+        """Create a snapshot of an Estimator's model with the given weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
             return cls(parts, weights, precision, slices, names)
@@ -115,10 +115,10 @@ class TorchSnapshot:
         return cls(parts, None, precision, slices, names)
 
     def load_on(self, device: torch.device) -> LoadedTorchModel:
-        """The model, in a process and on a device."""
+        """Load the model in this process, on a device."""
         model = self.parts.build_model(NO_ROWS if self.slices else None)
-        if not self.parts.is_instance:  # of an instance the driver has said it
-            _say_unused(model)
+        if not self.parts.is_instance:  # for an instance, the driver has already warned
+            _warn_unused_hooks(model)
         if self.weights is not None:
             load_into(model, self.weights)
         if self.slices:
@@ -127,11 +127,11 @@ class TorchSnapshot:
         return LoadedTorchModel(model.eval().to(device), device, self.precision, names=self.names)
 
 
-def _say_unused(model: torch.nn.Module) -> None:
-    """Name what prediction drops of a LightningModule, once in a process."""
+def _warn_unused_hooks(model: torch.nn.Module) -> None:
+    """Warn, once per process, about LightningModule hooks that prediction does not call."""
     sentence = unused_hooks(model, "predict")
-    if sentence is not None and sentence not in _SAID:
-        _SAID.add(sentence)
+    if sentence is not None and sentence not in _WARNED:
+        _WARNED.add(sentence)
         logger.warning(sentence)
 
 
@@ -144,24 +144,24 @@ def _tensor(column):
 def _array(column):
     if isinstance(column, dict):
         return {key: _array(value) for key, value in column.items()}
-    if column.dtype in (torch.float16, torch.bfloat16):  # the model takes float32 all the same
+    if column.dtype in (torch.float16, torch.bfloat16):  # the model also accepts float32
         column = column.float()
     return column.numpy()
 
 
 def predicting_parts(parts: ModelParts, main: MainCallback) -> ModelParts:
-    """Parts whose model calls `main` instead of the user's model."""
+    """Return ModelParts whose model calls the MainCallback instead of the user's model."""
     inner = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
     return ModelParts(functools.partial(_Predicting, inner, main), config=parts.config)
 
 
 class _Predicting(torch.nn.Module):
-    """The user's model, called by a MainCallback; its state is that of the model."""
+    """Module that predicts through a MainCallback and has the state of the user's model."""
 
     def __init__(self, parts, main, config):
         super().__init__()
         self.model = parts.build_model()
-        # rows are predicted by many tasks that know nothing of each other
+        # each task predicts independently, like a single worker
         alone: Any = SimpleNamespace(rank=0, world_size=1)
         self._runner = TorchRunner(alone, config, [main])
         self._runner.model = self.model
@@ -188,25 +188,25 @@ class _Predicting(torch.nn.Module):
 
 
 def _tensors(output):
-    """Return arrays and lists of numbers as tensors, also those in lists, tuples and dicts.
+    """Convert arrays and lists of numbers, also in nested containers, to tensors.
 
     Raises
     ------
     UsageError
-        If an array holds something other than numbers, such as names of classes.
+        If an array does not hold numbers, e.g. class names.
     """
     if isinstance(output, list) and not any(
         isinstance(each, np.ndarray | torch.Tensor | dict) for each in output
     ):
         try:
             output = np.asarray(output)
-        except ValueError:  # of different lengths
+        except ValueError:  # lists of different lengths
             return tuple(map(_tensors, output))
     if isinstance(output, np.ndarray):
         if output.dtype.kind not in "biufc":
             raise UsageError(
-                f"on_pred_forward of the MainCallback gave an array of {output.dtype}, but "
-                "predictions are numbers; return e.g. the indices of the classes",
+                f"on_pred_forward of the MainCallback returned an array of {output.dtype}, but "
+                "predictions must be numbers; return e.g. class indices",
                 code="model-output",
             )
         return torch.from_numpy(np.ascontiguousarray(output))

@@ -1,4 +1,4 @@
-"""Loss, learning rate and throughput of every step, and the figures of every validation."""
+"""Per-step training summaries and per-epoch validation summaries, with TensorBoard files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
-# names of BigDL 2.x for what we call otherwise
+# current metric names by BigDL 2.x name
 _OLD_NAMES = {"top1accuracy": "accuracy", "aucscore": "auc"}
 
 
 class StepSummary(Records):
-    """Loss, learning rate and throughput of the updates of a run; made by all ranks."""
+    """Loss, learning rate and throughput of every update of a run, computed by all ranks."""
 
     def __init__(self):
         super().__init__(TRAIN_TAGS)
@@ -32,7 +32,7 @@ class StepSummary(Records):
     def add_batch(
         self, runner: TorchRunner, parts: tuple[float, float], batch_rows: int, seconds: float
     ) -> None:
-        """Add a batch; a collective if it ended in an update."""
+        """Add a batch; all-gather the sums if it ended in an update."""
         self._loss += parts[0]
         self._counted += parts[1]
         self._samples += batch_rows
@@ -49,20 +49,20 @@ class StepSummary(Records):
 
 
 def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
-    """``[step, value, time]`` of every validation, or a dict of all of them.
+    """Return ``[step, value, time]`` rows of one validation metric, or of all by name.
 
     Parameters
     ----------
     history : list of dict
-        Figures of the epochs.
+        Metrics of the epochs.
     tag : str or None
         Name of a metric, or ``"Loss"``.
     """
     summaries: dict[str, list] = {}
     for entry in history:
         for name, value in entry.items():
-            is_figure = name.startswith("val_") and isinstance(value, int | float)
-            if is_figure and name != "val_num_samples":
+            is_metric = name.startswith("val_") and isinstance(value, int | float)
+            if is_metric and name != "val_num_samples":
                 row = [entry["global_step"], value, entry["profile"]["ended_at"]]
                 summaries.setdefault(name, []).append(row)
     if tag is None:
@@ -72,7 +72,7 @@ def validation_summary(history: list[dict], tag: str | None) -> list | dict[str,
     if key not in summaries:
         names = ", ".join(name.removeprefix("val_") for name in summaries) or "none"
         raise UsageError(
-            f"No validation has the figure {tag!r}; there are: {names}",
+            f"No validation has the metric {tag!r}; available metrics: {names}",
             code="name-unknown",
             metric=tag,
         )
@@ -80,7 +80,7 @@ def validation_summary(history: list[dict], tag: str | None) -> list | dict[str,
 
 
 class EventFiles:
-    """Summaries as files for TensorBoard, if it is installed.
+    """Writer of summaries to TensorBoard event files, if TensorBoard is installed.
 
     Parameters
     ----------
@@ -90,14 +90,16 @@ class EventFiles:
 
     def __init__(self, url: str):
         self.url = url
-        self._written = {"train": 0, "validation": 0}  # steps
+        self._written = {"train": 0, "validation": 0}  # last written step
         try:
             writer_class()
         except MissingExtraError as error:
-            warn_once(f"No event files are written to {url}, only summaries are kept: {error}")
+            warn_once(
+                f"No event files are written to {url}; summaries are only kept in memory: {error}"
+            )
 
     def write(self, train: dict, validation: dict) -> None:
-        """Write what is newer than what was written."""
+        """Write the rows that were not written before."""
         with contextlib.suppress(MissingExtraError):
             for folder_name, summaries in (("train", train), ("validation", validation)):
                 after = self._written[folder_name]

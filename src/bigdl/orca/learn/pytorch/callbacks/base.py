@@ -1,4 +1,4 @@
-"""Callbacks of a fit, and the MainCallback that makes its steps; with the hooks of BigDL 2.x."""
+"""Callback base class, MainCallback, and the legacy hooks of BigDL 2.x."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 
 
 class LegacyHooks:
-    """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished.
+    """Callback hooks of BigDL 2.0.
 
-    `logs` are the figures of the epoch that ended last. They are given to a hook that takes them.
+    `epoch` is the number of finished epochs. `logs` holds the metrics of the last epoch; it is
+    passed to hooks whose signature accepts it.
     """
 
     def on_batch_begin(self, batch: Any) -> None:
-        """Before a training batch."""
+        """Run before a training batch."""
 
     def on_batch_end(self, batch: Any) -> None:
-        """After a training batch."""
+        """Run after a training batch."""
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch of training."""
+        """Run before a training epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """After an epoch of training."""
+        """Run after a training epoch."""
 
     def on_train_begin(self) -> None:
-        """Before the first epoch of a fit."""
+        """Run before the first epoch of a fit."""
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """After the last epoch of a fit."""
+        """Run after the last epoch of a fit."""
 
     def set_model(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -53,14 +54,14 @@ _HOOKS = [name for name in vars(LegacyHooks) if name.startswith("on_")]
 
 
 def has_legacy_hooks(callback: Callback) -> bool:
-    """Return True if a callback overrides one of them."""
+    """Return True if a callback overrides a legacy hook."""
     return any(
         getattr(type(callback), name, None) is not getattr(LegacyHooks, name) for name in _HOOKS
     )
 
 
 def call_legacy_hooks(callback: Callback, hook: str, runner: TorchRunner) -> None:
-    """Call the old hooks that belong to a hook of today."""
+    """Call the legacy hooks that correspond to a current hook."""
     if hook == "before_run":
         callback.set_trainer(runner)
         callback.set_model(runner.model)
@@ -80,7 +81,7 @@ def call_legacy_hooks(callback: Callback, hook: str, runner: TorchRunner) -> Non
 
 
 def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
-    """Call a hook, with the figures if it takes one argument more."""
+    """Call a hook, and pass `logs` if its signature accepts them."""
     try:
         inspect.signature(hook).bind(*args, logs)
     except TypeError:
@@ -90,7 +91,7 @@ def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
 
 
 class Callback(LegacyHooks):
-    """Base class: every hook does nothing or what its more general hook does.
+    """Base class of callbacks; hooks do nothing or call their more general hook.
 
     Examples
     --------
@@ -107,28 +108,28 @@ class Callback(LegacyHooks):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, x), epochs=100, callbacks=[StopAtLoss()], seed=1)
-    >>> len(figures) < 100, figures[-1]["train_loss"] < 0.5
+    >>> history = estimator.fit((x, x), epochs=100, callbacks=[StopAtLoss()], seed=1)
+    >>> len(history) < 100, history[-1]["train_loss"] < 0.5
     (True, True)
     """
 
     def before_run(self, runner: TorchRunner) -> None:
-        """Before the first epoch of a fit."""
+        """Run before the first epoch of a fit."""
 
     def after_run(self, runner: TorchRunner) -> None:
-        """After the last epoch of a fit."""
+        """Run after the last epoch of a fit."""
 
     def before_epoch(self, runner: TorchRunner) -> None:
-        """Before an epoch of any kind, unless the specific hook is overridden."""
+        """Run before a training or validation epoch, unless the specific hook is overridden."""
 
     def after_epoch(self, runner: TorchRunner) -> None:
-        """After an epoch of any kind, unless the specific hook is overridden."""
+        """Run after a training or validation epoch, unless the specific hook is overridden."""
 
     def before_iter(self, runner: TorchRunner) -> None:
-        """Before a batch of any kind, unless the specific hook is overridden."""
+        """Run before a training or validation batch, unless the specific hook is overridden."""
 
     def after_iter(self, runner: TorchRunner) -> None:
-        """After a batch of any kind, unless the specific hook is overridden."""
+        """Run after a training or validation batch, unless the specific hook is overridden."""
 
     def before_train_epoch(self, runner: TorchRunner) -> None:
         self.before_epoch(runner)
@@ -143,7 +144,7 @@ class Callback(LegacyHooks):
         self.after_epoch(runner)
 
     def before_pred_epoch(self, runner: TorchRunner) -> None:
-        """Not called, since prediction is lazy."""
+        """Do nothing; never called, since prediction is lazy."""
 
     after_pred_epoch = before_pred_iter = after_pred_iter = before_pred_epoch
 
@@ -160,16 +161,16 @@ class Callback(LegacyHooks):
         self.after_iter(runner)
 
     def every_n_epoch(self, runner: TorchRunner, n: int) -> bool:
-        """In ``after_*_epoch``: whether the epoch that just ended is a multiple of `n`."""
+        """Return True in ``after_*_epoch`` hooks of every n-th epoch."""
         return n > 0 and (runner.epochs + 1) % n == 0
 
     def every_n_iter(self, runner: TorchRunner, n: int) -> bool:
-        """In ``after_train_iter``: whether the step that just ended is a multiple of `n`."""
+        """Return True in ``after_train_iter`` of every n-th step."""
         return n > 0 and runner.global_step % n == 0
 
 
 def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
-    """A list of its own from what ``callbacks=`` accepts."""
+    """Return the ``callbacks=`` argument as a new list of checked callbacks."""
     if callbacks is None:
         return []
     everyone: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
@@ -185,7 +186,7 @@ def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callba
     mains = [type(c).__name__ for c in everyone if hasattr(c, "on_iter_forward")]
     if len(mains) > 1:
         raise UsageError(
-            f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}",
+            f"callbacks can contain at most one MainCallback, got {len(mains)}: {', '.join(mains)}",
             code="argument-conflict",
             argument="callbacks",
         )
@@ -193,13 +194,13 @@ def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callba
 
 
 class MainCallback(Callback):
-    """Forward pass, backward pass and learning rate; override what should happen otherwise.
+    """Base class of a callback that replaces the forward pass, backward pass or scheduler step.
 
-    A fit, an evaluation or a prediction takes at most one.  N workers still make the update of one
-    process: what ``loss.backward()`` leaves in the gradients is that of the whole batch.  The loss
-    must be a mean over the rows (with the criterion of the Estimator: whatever that is), and
-    :meth:`on_iter_backward` must call ``backward`` equally often on every worker.
-    The forward methods are not called on a worker that has no rows in a step.
+    A fit, an evaluation or a prediction takes at most one. N workers still compute the update of a
+    single process: after ``loss.backward()`` the gradients are those of the whole batch. The loss
+    must be a mean over the rows, unless it is computed with the Estimator's criterion, and
+    :meth:`on_iter_backward` must call ``backward`` equally often on every worker. The forward
+    methods are not called on a worker without rows in the step.
 
     Examples
     --------
@@ -219,56 +220,57 @@ class MainCallback(Callback):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, x), epochs=3, callbacks=[Mixed()], seed=1)
-    >>> figures[0]["train_loss"] > figures[-1]["train_loss"]
+    >>> history = estimator.fit((x, x), epochs=3, callbacks=[Mixed()], seed=1)
+    >>> history[0]["train_loss"] > history[-1]["train_loss"]
     True
     """
 
     def on_iter_forward(self, runner: TorchRunner) -> None:
-        """From ``runner.batch`` to ``runner.output``, ``runner.target`` and ``runner.loss``."""
+        """Set ``runner.output``, ``runner.target`` and ``runner.loss`` from ``runner.batch``."""
         runner.forward()
 
     def on_train_forward(self, runner: TorchRunner) -> None:
-        """The forward pass of training."""
+        """Run the forward pass of training."""
         self.on_iter_forward(runner)
 
     def on_val_forward(self, runner: TorchRunner) -> None:
-        """The forward pass of validation, without gradients."""
+        """Run the forward pass of validation, without gradients."""
         self.on_iter_forward(runner)
 
     def on_pred_forward(self, runner: TorchRunner) -> Any:
-        """From ``runner.batch`` (the features) to ``runner.output``, or to what it returns.
+        """Set ``runner.output`` from ``runner.batch`` (the features), or return the output.
 
-        The output is a tensor or ndarray of as many rows, or a list, tuple or dict of them.
+        The output is a tensor or ndarray with one row per input row, or a list, tuple or dict of
+        these.
         """
         runner.output = runner.model(*runner.batch)
 
     def on_iter_backward(self, runner: TorchRunner) -> None:
-        """From ``runner.loss`` to new weights."""
+        """Compute gradients of ``runner.loss`` and update the weights."""
         runner.optimizer.zero_grad()
         runner.loss.backward()
         runner.optimizer.step()
 
     def on_lr_adjust(self, runner: TorchRunner) -> None:
-        """At the end of an epoch, or after every update with ``scheduler_step_freq="batch"``."""
+        """Step the scheduler, per epoch or, with ``scheduler_step_freq="batch"``, per update."""
         if runner.scheduler is not None:
             runner.scheduler.step()
 
     @property
     def owns_backward(self) -> bool:
-        """True if :meth:`on_iter_backward` is the user's."""
+        """True if a subclass overrides :meth:`on_iter_backward`."""
         return type(self).on_iter_backward is not MainCallback.on_iter_backward
 
     @property
     def owns_lr(self) -> bool:
-        """True if :meth:`on_lr_adjust` is the user's."""
+        """True if a subclass overrides :meth:`on_lr_adjust`."""
         return type(self).on_lr_adjust is not MainCallback.on_lr_adjust
 
 
 class MaxstepsCallback(Callback):
-    """End the training when ``runner.global_step`` is `max_step`.
+    """End the fit when ``runner.global_step`` reaches `max_step`.
 
-    ``fit(max_steps=)`` does the same for one fit and lets a run be resumed to another end.
+    ``fit(max_steps=)`` does the same for one fit, and a resumed run may change it.
 
     Examples
     --------
@@ -282,8 +284,8 @@ class MaxstepsCallback(Callback):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, x), epochs=10, batch_size=16, callbacks=[MaxstepsCallback(6)])
-    >>> [epoch["batch_count"] for epoch in figures]  # four steps of the first epoch, two more
+    >>> history = estimator.fit((x, x), epochs=10, batch_size=16, callbacks=[MaxstepsCallback(6)])
+    >>> [epoch["batch_count"] for epoch in history]  # 4 steps, then 2
     [4.0, 2.0]
     """
 
@@ -296,7 +298,7 @@ class MaxstepsCallback(Callback):
 
 
 class TqdmCallback(Callback):
-    """Show a progress bar on the driver, also where nobody seems to watch; as ``use_tqdm=True``.
+    """Show a progress bar on the driver even without a terminal, like ``use_tqdm=True``.
 
     Examples
     --------
@@ -310,5 +312,5 @@ class TqdmCallback(Callback):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, x), callbacks=[TqdmCallback()])  # the bar is in sys.stderr
+    >>> history = estimator.fit((x, x), callbacks=[TqdmCallback()])  # prints the bar to sys.stderr
     """

@@ -1,4 +1,4 @@
-"""Stopping a fit early, and checkpoints of its best epochs."""
+"""Early stopping, and checkpoint files of epochs or steps."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ __all__ = ["EarlyStopping", "ModelCheckpoint"]
 
 
 class EarlyStopping(Callback):
-    """End the training after `patience` epochs without a better figure.
+    """End the fit after `patience` epochs without improvement.
 
-    It looks at the figures of all epochs of the fit each time, so a run that goes on from a
-    checkpoint ends where an uninterrupted one does.
+    It evaluates the metrics of all epochs of the fit each time, so a run that resumes from a
+    checkpoint stops at the same epoch as an uninterrupted run.
 
     Parameters
     ----------
     monitor : str, optional
-        A figure of an epoch, e.g. ``"train_loss"``, ``"val_loss"`` or the name of a metric.
-        Default: the validation loss, without validation the training loss.
+        Epoch metric, e.g. ``"train_loss"``, ``"val_loss"`` or a metric name. Default: the
+        validation loss, or the training loss without validation.
     patience : int
+        Number of epochs without improvement after which the fit ends.
     mode : str
-        ``"min"`` or ``"max"``: what is better.
+        ``"min"`` if lower is better, ``"max"`` if higher is better.
     min_delta : float
-        How much better it has to be.
+        Minimum change that counts as an improvement.
 
     Examples
     --------
@@ -48,7 +49,7 @@ class EarlyStopping(Callback):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> stopping = EarlyStopping("train_loss", patience=2, min_delta=100.0)  # more than is possible
+    >>> stopping = EarlyStopping("train_loss", patience=2, min_delta=100.0)  # never reached
     >>> len(estimator.fit((x, x), epochs=50, callbacks=[stopping]))
     3
     """
@@ -67,8 +68,8 @@ class EarlyStopping(Callback):
 
     def after_train_epoch(self, runner: TorchRunner) -> None:
         best, waited = None, 0
-        for figures in runner.history:
-            value = monitored_metric(figures, self.monitor, "callback EarlyStopping")
+        for metrics in runner.history:
+            value = monitored_metric(metrics, self.monitor, "callback EarlyStopping")
             value = value if self.mode == "min" else -value
             if best is None or value < best - self.min_delta:
                 best, waited = value, 0
@@ -82,29 +83,30 @@ _FIELD = re.compile(r"\{(epoch|iter)(:[^{}]*)?\}")
 
 
 class ModelCheckpoint(Callback):
-    """Write the state after epochs or steps, and ``last.ckpt`` at the end of the fit.
+    """Write checkpoint files after epochs or steps, and ``last.ckpt`` at the end of the fit.
 
-    A file holds what ``Estimator.save_checkpoint`` writes, or the weights alone;
-    ``Estimator.load_checkpoint`` and ``load`` read it.  The checkpoints of ``model_dir``, which a
-    training goes on from after a loss, are another thing.
+    A file has the format of ``Estimator.save_checkpoint``, or holds only the weights. Load it with
+    ``Estimator.load_checkpoint`` or ``load``. These files are independent of the checkpoints in
+    ``model_dir``, from which a fit resumes after a failure.
 
     Parameters
     ----------
     filepath : str
-        Template with ``{epoch}`` or ``{iter}``: ``"dir/net-{epoch}"`` gives
-        ``dir/net-epoch=3.ckpt`` after the third epoch, ``{epoch:02d}`` gives ``epoch=03``. A local
-        path of rank 0's machine (of a shared file system, on a cluster) or any fsspec URL.
+        Template with ``{epoch}`` or ``{iter}``: ``"dir/net-{epoch}"`` becomes
+        ``dir/net-epoch=3.ckpt`` after the third epoch, and ``{epoch:02d}`` becomes ``epoch=03``. A
+        local path on rank 0's machine (on a shared file system in a cluster) or an fsspec URL.
     save_weights_only : bool
+        Whether to write only the weights.
     by_epoch : bool
-        Count epochs rather than steps.
+        Whether to count epochs instead of steps.
     interval : int
-        Write after every so many; -1 is every epoch, or never by steps.
+        Number of epochs or steps between two files; -1 means every epoch, or no files by steps.
     num_to_keep : int, optional
-        Keep so many files: the newest, or the best with `monitor`. Default: all.
+        Number of files to keep: the newest, or the best ones if `monitor` is set. Default: all.
     monitor : str, optional
-        Figure of an epoch that says which are the best, e.g. ``"val_loss"``.
+        Epoch metric that ranks the files, e.g. ``"val_loss"``.
     mode : str
-        ``"min"`` or ``"max"``: what is better.
+        ``"min"`` if lower is better, ``"max"`` if higher is better.
 
     Examples
     --------
@@ -120,7 +122,7 @@ class ModelCheckpoint(Callback):
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
     >>> checkpoint = ModelCheckpoint("memo/net-{epoch}", num_to_keep=1)
-    >>> figures = estimator.fit((x, x), epochs=2, callbacks=[checkpoint])
+    >>> history = estimator.fit((x, x), epochs=2, callbacks=[checkpoint])
     >>> listdir("memo")
     ['memo/last.ckpt', 'memo/net-epoch=2.ckpt']
     >>> estimator.load_checkpoint(ModelCheckpoint.get_latest_checkpoint("memo"))
@@ -138,7 +140,7 @@ class ModelCheckpoint(Callback):
         mode: str = "min",
     ):
         self.dirname, self.filename = posixpath.split(os.fspath(filepath))
-        if "://" not in self.dirname:  # workers have other working directories
+        if "://" not in self.dirname:  # working directories of workers differ
             self.dirname = os.path.abspath(self.dirname)
         self.filename = self.filename or ("{epoch}" if by_epoch else "{iter}")
         if not _FIELD.search(self.filename):
@@ -149,7 +151,7 @@ class ModelCheckpoint(Callback):
             check_integer("num_to_keep", num_to_keep, 1)
         if monitor is not None and not by_epoch:
             raise UsageError(
-                "monitor looks at figures of an epoch; use by_epoch=True",
+                "monitor needs the metrics of an epoch; use by_epoch=True",
                 code="argument-conflict",
                 argument="monitor",
             )
@@ -162,7 +164,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def last_checkpoint(self) -> str:
-        """The file at the end of a fit."""
+        """Path of the file that is written at the end of a fit."""
         return self._path("last.ckpt")
 
     def before_run(self, runner: TorchRunner) -> None:
@@ -189,34 +191,34 @@ class ModelCheckpoint(Callback):
         kept, before = self._kept(runner.history), self._kept(runner.history[:-1])
         if epoch in kept:
             self._write(runner, self._file_of(runner.history[-1]))
-        for figures in runner.history:
-            if figures["epoch"] in before and figures["epoch"] not in kept:
-                self._remove(runner, self._file_of(figures))
+        for entry in runner.history:
+            if entry["epoch"] in before and entry["epoch"] not in kept:
+                self._remove(runner, self._file_of(entry))
 
     def after_run(self, runner: TorchRunner) -> None:
         self._write(runner, self.last_checkpoint)
 
     def _kept(self, history) -> set[int]:
-        """The epochs whose files are there after those of `history`."""
+        """Return the epochs whose files exist after the epochs in `history`."""
         every = max(self.interval, 1)
-        written = [figures for figures in history if figures["epoch"] % every == 0]
+        written = [entry for entry in history if entry["epoch"] % every == 0]
         if self.num_to_keep is None or len(written) <= self.num_to_keep:
-            return {figures["epoch"] for figures in written}
+            return {entry["epoch"] for entry in written}
         if self.monitor is None:
-            return {figures["epoch"] for figures in written[-self.num_to_keep :]}
+            return {entry["epoch"] for entry in written[-self.num_to_keep :]}
         sign = 1 if self.mode == "min" else -1
 
-        def rank(figures):
-            score = sign * monitored_metric(figures, self.monitor, "callback ModelCheckpoint")
-            return score != score, score, figures["epoch"]  # nan is the worst
+        def rank(entry):
+            score = sign * monitored_metric(entry, self.monitor, "callback ModelCheckpoint")
+            return score != score, score, entry["epoch"]  # nan ranks last
 
-        return {figures["epoch"] for figures in sorted(written, key=rank)[: self.num_to_keep]}
+        return {entry["epoch"] for entry in sorted(written, key=rank)[: self.num_to_keep]}
 
-    def _file_of(self, figures) -> str:
-        return self.check_path(epoch=figures["epoch"], iter=figures["global_step"])
+    def _file_of(self, entry) -> str:
+        return self.check_path(epoch=entry["epoch"], iter=entry["global_step"])
 
     def check_path(self, **numbers: int) -> str:
-        """The file of an epoch and step."""
+        """Return the checkpoint path of an epoch and step."""
         name = _FIELD.sub(
             lambda match: f"{match[1]}={format(numbers[match[1]], (match[2] or ':')[1:])}",
             self.filename,
@@ -227,7 +229,7 @@ class ModelCheckpoint(Callback):
         return f"{self.dirname}/{name}"
 
     def _write(self, runner, path):
-        with runner.merged_buffers():  # all ranks
+        with runner.merged_buffers():  # a collective of all ranks
             if runner.rank == 0:
                 runner.save_checkpoint(path, self.save_weights_only)
 
@@ -237,7 +239,7 @@ class ModelCheckpoint(Callback):
 
     @classmethod
     def get_latest_checkpoint(cls, dirname: str) -> str:
-        """``<dirname>/last.ckpt``, or a UsageError if there is none."""
+        """Return ``<dirname>/last.ckpt``; raise a UsageError if it does not exist."""
         path = f"{os.fspath(dirname).rstrip('/')}/last.ckpt"
         if not file_exists(path):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written by a worker."""
+"""Callback that writes TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _WITHOUT_TENSORFLOW = "tensorboard.compat.notf"
 
 
 class TensorBoardCallback(Callback):
-    """Write the figures of epochs, and the loss of steps if asked for, on rank 0.
+    """Write epoch metrics, and optionally the loss of steps, to TensorBoard files from rank 0.
 
     Parameters
     ----------
     log_dir : str, optional
-        A folder on the machine of rank 0 or any fsspec URL, which gets the files after the fit;
-        default ``runs/<time and host>``.
+        Folder on rank 0's machine, or fsspec URL to upload the files to after the fit; default
+        ``runs/<time and host>``.
     freq : str or int
-        ``"epoch"``, ``"batch"``, or every so many steps.
+        ``"epoch"``, ``"batch"``, or the number of steps between two points.
     **options
-        Of ``torch.utils.tensorboard.SummaryWriter``.
+        Further arguments of ``torch.utils.tensorboard.SummaryWriter``.
 
     Examples
     --------
@@ -44,8 +44,8 @@ class TensorBoardCallback(Callback):
     ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, x), callbacks=[TensorBoardCallback("logs")])
-    >>> len(listdir("logs"))  # for: tensorboard --logdir logs
+    >>> history = estimator.fit((x, x), callbacks=[TensorBoardCallback("logs")])
+    >>> len(listdir("logs"))  # view with: tensorboard --logdir logs
     1
     """
 
@@ -93,10 +93,10 @@ class TensorBoardCallback(Callback):
 
 
 def writer_class() -> type:
-    """``torch.utils.tensorboard.SummaryWriter``, or the line that installs what it needs.
+    """Return ``torch.utils.tensorboard.SummaryWriter``; raise MissingExtraError without it.
 
-    Unless the program uses TensorFlow, the writer does not import it, which takes seconds and
-    prints a page: the name of a module that is there tells tensorboard so.
+    Importing TensorFlow takes seconds and prints many lines. Unless the program has imported it, a
+    placeholder module ``tensorboard.compat.notf`` keeps tensorboard from importing TensorFlow.
     """
     if "tensorflow" not in sys.modules:
         sys.modules.setdefault(_WITHOUT_TENSORFLOW, ModuleType(_WITHOUT_TENSORFLOW))
@@ -110,7 +110,7 @@ def writer_class() -> type:
 
 
 def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> Any:
-    """Return a SummaryWriter whose files are in a folder or at an fsspec URL once it is closed."""
+    """Open a SummaryWriter for a folder or fsspec URL; files are uploaded when it is closed."""
     from bigdl.common.storage import RemoteFolder
 
     make, path = writer_class(), url

@@ -1,4 +1,4 @@
-"""Figures for Weights & Biases."""
+"""Callback that logs to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ __all__ = ["WandbLoggerCallback"]
 
 
 class WandbLoggerCallback(Callback):
-    """Log the figures of every epoch from rank 0.
+    """Log the metrics of every epoch to Weights & Biases, from rank 0.
 
     Parameters
     ----------
     project : str
+        Name of the project.
     log_config : bool
-        Log the ``config`` of the Estimator.
+        Whether to log the ``config`` of the Estimator.
     watch_model : bool
-        Log gradients and weights too.
+        Whether to log gradients and weights, too.
     **options
-        Of ``wandb.init``.
+        Further arguments of ``wandb.init``.
 
     Examples
     --------
@@ -57,8 +58,8 @@ class WandbLoggerCallback(Callback):
 
     def after_train_epoch(self, runner: TorchRunner) -> None:
         if self._run is not None:
-            figures = runner.epoch_stats.items()
-            self._run.log({k: v for k, v in figures if isinstance(v, int | float)})
+            metrics = runner.epoch_stats.items()
+            self._run.log({k: v for k, v in metrics if isinstance(v, int | float)})
 
     def after_run(self, runner: TorchRunner) -> None:
         if self._run is not None:
