@@ -222,7 +222,10 @@ WRONG = {
     "a method that is not there": ({"accelerate": "openvino_int4"}, "did you mean 'openvino_"),
     "neither method nor directory": ({"accelerate": 3}, "name of a method, or a directory"),
     "a directory of something else": ({"accelerate": os.path.dirname(__file__)}, "holds no model"),
-    "a callback": ({"accelerate": "bf16", "callbacks": [Own()]}, "does not go with an on_pred"),
+    "a callback": (
+        {"accelerate": "bf16", "callbacks": [Own()]},
+        "is not supported with a custom on_pred",
+    ),
     "a missing column": ({"accelerate": "bf16", "feature_cols": ["y"]}, "'y'"),
 }
 

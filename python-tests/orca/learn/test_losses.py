@@ -448,7 +448,7 @@ def test_loss_weight_and_weights_of_rows_do_not_go_together():
 def test_local_steps_refuse_a_sum_that_they_see_first():
     rows = joined(labelled([16]))
     data = rows["x"].astype("float32"), rows["c"]
-    with pytest.raises((UsageError, WorkerError), match="does not go with a loss that adds up"):
+    with pytest.raises((UsageError, WorkerError), match="does not support a loss that is a sum"):
         of_estimator(LOSSES["sum"], data, fit={"local_steps": 2})
 
 

@@ -113,16 +113,16 @@ FIT = [
     ({"accumulate_grad_batches": 0}, "accumulate_grad_batches should be a positive integer"),
     (
         {"accumulate_grad_batches": 2, "callbacks": [Backward()]},
-        "accumulate_grad_batches=2 does not go with an on_iter_backward of one's own",
+        "accumulate_grad_batches=2 is not supported with a custom on_iter_backward",
     ),
     ({"local_steps": 0}, "local_steps should be a positive integer"),
     (
         {"local_steps": 2, "accumulate_grad_batches": 3},
-        "accumulate_grad_batches=3 does not go with local_steps=2; pass a batch_size that is 3",
+        "accumulate_grad_batches=3 is not supported with local_steps=2; pass a batch_size",
     ),
     (
         {"local_steps": 2, "callbacks": [Backward()]},
-        "local_steps=2 does not go with an on_iter_backward of one's own",
+        "local_steps=2 is not supported with a custom on_iter_backward",
     ),
     ({"seed": "x"}, "seed should be an integer of at least 0, got 'x'"),
     ({"resume": 3}, 'resume should be "auto" or the path of a checkpoint, got 3'),
@@ -130,7 +130,7 @@ FIT = [
     ({"checkpoint_trigger": 5}, "a trigger is expected to be a Trigger such as EveryEpoch()"),
     ({"callbacks": [print]}, "callbacks must be instances of"),
     ({"callbacks": MainCallback}, "got the class MainCallback"),
-    ({"callbacks": [MainCallback(), Backward()]}, "can hold one MainCallback at most, got 2"),
+    ({"callbacks": [MainCallback(), Backward()]}, "can contain at most one MainCallback, got 2"),
     ({"max_failures": "no"}, "max_failures should be an integer of at least 0, got 'no'"),
     ({"validation_data": np.zeros(3)}, "validation_data"),
     ({"feature_col": ["a"]}, "fit has no argument 'feature_col'; did you mean feature_cols=?"),
@@ -146,7 +146,7 @@ def test_a_loss_that_cannot_be_weighted(frame):
     with_weight = {**COLUMNS, "weight_col": "a"}
     says(
         lambda: estimator(loss=nn.CTCLoss()).fit(frame, **with_weight),
-        "weight_col needs a loss that can be taken row by row, that is one with a reduction such",
+        "weight_col needs a loss that can be computed per row, i.e. with a reduction argument",
     )
 
 
@@ -248,7 +248,7 @@ PREDICT = [
     ({"data": 3}, "got int"),
     ({"feature_cols": ["q"]}, "no column 'q'"),
     ({"batch_size": 0}, "batch_size should be a positive integer, got 0"),
-    ({"callbacks": [EarlyStopping()]}, "predict calls no callbacks but the on_pred_forward of"),
+    ({"callbacks": [EarlyStopping()]}, "predict only calls on_pred_forward of a MainCallback"),
 ]
 
 
@@ -284,17 +284,17 @@ FILES = [
     (lambda e, d: e.load(str(d / "none")), "none' cannot be read"),
     (lambda e, d: e.load(damaged(d)), "is not a file that torch can load"),
     (lambda e, d: e.load(another(d)), "do not fit the model: Error(s) in loading state_dict"),
-    (lambda e, d: e.load(None), "load needs the path of a file, got None"),
+    (lambda e, d: e.load(None), "load needs a file path, got None"),
     (lambda e, d: e.load(str(d), truste=True), "load has no argument 'truste'; did you mean trust"),
     (lambda e, d: e.load("nowhere://a/b"), "The path 'nowhere://a/b' cannot be opened"),
     (lambda e, d: e.load_checkpoint(damaged(d)), "is not a file that torch can load"),
-    (lambda e, d: e.load_state_dict([1]), "state_dict should be a dict such as get_state_dict"),
+    (lambda e, d: e.load_state_dict([1]), "state_dict should be a dict as get_state_dict"),
     (lambda e, d: e.load_state_dict({"w": 1}), "do not fit the model"),
     (lambda e, d: e.load_orca_checkpoint(str(d)), "There is no checkpoint below"),
     (lambda e, d: e.load_orca_checkpoint(str(d), 3), "There is no checkpoint of version 3"),
     (lambda e, d: e.save(f"{damaged(d)}/x"), "cannot be written"),
-    (lambda e, d: e.save(""), "save needs the path of a file, got ''"),
-    (lambda e, d: e.save_checkpoint(3), "save_checkpoint needs the path of a file, got 3"),
+    (lambda e, d: e.save(""), "save needs a file path, got ''"),
+    (lambda e, d: e.save_checkpoint(3), "save_checkpoint needs a file path, got 3"),
     (lambda e, d: Estimator.latest_checkpoint(str(d)), "not found."),
     (lambda e, d: ModelCheckpoint.get_latest_checkpoint(str(d)), "Latest checkpoint at"),
     (
@@ -323,9 +323,9 @@ OPTIONS = [
         lambda e: e.set_l2_norm_gradient_clipping(float("nan")),
         "clip_norm should be a positive number",
     ),
-    (lambda e: e.set_tensorboard(None, "a"), "log_dir should be a text, got None"),
+    (lambda e: e.set_tensorboard(None, "a"), "log_dir should be a non-empty str, got None"),
     (lambda e: e.get_train_summary("Loss"), "call set_tensorboard before fit"),
-    (lambda e: e.get_validation_summary("Loss"), "No validation has the figure 'Loss'"),
+    (lambda e: e.get_validation_summary("Loss"), "No validation has the metric 'Loss'"),
     (lambda e: EarlyStopping(mode="up"), "mode should be one of 'min', 'max', got 'up'"),
     (lambda e: EarlyStopping(patience=0), "patience should be a positive integer, got 0"),
     (lambda e: EarlyStopping(min_delta=-1), "min_delta should be a number of at least 0, got -1"),

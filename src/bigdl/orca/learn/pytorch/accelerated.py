@@ -1,4 +1,4 @@
-"""Models that predict in another runtime, chosen and checked on a sample of the rows."""
+"""Accelerated models for prediction, chosen and verified on a sample of the rows."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ AUTO_METHODS = (
     "inductor_fp32",
     "inductor_bf16",
 )
-"""What ``accelerate="auto"`` tries: methods whose directories hold all of the model."""
+"""Methods that ``accelerate="auto"`` tries: their directories contain the complete model."""
 LARGEST_ERROR = 0.05
-"""By how much outputs may differ from the model's own: ``|accelerated - own| / |own|``, Euclidean
-over the whole sample. ``"auto"`` chooses nothing worse, other methods are warned of."""
+"""Largest relative error of accelerated outputs, ``|accelerated - original| / |original|``, as
+Euclidean norms over the sample. ``"auto"`` rejects larger errors; other methods log a warning."""
 _TIMED_CALLS = 20
-_COMPARED_ROWS = 64  # calibration wants more
+_COMPARED_ROWS = 64  # calibration uses more
 
 
 def _dtypes_of(value: Any) -> tuple:
@@ -50,7 +50,7 @@ def _dtypes_of(value: Any) -> tuple:
 
 
 def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
-    """Return a nested value whose tensors have these dtypes; as it is if there are none."""
+    """Cast the tensors of a nested value to `dtypes`; return it unchanged if these are empty."""
     if not dtypes or _dtypes_of(value) == tuple(dtypes):
         return value
     leaves, structure = flatten(value)
@@ -61,13 +61,13 @@ def _in_dtypes(value: Any, dtypes: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class AcceleratedReady(LoadedTorchModel):
-    """A model of another runtime that stands for an Estimator's own.
+class AcceleratedTorchModel(LoadedTorchModel):
+    """A model in another runtime that replaces the Estimator's model in a task.
 
     Attributes
     ----------
     takes, returns : tuple of torch.dtype
-        Of the inputs and outputs of the Estimator's own.
+        Dtypes of the original model's inputs and outputs.
     """
 
     takes: tuple = ()
@@ -79,22 +79,22 @@ class AcceleratedReady(LoadedTorchModel):
 
 @dataclass(frozen=True)
 class AcceleratedSnapshot:
-    """Files of an accelerated model, shipped to the tasks in place of a :class:`TorchSnapshot`.
+    """Files of an accelerated model, shipped to tasks in place of a :class:`TorchSnapshot`.
 
     Attributes
     ----------
     files : dict of str to bytes
-        Of the directory that ``InferenceOptimizer.save`` wrote.
+        Files of the directory that ``InferenceOptimizer.save`` wrote.
     threads : int
-        Of the model in a task.
+        Number of threads per model in a task.
     original : TorchSnapshot, optional
-        Where the directory holds weights only.
+        The original model, required if the files contain weights only.
     sample : tuple, optional
-        Arguments of the original, where the directory holds weights of another precision.
+        Arguments of the original model, required if the files contain weights in another precision.
     takes, returns : tuple of torch.dtype
-        Of the original's inputs and outputs, which a runtime may change.
+        Dtypes of the original's inputs and outputs, which a runtime may change.
     trust : bool
-        Whether code in the files may run without the signature of this user.
+        Whether code in the files may run without this user's signature.
     """
 
     files: dict[str, bytes]
@@ -106,7 +106,7 @@ class AcceleratedSnapshot:
     trust: bool = True
 
     def load_on(self, device: torch.device | None) -> LoadedTorchModel:
-        """The model; it computes on the CPU wherever it is."""
+        """Load the accelerated model on the CPU, whatever the device."""
         from bigdl.nano.pytorch import InferenceOptimizer
 
         cpu = torch.device("cpu")
@@ -119,30 +119,32 @@ class AcceleratedSnapshot:
             thread_num=self.threads,
             trust=self.trust,
         )
-        return AcceleratedReady(model.eval(), cpu, "fp32", takes=self.takes, returns=self.returns)
+        return AcceleratedTorchModel(
+            model.eval(), cpu, "fp32", takes=self.takes, returns=self.returns
+        )
 
 
 class Acceleration:
-    """A way to make a model faster in the tasks that predict.
+    """Conversion of a model to a faster runtime for prediction tasks.
 
     Parameters
     ----------
     accelerate : str or path
-        A method's name, ``"auto"``, or a directory that ``InferenceOptimizer.save`` wrote.
+        A method name, ``"auto"``, or a directory that ``InferenceOptimizer.save`` wrote.
     sample : Sample
-        Rows to convert, calibrate, time and compare with.
+        Rows for conversion, calibration, timing and comparison.
     batch_size, threads : int
-        Of prediction.
+        Batch size and number of threads of prediction.
 
     Raises
     ------
     UsageError
-        If there is no such method or directory.
+        If the method or directory does not exist.
 
     Attributes
     ----------
     origin : tuple
-        What the accelerated model is made of, besides the model.
+        Values that identify the acceleration, in addition to those of the model.
     """
 
     def __init__(self, accelerate: Any, sample: Sample, batch_size: int, threads: int):
@@ -154,7 +156,7 @@ class Acceleration:
         self.origin = what, repr(sample.leaves), threads
 
     def of(self, snapshot: TorchSnapshot) -> TorchSnapshot | AcceleratedSnapshot:
-        """Return the accelerated model, or the model itself if ``"auto"`` finds nothing faster.
+        """Return the accelerated model, or the snapshot itself if ``"auto"`` is not faster.
 
         Raises
         ------
@@ -165,7 +167,7 @@ class Acceleration:
         from bigdl.training.state import isolated_rng
 
         batches, threads = self._sample.batches(self._batch_size), self._threads
-        # graphs are compiled for the number of threads that there is now
+        # graphs are compiled for the current number of threads
         with thread_scope(threads):
             with isolated_rng(0):
                 model = snapshot.load_on(torch.device("cpu")).model
@@ -176,7 +178,7 @@ class Acceleration:
             expected = _outputs(model, compared)
             files = self._files
             if files is None:
-                files = _saved(self._name, model, batches, compared, expected, threads)
+                files = _accelerated_files(self._name, model, batches, compared, expected, threads)
             if files is None:
                 return snapshot
             takes = _dtypes_of(batches[0])
@@ -185,17 +187,17 @@ class Acceleration:
             try:
                 loaded = saved.load_on(None)
             except UntrustedFileError:
-                advice = "load it by InferenceOptimizer.load(…, trust=True) and save it again"
-                raise untrusted(self._name, "a saved graph of PyTorch", advice) from None
-            except UsageError:  # the files alone make no model
+                advice = "load it with InferenceOptimizer.load(…, trust=True) and save it again"
+                raise untrusted(self._name, "a saved PyTorch graph", advice) from None
+            except UsageError:  # the files alone do not contain the model
                 saved = replace(saved, original=snapshot, sample=batches[0])
                 loaded = saved.load_on(None)
             _check(self._name, _outputs(loaded.model, compared), expected)
-        return replace(saved, trust=True)  # it is read as it was here, by users with other keys
+        return replace(saved, trust=True)  # already verified here; users of tasks have other keys
 
 
 def _directory_of(accelerate: Any) -> Path | None:
-    """The directory, or None for the name of a method."""
+    """Return the directory, or None if `accelerate` is a method name."""
     from bigdl.nano.pytorch.inference.methods import METHODS
 
     names = ["auto", *METHODS]
@@ -205,7 +207,7 @@ def _directory_of(accelerate: Any) -> Path | None:
         return Path(accelerate)
     close = difflib.get_close_matches(str(accelerate), names, 1)
     raise UsageError(
-        'accelerate should be "auto", the name of a method, or a directory that '
+        'accelerate should be "auto", a method name, or a directory that '
         f"InferenceOptimizer.save wrote, got {accelerate!r}; "
         + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(names[1:])}"),
         code="name-unknown",
@@ -214,8 +216,10 @@ def _directory_of(accelerate: Any) -> Path | None:
     )
 
 
-def _saved(method: str, model, batches, compared, expected, threads) -> dict[str, bytes] | None:
-    """The files of the accelerated model; None if it is the model itself."""
+def _accelerated_files(
+    method: str, model, batches, compared, expected, threads
+) -> dict[str, bytes] | None:
+    """Return the files of the accelerated model, or None if it is the original model."""
     if method == "auto":
         accelerated = _fastest(model, batches, compared, expected, threads)
     else:
@@ -224,7 +228,7 @@ def _saved(method: str, model, batches, compared, expected, threads) -> dict[str
 
 
 def _fastest(model, batches, compared, expected, threads):
-    """The fastest of the methods that agree with the model, or the model itself."""
+    """Return the fastest accelerated model within the error limit, or the original model."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
     optimizer = InferenceOptimizer()
@@ -234,7 +238,7 @@ def _fastest(model, batches, compared, expected, threads):
             training_data=batches,
             validation_data=compared,
             input_sample=batches[0],
-            metric=functools.partial(_agreement, expected),
+            metric=functools.partial(_accuracy, expected),
             thread_num=threads,
             includes=AUTO_METHODS,
             latency_sample_num=_TIMED_CALLS,
@@ -244,27 +248,27 @@ def _fastest(model, batches, compared, expected, threads):
     return best
 
 
-def _agreement(expected: list, model: Any, data: Any) -> float:
-    """1 minus the relative error of a model's outputs: 1.0 for the original."""
+def _accuracy(expected: list, model: Any, data: Any) -> float:
+    """Return 1 minus the relative error of a model's outputs."""
     return 1.0 - relative_error(expected, _outputs(model, data))
 
 
 def _outputs(model, batches) -> list:
-    """All outputs for all batches, as one flat list of arrays."""
+    """Return all outputs for all batches as a flat list of arrays."""
     with torch.no_grad():
         results = [flatten(model(*batch))[0] for batch in batches]
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
 
 
 def _check(accelerate, outputs, expected) -> None:
-    """Say so where the outputs are far from the model's own."""
+    """Raise an error for outputs of other shapes; warn if their relative error is large."""
     if [each.shape for each in outputs] != [each.shape for each in expected]:
-        made, wanted = (
+        actual, wanted = (
             ", ".join(str(each.shape) for each in arrays[:4]) for arrays in (outputs, expected)
         )
         raise UsageError(
-            f"accelerate={accelerate!r} is another model than the Estimator's: of the same "
-            f"rows it makes outputs of shapes {made} instead of {wanted}",
+            f"accelerate={accelerate!r} is a different model than the Estimator's: for the same "
+            f"rows its outputs have the shapes {actual} instead of {wanted}",
             code="model-mismatch",
             method=accelerate,
         )
@@ -272,8 +276,8 @@ def _check(accelerate, outputs, expected) -> None:
     logger.info("accelerate=%r: relative error of the outputs %.2g", accelerate, error)
     if error > LARGEST_ERROR:
         logger.warning(
-            "accelerate=%r: on a sample the outputs differ from those of the Estimator's own model "
-            "by %.1f %%; use a method of higher precision if that is too much",
+            "accelerate=%r: on a sample, the outputs differ from those of the original model by "
+            "%.1f %%; use a method with higher precision if that is too much",
             accelerate,
             100 * error,
         )

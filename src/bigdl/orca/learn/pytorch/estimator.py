@@ -1,4 +1,4 @@
-"""Estimators for PyTorch: how they are made, and their verbs."""
+"""PyTorch Estimators: their factory and their public methods."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
 
 
 class TrainingOperator:
-    """The training step of BigDL 2.0; accepted as it is.
+    """Default training operator of BigDL 2.0, accepted without effect.
 
-    A step of one's own is a :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`:
-    ``forward_batch`` became ``on_iter_forward``, ``train_batch`` that and ``on_iter_backward``, and
-    ``predict_batch`` became ``on_pred_forward``.
+    Replace a custom operator with a :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`:
+    ``forward_batch`` is now ``on_iter_forward``, ``train_batch`` is now ``on_iter_forward`` and
+    ``on_iter_backward``, and ``predict_batch`` is now ``on_pred_forward``.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class TrainingOperator:
 
 
 class Estimator:
-    """Makes Estimators; see :meth:`from_torch`.
+    """Factory of PyTorch Estimators, see :meth:`from_torch`.
 
     Examples
     --------
@@ -102,10 +102,10 @@ class Estimator:
     ...     optimizer=SGD(learningrate=0.5),
     ...     loss=torch.nn.MSELoss(),
     ...     metrics=["mae"],
-    ...     backend="local",  # on this machine; the default is "spark"
+    ...     backend="local",  # processes on this machine; default "spark"
     ... )
     >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, 2 * x), epochs=50, batch_size=64, seed=1)
+    >>> history = estimator.fit((x, 2 * x), epochs=50, batch_size=64, seed=1)
     >>> round(estimator.evaluate((x, 2 * x))["num_samples"])
     64
     >>> estimator.predict(np.ones((1, 1), dtype="float32")).round(2)
@@ -136,72 +136,75 @@ class Estimator:
         loss_weight: Callable | str | None = None,
         **old,
     ) -> PyTorchEstimator:
-        """An Estimator that trains a PyTorch model on a cluster (API of BigDL 2.x).
+        """Create an Estimator that trains a PyTorch model on a cluster (API of BigDL 2.x).
 
         Parameters
         ----------
         model : callable or torch.nn.Module
-            ``model(config)`` returning a module, or a module (a LightningModule brings its own
-            loss and optimizer). An instance is copied, never changed. May be None when
-            :meth:`PyTorchEstimator.load` follows.
+            ``model(config)`` that returns a module, or a module (a LightningModule may define its
+            loss and optimizer). An instance is copied and never modified. None requires a later
+            call of :meth:`PyTorchEstimator.load`.
         optimizer : callable or torch.optim.Optimizer, optional
-            ``optimizer(model, config)``, one of :mod:`bigdl.orca.learn.optimizers`, or an optimizer
-            of the model instance.
+            ``optimizer(model, config)`` that returns an optimizer, one of
+            :mod:`bigdl.orca.learn.optimizers`, or an optimizer of the model instance.
         loss : torch.nn.Module or callable, optional
-            A loss instance, ``loss(config)``, or a function of (output, target). N workers make
-            the update of one process if it is a sum over the rows, or a mean over the rows, the
-            labels that are not ignored, the places of a mask, weights of classes, ...: a loss that
-            is not of ``torch.nn`` is looked at with the first batches, and what it is divided by is
-            read off its graph. One warning names a loss that is none of these, such as one that
-            compares the rows of a batch with each other; see `loss_weight`. A module that comes
-            with an optimizer needs a loss.
+            A loss instance, ``loss(config)`` that returns one, or a function of (output, target). N
+            workers compute the update of one process if the loss is a sum over rows, or a mean over
+            rows, non-ignored labels, mask elements, class weights etc. For a loss that is not of
+            ``torch.nn``, the first batches are used to detect its divisor from the autograd graph.
+            A warning names a loss that has another form, e.g. one that compares rows of a batch
+            with each other; see `loss_weight`. A plain module with an optimizer needs a loss.
         metrics : Metric, callable, str or list of these, optional
-            See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
+            Evaluation metrics, merged exactly over the workers; see
+            :mod:`bigdl.orca.learn.metrics`.
         backend : str
-            ``"spark"``: workers are the tasks of one Spark barrier stage, gradients meet by
-            ``torch.distributed``. ``"ray"`` (also ``"torch_distributed"``): the same by actors of
-            Ray, which live from one call to the next. ``"horovod"``: gradients meet by Horovod, on
-            the actors of the Ray that the program is connected to, else on Spark's tasks.
-            ``"bigdl"``: weights, gradients and the optimizer's state are cut in slices that meet in
-            ordinary Spark jobs (:mod:`bigdl.orca.parameter_layer`). ``"local"``: processes of this
-            machine, without Spark or Ray, for inputs that need neither.
+            ``"spark"``: workers are the tasks of a Spark barrier stage and all-reduce gradients
+            with ``torch.distributed``. ``"ray"`` (also ``"torch_distributed"``): the same with Ray
+            actors, which stay alive between calls. ``"horovod"``: gradients are all-reduced by
+            Horovod, on Ray actors if the program is connected to Ray, else on Spark tasks.
+            ``"bigdl"``: weights, gradients and optimizer state are divided into slices that are
+            exchanged in ordinary Spark jobs (:mod:`bigdl.orca.parameter_layer`). ``"local"``:
+            processes on this machine, without Spark or Ray, for inputs that need neither.
         config : dict, optional
-            Passed to every creator. ``dtype`` ("float32", "float64"), ``shuffle`` (True) and
-            ``drop_last`` (False) apply to the input; ``batch_size`` is refused.
+            Passed to every creator. The entries ``dtype`` ("float32" or "float64"), ``shuffle``
+            (default True) and ``drop_last`` (default False) apply to the input. ``batch_size``
+            raises an error.
         workers_per_node : int
-            Workers on every node; each gets its share of the node's cores as threads.
+            Number of workers per node; each uses its share of the node's cores as threads.
         scheduler_creator : callable, optional
-            ``scheduler(optimizer, config)``; also one of
+            ``scheduler(optimizer, config)`` that returns a scheduler, or one of
             :mod:`bigdl.orca.learn.optimizers.schedule`.
         use_tqdm : bool
-            Show a progress bar even where nobody seems to watch (no terminal, no notebook), where
-            else a line per epoch is shown.
+            Show a progress bar even without a terminal or notebook. By default, one line per epoch
+            is printed there.
         model_dir : str, optional
-            Folder for checkpoints that the driver and all workers share; a path or fsspec URL.
+            Path or fsspec URL of a folder for checkpoints, on storage that the driver and all
+            workers share.
         sync_stats : bool
-            Accepted for compatibility: statistics are always those of all workers.
+            Accepted for compatibility and ignored: statistics always cover all workers.
         log_level : int
-            Level to set for the logger ``bigdl.orca``; ``INFO`` leaves it as it is. A fit
-            shows no progress where this logger or ``bigdl`` has been given a level above ``INFO``.
+            Level of the logger ``bigdl.orca``; ``INFO`` keeps its current level. A fit shows no
+            progress if this logger or ``bigdl`` has a level above ``INFO``.
         log_to_driver : bool
-            Show what workers print.
+            Whether to show the output of workers.
         scheduler_step_freq : str, optional
-            ``"epoch"``, ``"batch"`` (after every update) or ``"manual"``. Default: after updates
-            for Orca's own schedules, else once per epoch.
+            When to step the scheduler: ``"epoch"``, ``"batch"`` (after every update) or
+            ``"manual"``. Default: after updates for Orca's schedules, else once per epoch.
         precision : str
-            ``"bf16"`` computes the forward passes of training, evaluation and prediction in
-            bfloat16 where torch's autocast does; weights and gradients stay as they are.
+            ``"bf16"`` runs the forward passes of training, evaluation and prediction under torch's
+            bfloat16 autocast; weights and gradients keep their dtype.
         num_to_keep : int
-            How many of the newest checkpoints stay in `model_dir`.
+            Number of latest checkpoints to keep in `model_dir`.
         training_operator_cls : None
-            Of BigDL 2.0; see :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`.
+            Custom operators of BigDL 2.0 are not supported; see
+            :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`.
         initialization_hook : callable, optional
-            Called without arguments in every worker before the model is made.
+            Called without arguments in every worker before the model is created.
         loss_weight : callable or str, optional
-            What a part of a batch weighs in the loss, where that cannot be seen from the loss: a
-            function ``loss_weight(output, target)`` that returns what the mean of these rows is
-            divided by, ``"rows"`` for the number of rows, or ``"sum"`` for a loss that adds up over
-            the rows. Default: the loss is looked at, see `loss`.
+            Divisor of the loss, if it cannot be detected: a function ``loss_weight(output,
+            target)`` that returns the divisor of the mean over these rows, ``"rows"`` for the
+            number of rows, or ``"sum"`` for a loss that is a sum over rows. Default: detect it, see
+            `loss`.
 
         Returns
         -------
@@ -210,7 +213,7 @@ class Estimator:
         Raises
         ------
         UsageError
-            For an argument that cannot work.
+            If an argument is invalid.
         """
         resolve_legacy_kwargs(Estimator.from_torch, old)
         backend = resolve_backend(backend, {"torch_distributed": "ray"})
@@ -241,7 +244,7 @@ class Estimator:
             loss_weight=loss_weight,
         )
         parts.check()
-        if log_level != logging.INFO:  # the default must not undo what the program has set
+        if log_level != logging.INFO:  # the default must not override the program's level
             logger.setLevel(log_level)
         return PyTorchEstimator(
             parts, options, metrics=metrics, use_tqdm=use_tqdm, precision=check_precision(precision)
@@ -249,18 +252,18 @@ class Estimator:
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """The newest complete checkpoint below a ``model_dir``, or the file ``last.ckpt`` there.
+        """Return the latest complete checkpoint in a ``model_dir``, or its file ``last.ckpt``.
 
         Returns
         -------
         str
-            A folder that :meth:`PyTorchEstimator.load_checkpoint` and ``fit(resume=)`` take, or a
-            file for the former.
+            A folder for :meth:`PyTorchEstimator.load_checkpoint` and ``fit(resume=)``, or a file
+            for the former only.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If there is no checkpoint.
 
         Examples
         --------
@@ -273,9 +276,9 @@ class Estimator:
         ...     backend="local", model_dir="models",
         ... )
         >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
-        >>> figures = estimator.fit((x, x), epochs=2)
+        >>> history = estimator.fit((x, x), epochs=2)
         >>> estimator.load_checkpoint(Estimator.latest_checkpoint("models"))
-        >>> len(estimator.fit((x, x), epochs=3, resume="auto"))  # one more
+        >>> len(estimator.fit((x, x), epochs=3, resume="auto"))  # one further epoch
         3
         """
         run = CheckpointDirectory.latest_run(checkpoint_dir)
@@ -285,21 +288,21 @@ class Estimator:
 
 
 def _check_operator(operator) -> None:
-    """Refuse an operator that does something of its own."""
+    """Raise an error for a custom training operator."""
     if operator is None or operator is TrainingOperator:
         return
     name = getattr(operator, "__name__", type(operator).__name__)
     raise UsageError(
-        f"training_operator_cls={name} cannot be used; make its forward_batch the on_iter_forward "
-        "of a MainCallback (its train_batch that and on_iter_backward) and pass it as callbacks=["
-        "...] to fit and evaluate",
+        f"training_operator_cls={name} is not supported; move its forward_batch to on_iter_forward "
+        "of a MainCallback (its train_batch to on_iter_forward and on_iter_backward) and pass it "
+        "as callbacks=[...] to fit and evaluate",
         code="name-dropped",
         argument="training_operator_cls",
     )
 
 
 class PyTorchEstimator(TrainingEstimator):
-    """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`.
+    """Estimator of a PyTorch model, created by :meth:`Estimator.from_torch`.
 
     Parameters
     ----------
@@ -320,12 +323,12 @@ class PyTorchEstimator(TrainingEstimator):
     >>> estimator = Estimator.from_torch(
     ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.05), loss=torch.nn.MSELoss()
     ... )
-    >>> figures = estimator.fit(
+    >>> history = estimator.fit(
     ...     frame, epochs=200, batch_size=4, feature_cols=["x"], label_cols=["y"], seed=1
     ... )
-    >>> figures[-1]["train_loss"] < 0.1
+    >>> history[-1]["train_loss"] < 0.1
     True
-    >>> predicted = estimator.predict(frame, feature_cols=["x"])  # lazily, with all columns
+    >>> predicted = estimator.predict(frame, feature_cols=["x"])  # lazy, with all columns
     >>> [(row.y, round(row.prediction)) for row in predicted.collect()]
     [([2.0], 2), ([4.0], 4), ([6.0], 6), ([8.0], 8)]
     """
@@ -342,14 +345,14 @@ class PyTorchEstimator(TrainingEstimator):
         precision: str = "fp32",
     ):
         super().__init__(parts, options)
-        # refuses now what would fail later, and gives the names
+        # report invalid metrics now, not in a fit
         self._metrics, self._metric_names = _named_metrics(metrics)
         self._precision, self._use_tqdm = precision, use_tqdm
         self._clipping = Clipping()
         self._events: EventFiles | None = None
-        self._saved: set[str] = set()  # digests of the files that this Estimator wrote
-        self._shipped_fast: ShippedModel | None = None  # as _shipped, of an accelerated model
-        self._said: set[str] = set()  # sentences that the user was told once
+        self._saved: set[str] = set()  # digests of files written by this Estimator
+        self._shipped_fast: ShippedModel | None = None  # latest broadcast of an accelerated model
+        self._warned: set[str] = set()  # logged warnings
 
     def _parameter_layer(self) -> Callable[[FitCall], Checkpoint]:
         from bigdl.orca.learn.pytorch.parameter_layer import run_by_parameter_layer
@@ -389,103 +392,107 @@ class PyTorchEstimator(TrainingEstimator):
         min_workers: int | None = None,
         **old,
     ) -> list:
-        """Train the model; another call goes on where this one ended.
+        """Train the model; a further call continues the training.
 
         Parameters
         ----------
         data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader; with \
 Ray also RayXShards or a ray.data.Dataset
             A str (or a list) is the path of Parquet files or of a Delta Lake or Iceberg table,
-            which the workers read themselves; ``"table@v5"`` names a version of it.
-            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
-            unless they are pandas frames. A torch Dataset or a function
-            ``creator(config, batch_size)`` stands for a DataLoader; the function gets the
-            batch size of its worker, and in config its ``rank`` and the number of workers,
-            ``size``. The samples are shared out among the workers. Iterable data are read by every
-            worker; if all read the same rows, these are shared out, and a warning says so.
+            which the workers read directly; ``"table@v5"`` selects version 5 of a table. Arrays are
+            ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards unless they are
+            pandas DataFrames. A torch Dataset or a function ``creator(config, batch_size)`` can
+            replace a DataLoader; the function gets the batch size per worker, and ``config``
+            contains the worker's ``rank`` and the number of workers, ``size``. The samples are
+            divided among the workers. Every worker reads iterable data; if all read the same rows,
+            the rows are divided among them and a warning is logged.
         epochs : int
+            Number of epochs to train.
         max_steps : int, optional
-            Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
+            Number of optimizer steps to train, instead of `epochs`. The next fit starts a new
+            epoch.
         batch_size : int
-            Rows of a global batch, over all workers together.
+            Number of rows per global batch, over all workers.
         profile : bool
-            Add ``profile``: seconds of an epoch, and mean seconds per batch of fetching, forward
-            and backward.
+            Whether to add ``profile``: seconds per epoch, and mean seconds per batch for fetching,
+            forward and backward.
         reduce_results : bool
-            False gives, per epoch, a list of the workers' own figures.
+            If False, return a list of the workers' metrics per epoch.
         feature_cols, label_cols : str or list of str
-            Columns of the model's inputs and targets. Of a loader whose batches are dicts,
-            `label_cols` are the keys of the targets, and the others (or `feature_cols`) are given
-            to the model by name: ``model(**inputs)``.
+            Columns of the model's inputs and targets. If a loader's batches are dicts, `label_cols`
+            are the keys of the targets, and the other entries (or `feature_cols`) are passed to the
+            model by name: ``model(**inputs)``.
         validation_data : optional
-            Evaluated after every epoch; of the same kind and columns as `data`.
+            Data to evaluate after every epoch, of the same type and with the same columns as
+            `data`.
         callbacks : list of Callback, optional
             Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
         max_failures : int or FailurePolicy
-            How many failed attempts are followed by another from the latest checkpoint; default
-            3, with ``backend="bigdl"`` 5 within 120 seconds.
+            Maximum number of retries from the latest checkpoint after failed attempts; default 3,
+            or 5 within 120 seconds with ``backend="bigdl"``.
         seed : int, optional
-            Seed of weights, shuffling and dropout; kept for later fits. Default: random.
+            Seed of weights, shuffling and dropout, also for later fits. Default: random.
         resume : str, optional
-            ``"auto"`` goes on from the newest checkpoint below `model_dir` (and starts afresh
-            without one): a program that was killed is just run again. A path of a checkpoint goes
-            on from that. `epochs` and `max_steps` then count from the start of the run, so a run
-            that has ended returns its figures at once.
+            ``"auto"`` resumes from the latest checkpoint in `model_dir`, or starts a new run
+            without one, so that a killed program can simply run again. A path resumes from that
+            checkpoint. `epochs` and `max_steps` then count from the start of the run; a finished
+            run returns its metrics immediately.
         checkpoint_trigger : Trigger or str, optional
             When to write a checkpoint; default after every epoch.
         end_trigger : Trigger, optional
-            Stop before `epochs` or `max_steps` when it fires, such as ``MinLoss(0.1)`` or
-            ``MaxScore(0.9)`` (:mod:`bigdl.training.position`; ``TriggerOr`` and ``TriggerAnd``
-            combine them). Loss and score, which is the first metric of the validation, are looked
-            at after every epoch, the number of steps after every step.
+            Condition to stop before `epochs` or `max_steps`, such as ``MinLoss(0.1)`` or
+            ``MaxScore(0.9)`` (:mod:`bigdl.training.position`; combine them with ``TriggerOr`` and
+            ``TriggerAnd``). Loss and score (the first validation metric) are checked after every
+            epoch, the number of steps after every step.
         accumulate_grad_batches : int
-            Batches of one update of the weights: k of them equal one of k times as many rows.
+            Number of batches per update; k batches equal one batch with k times as many rows.
         local_steps : int
-            Steps that every worker makes with the gradients of its own rows before weights and the
-            optimizer's state become the mean of all workers' ("local SGD"): as many times less is
-            sent. It is inexact: the result depends on the number of workers. At the end of an epoch
-            the mean is taken at any rate; checkpoints within one are written after a mean only.
-            Default 1: gradients meet in every step, and workers together equal one process.
+            Number of steps that every worker makes with local gradients before weights and
+            optimizer state are averaged over all workers (local SGD). This divides the
+            communication by `local_steps`, but the result depends on the number of workers. Weights
+            are always averaged at the end of an epoch; checkpoints within an epoch are only written
+            after an average. Default 1: gradients are all-reduced in every step, so that the
+            workers together equal one process.
         weight_col : str, optional
-            Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
-            metrics of the validation. Metrics that are a function or an object of torchmetrics are
-            refused then.
+            Column of row weights for the loss and for the validation loss and metrics. Functions
+            and torchmetrics objects do not support it and raise an error.
         exact : str, optional
-            ``"bits"``: the same bits of the weights for any number of workers, partitions of `data`
-            and backends ``"spark"``, ``"ray"`` and ``"local"``, on CPUs of one instruction set with
-            the same versions of PyTorch. The rows are cut into `virtual_shards` by their contents,
-            and each worker computes its shards' parts of a batch one by one, with one thread, and
-            dropout and batch normalization of their own; all sums have one fixed order. The order
-            of the rows in `data` does not matter. Use it to reproduce a run on other machines, or
-            to tell a change of the program from rounding. Default None: the same result up to
-            rounding.
+            ``"bits"``: the weights have the same bits for any number of workers, any partitions of
+            `data` and the backends ``"spark"``, ``"ray"`` and ``"local"``, on CPUs with the same
+            instruction set and PyTorch version. The contents of the rows divide them into
+            `virtual_shards`. Each worker computes its shards' parts of a batch one after another,
+            with one thread and with separate dropout and batch normalization; all sums have a fixed
+            order. The order of the rows in `data` has no effect. Use it to reproduce a run on other
+            machines, or to distinguish a change of the program from rounding. Default None: equal
+            results up to rounding.
         virtual_shards : int
-            Of ``exact="bits"``: a power of two, at least the number of workers, which is a power of
-            two as well. Another number gives other bits. More shards allow more workers; with fewer
-            than about 64 rows of a batch in each the fit gets slower.
+            For ``exact="bits"``: number of virtual shards, a power of two that is at least the
+            number of workers, which must be a power of two, too. The bits depend on it. More shards
+            allow more workers; with fewer than about 64 rows per batch and shard the fit is slower.
         transport : str, optional
-            Of ``backend="bigdl"``: ``"shuffle"`` (default) makes the steps in stateless Spark tasks
-            whose data all goes through Spark's shuffle, ``"barrier"`` in barrier stages whose
-            workers talk to each other. Both give the same weights.
+            For ``backend="bigdl"``: ``"shuffle"`` (default) runs the steps in stateless Spark tasks
+            that exchange all data through Spark's shuffle; ``"barrier"`` runs them in barrier
+            stages whose workers communicate directly. Both give the same weights.
         group_size : int, optional
-            Of ``backend="bigdl"``: steps of one Spark job, at most; default 10 by shuffle, 100 by
-            barrier stages. The weights do not depend on it.
+            For ``backend="bigdl"``: maximum number of steps per Spark job; default 10 with shuffle,
+            100 with barrier stages. It does not affect the weights.
         compression : str, optional
-            Of ``backend="bigdl"``: how gradients are sent, ``"fp32"`` (default), ``"fp16"``,
-            ``"bf16"`` or ``"int8"`` with error feedback. Sums are made in float32; weights are sent
-            in 16 bits then, and are kept in 32.
+            For ``backend="bigdl"``: format of sent gradients, ``"fp32"`` (default), ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` with error feedback. Sums are computed in float32. With
+            compression, weights are sent in 16 bits but kept in 32 bits.
         sampling : str, optional
-            Of ``backend="bigdl"``: ``"exact"`` (default) sees every row once per epoch,
-            ``"window"`` draws runs of consecutive rows at random, as BigDL 2.x did.
+            For ``backend="bigdl"``: ``"exact"`` (default) uses every row once per epoch;
+            ``"window"`` draws random runs of consecutive rows, as BigDL 2.x did.
         drop_stragglers : dict or DropStragglers, optional
-            Of ``backend="bigdl"``: leave contributions out that come too late; see
-            :class:`~bigdl.orca.parameter_layer.stragglers.DropStragglers` for its keys. The
-            result then depends on the speed of the workers. Default: wait for everybody.
+            For ``backend="bigdl"``: drop late contributions; see
+            :class:`~bigdl.orca.parameter_layer.stragglers.DropStragglers` for the keys. The result
+            then depends on the speed of the workers. Default: wait for all workers.
         min_workers : int, optional
-            Of ``backend="bigdl"`` by shuffle: while fewer tasks than workers can run at once, cut
-            the weights in fewer slices, but at least so many. The result does not depend on it.
-            Of ``backend="ray"``: when nodes are lost, go on with fewer workers, but at least so
-            many, from the latest checkpoint, which must be of an epoch's end (the default).
+            For ``backend="bigdl"`` with shuffle: minimum number of slices to divide the weights
+            into while fewer tasks than workers can run concurrently; it does not affect the result.
+            For ``backend="ray"``: minimum number of workers to continue with, from the latest
+            checkpoint, after a loss of nodes. The checkpoint must be from the end of an epoch (the
+            default).
         **old
             Keywords of BigDL 2.0, such as ``info``.
 
@@ -494,18 +501,18 @@ Ray also RayXShards or a ray.data.Dataset
         list of dict
             Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
             ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
-            ``val_<metric>``. With ``backend="bigdl"`` a `profile` also has the phases of
+            ``val_<metric>``. With ``backend="bigdl"``, `profile` also has the phases of
             a step, and `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
             ``discarded_steps``.
 
         Raises
         ------
         UsageError
-            For arguments or rows that cannot work.
+            If an argument or the data is invalid.
         WorkerError
-            When the model or another creator raised in a worker.
+            If the model or another creator raised an error in a worker.
         WorkerLost
-            When workers were lost more often than `max_failures` allows.
+            If workers were lost more often than `max_failures` allows.
 
         Examples
         --------
@@ -519,10 +526,10 @@ Ray also RayXShards or a ray.data.Dataset
         ...     backend="local",
         ... )
         >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
-        >>> figures = estimator.fit(
+        >>> history = estimator.fit(
         ...     (x, x), epochs=50, validation_data=(x, x), end_trigger=MinLoss(0.01), seed=1
         ... )
-        >>> len(figures) < 50, figures[-1]["train_loss"] < 0.01, figures[-1]["num_samples"]
+        >>> len(history) < 50, history[-1]["train_loss"] < 0.01, history[-1]["num_samples"]
         (True, True, 64)
         """
         resolve_legacy_kwargs(self.fit, old)
@@ -535,7 +542,7 @@ Ray also RayXShards or a ray.data.Dataset
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
         self._need_model()
-        self._parts.check()  # an entire module may have been loaded since
+        self._parts.check()  # an entire module may have been loaded
         self._parts.check_training()
         engine = self._engine(min_workers)
         check_counts(0, seed=seed)
@@ -571,7 +578,7 @@ Ray also RayXShards or a ray.data.Dataset
             summary=self._events is not None,
         )
         program = VirtualFitProgram if shards else FitProgram
-        figures = self._training.fit(
+        history = self._training.fit(
             engine,
             feed,
             lambda settings: program(self._parts, settings, self._sync),
@@ -584,7 +591,7 @@ Ray also RayXShards or a ray.data.Dataset
         if self._events is not None:
             train, validation = self.get_train_summary(), self.get_validation_summary()
             self._events.write(cast("dict", train), cast("dict", validation))
-        return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
+        return [epoch_as_returned(entry, reduce_results, profile) for entry in history]
 
     def _check_exact(
         self,
@@ -623,10 +630,12 @@ Ray also RayXShards or a ray.data.Dataset
         return count
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
-        """Return the form in which the driver shows the progress of a fit."""
+        """Return the form in which the driver displays the progress of a fit."""
         if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
             return "bar"
-        level = logger.level or logging.getLogger("bigdl").level  # the root's is for log lines only
+        level = (
+            logger.level or logging.getLogger("bigdl").level
+        )  # not the root's level, which is for log lines
         return progress_form("auto" if level <= logging.INFO else 0)
 
     # -- evaluate ------------------------------------------------------------------------------
@@ -646,36 +655,36 @@ Ray also RayXShards or a ray.data.Dataset
         weight_col: str | None = None,
         **old,
     ) -> dict | list[dict]:
-        """Loss and metrics; the same figures for any number of workers.
+        """Return loss and metrics, which do not depend on the number of workers.
 
         Parameters
         ----------
         data : see fit
         batch_size : int
-            Rows of a batch over all workers together.
+            Number of rows per batch, over all workers.
         num_steps : int, optional
-            Batches per worker to look at; default all.
+            Number of batches per worker to evaluate; default all.
         profile : bool
-            Add ``profile``: seconds of the evaluation, and mean seconds per batch.
+            Whether to add ``profile``: seconds of the evaluation, and mean seconds per batch.
         reduce_results : bool
-            False gives a list of the figures of every worker's own rows.
+            If False, return a list with the metrics of every worker's rows.
         feature_cols, label_cols : str or list of str
         callbacks : list of Callback, optional
             Their ``*_val_*`` hooks are called.
         max_failures : int or FailurePolicy
         weight_col : str, optional
-            Column of the rows' weights: ``val_loss`` is a mean weighted by it, and in the metrics a
-            row of weight 2 counts as two rows.
+            Column of row weights: ``val_loss`` is a weighted mean, and in the metrics a row of
+            weight 2 counts as two rows.
         **old
-            Keywords of BigDL 2.0: ``info``, and ``validation_metrics`` instead of those of the
-            Estimator.
+            Keywords of BigDL 2.0: ``info``, and ``validation_metrics``, which overrides the
+            Estimator's metrics.
 
         Returns
         -------
         dict
-            ``num_samples``, ``val_loss`` (with a loss), and each metric under its name, which is
-            found under its name in ``fit`` (``val_accuracy``), too. Values are floats, of curves
-            tensors. On a table without rows they are nan.
+            ``num_samples``, ``val_loss`` (if there is a loss), and each metric under its name and
+            under its name in ``fit`` (``val_accuracy``). Values are floats, or tensors for curves.
+            They are nan if there are no rows.
 
         Examples
         --------
@@ -686,8 +695,8 @@ Ray also RayXShards or a ray.data.Dataset
         ...     model=torch.nn.Identity(), loss=torch.nn.MSELoss(), metrics=["mae"], backend="local"
         ... )
         >>> x = np.array([[1.0], [3.0]], dtype="float32")
-        >>> figures = estimator.evaluate((x, np.zeros_like(x)))
-        >>> figures["num_samples"], float(figures["val_loss"]), float(figures["MAE"])
+        >>> metrics = estimator.evaluate((x, np.zeros_like(x)))
+        >>> metrics["num_samples"], float(metrics["val_loss"]), float(metrics["MAE"])
         (2, 5.0, 2.0)
         """
         old_options = resolve_legacy_kwargs(self.evaluate, old, {"validation_metrics": "metrics"})
@@ -717,15 +726,15 @@ Ray also RayXShards or a ray.data.Dataset
         program = TorchEvaluateProgram(parts, settings, callbacks, self._sync)
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
-            nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
-            evaluation = {"metrics": nothing, "profile": {}, "workers": [nothing], "profiles": [{}]}
+            empty = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
+            evaluation = {"metrics": empty, "profile": {}, "workers": [empty], "profiles": [{}]}
 
         if evaluation.get("warning"):
             logger.warning(evaluation["warning"])
-        self._say_once(evaluation.get("unused"))
+        self._warn_once(evaluation.get("unused"))
 
-        def returned(figures: dict, times: dict) -> dict:
-            return as_returned({**figures, "profile": times} if profile else figures)
+        def returned(values: dict, times: dict) -> dict:
+            return as_returned({**values, "profile": times} if profile else values)
 
         if not reduce_results:
             return list(map(returned, evaluation["workers"], evaluation["profiles"]))
@@ -745,46 +754,47 @@ Ray also RayXShards or a ray.data.Dataset
         *,
         accelerate: str | os.PathLike | None = None,
     ) -> Any:
-        """`data` with predictions, lazily: all its columns, rows and their order are kept.
+        """Return `data` with predictions, computed lazily; all columns and rows keep their order.
 
-        The precision is that of the Estimator, and a machine with GPUs computes on them. Every
-        output keeps its dtype, whatever the input is: an id in int64 stays exact. float16 and
-        bfloat16 become float32, so that predictions with ``precision="bf16"`` are float32, and
-        complex numbers are refused. With `accelerate`, the model runs in another runtime on the
-        CPU.
+        Prediction uses the Estimator's precision, and the GPUs of a machine if it has any. Every
+        output keeps its dtype, whatever the input type: an int64 id stays exact. float16 and
+        bfloat16 become float32, also with ``precision="bf16"``, and complex numbers raise an error.
+        With `accelerate`, the model runs in another runtime on the CPU.
 
         Parameters
         ----------
         data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
 RayXShards or a ray.data.Dataset
-            Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
-            Of one dict, array or tuple the result is the predictions alone.
+            Arrays are an ndarray, or a tuple or dict of these; a str is a path of Parquet files.
+            For a dict, array or tuple, the result holds only the predictions.
         batch_size : int
-            Rows of one forward pass.
+            Number of rows per forward pass.
         feature_cols : str or list of str
         output_cols : str or list of str, optional
-            Names for the model's outputs, one each; default one column ``prediction``, and for a
-            model that returns a dict one column per key.
+            One name per model output; default one column ``prediction``, or one column per key if
+            the model returns a dict.
         profile : bool
-            Accepted for compatibility: nothing has run when this returns.
+            Accepted for compatibility and ignored: prediction is lazy.
         callbacks : MainCallback, optional
-            Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
+            Callback whose ``on_pred_forward`` computes the outputs; no other hooks are called.
         accelerate : str, optional
-            A method of Nano, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest of several whose
-            outputs differ from the model's by at most 5 % (relative, Euclidean); or a directory
-            that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and compared
-            once, on the driver, with up to 256 rows of the first partitions; it stays as it is.
-            The tasks need the packages of the method, and for ``inductor_*`` the driver's kind of
-            processor. Another call with the same model and kind of rows converts nothing.
+            A Nano acceleration method, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest method
+            whose outputs differ from the model's by at most 5 % (relative Euclidean error); or a
+            directory that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and
+            compared once, on the driver, with up to 256 rows of the first partitions; the original
+            is not modified. The tasks need the packages of the method, and for ``inductor_*`` the
+            same CPU type as the driver. A further call with the same model and input types reuses
+            the conversion.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            With ``prediction``: a number of the output's type for one per row (trailing dimensions
-            of size 1 are dropped), for several a dense vector of floats or an array of whole
-            numbers or booleans, nested arrays for more dimensions; several outputs without
-            `output_cols` as an array of them, or as a struct (``_1``, ``_2``, …) where floats and
-            whole numbers meet. A row with a null in a feature, also within an array, has null.
+            `data` with the column ``prediction``. It has scalars if there is one number per row
+            (trailing dimensions of size 1 are dropped), dense vectors for several floats, arrays
+            for several integers or booleans, and nested arrays for more dimensions. Several outputs
+            without `output_cols` become an array, or a struct (``_1``, ``_2``, ...) if floats and
+            integers are mixed. The prediction is null for a row with a null in a feature, including
+            nulls inside arrays.
         """
         return self._predict(
             data, PredictionRequest(batch_size, feature_cols, output_cols, accelerate, callbacks)
@@ -792,11 +802,11 @@ RayXShards or a ray.data.Dataset
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> PyTorchEstimator:
-        """Return an Estimator that predicts with what :meth:`packed_model` returned."""
+        """Create an Estimator from the bytes that :meth:`packed_model` returned."""
         snapshot = ModelBytes(data).snapshot()
         if not isinstance(snapshot, TorchSnapshot):
             raise UsageError(
-                "A model that was saved with accelerate= makes no Estimator; load it by "
+                "A model that was saved with accelerate= cannot be loaded as an Estimator; use "
                 "mlflow.pyfunc.load_model",
                 code="unsupported",
                 argument="accelerate",
@@ -814,17 +824,19 @@ RayXShards or a ray.data.Dataset
         self._need_model()
         if not request.callbacks:
             return
-        if not all(isinstance(each, MainCallback) for each in _listed(request.callbacks)):
+        if not all(isinstance(each, MainCallback) for each in _as_list(request.callbacks)):
             raise UsageError(
-                "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or "
-                "the model's forward return what you want",
+                "predict only calls on_pred_forward of a MainCallback, no other callbacks; return "
+                "the "
+                "outputs from it or from the model's forward",
                 code="argument-conflict",
                 argument="callbacks",
             )
         if request.accelerate is not None:
             raise UsageError(
-                f"accelerate={request.accelerate!r} does not go with an on_pred_forward of one's "
-                "own, which calls the model as it is; leave one of them out",
+                f"accelerate={request.accelerate!r} is not supported with a custom "
+                "on_pred_forward, "
+                "which calls the original model; remove one of them",
                 code="argument-conflict",
                 argument="accelerate",
             )
@@ -839,13 +851,13 @@ RayXShards or a ray.data.Dataset
         if request.callbacks:
             (main,) = as_callbacks(request.callbacks)
             parts = predicting_parts(parts, cast("MainCallback", main))
-        if parts.is_instance:  # a creator's model is known to the tasks
-            self._say_once(unused_hooks(parts.model, "predict"))
+        if parts.is_instance:  # with a creator, only the tasks know the model
+            self._warn_once(unused_hooks(parts.model, "predict"))
         weights, slices = self._predicting_weights(is_fast or request.is_standalone)
         columns = tuple(request.feature_cols)
         url = "" if slices is None else slices["url"]
-        told = "\0".join((url, *columns)).encode()
-        sc, origin = cluster.broadcaster, (parts, digest_of(weights + told))
+        source = "\0".join((url, *columns)).encode()
+        sc, origin = cluster.broadcaster, (parts, digest_of(weights + source))
 
         snapshot = functools.partial(
             TorchSnapshot.of, parts, weights, self._precision, slices, columns
@@ -863,16 +875,16 @@ RayXShards or a ray.data.Dataset
         self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
         return self._shipped
 
-    def _say_once(self, sentence: str | None) -> None:
-        """Warn of something, if there is a sentence that this Estimator has not said yet."""
-        if sentence is not None and sentence not in self._said:
-            self._said.add(sentence)
+    def _warn_once(self, sentence: str | None) -> None:
+        """Log a warning, unless it is None or this Estimator has already logged it."""
+        if sentence is not None and sentence not in self._warned:
+            self._warned.add(sentence)
             logger.warning(sentence)
 
     # -- the model and its files -------------------------------------------------------------
 
     def get_model(self) -> torch.nn.Module:
-        """The trained model, a copy of its own on the driver.
+        """Return a copy of the trained model on the driver.
 
         Returns
         -------
@@ -885,12 +897,12 @@ RayXShards or a ray.data.Dataset
         return model
 
     def get_state_dict(self) -> dict:
-        """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        """Return the epoch and the states of models, optimizers and schedulers, as lists."""
         snapshot = self._training.snapshot
         return full_state(self.get_model(), None if snapshot is None else whole(snapshot))
 
     def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
-        """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
+        """Load the result of :meth:`get_state_dict`, or the state dict of a module.
 
         Parameters
         ----------
@@ -900,23 +912,23 @@ RayXShards or a ray.data.Dataset
         """
         if not isinstance(state_dict, dict):
             raise UsageError(
-                f"state_dict should be a dict such as get_state_dict gives, got "
+                f"state_dict should be a dict as get_state_dict returns, got "
                 f"{type(state_dict).__name__}",
                 code="argument-type",
                 argument="state_dict",
             )
         self._need_model()
-        self._take(snapshot_of(state_dict), self._parts, "weights in state_dict")
+        self._restore(snapshot_of(state_dict), self._parts, "weights in state_dict")
 
     def save(self, path: str | None = None, entire: bool = False, **old) -> str:
-        """Write the model.
+        """Write the model to a file.
 
         Parameters
         ----------
         path : str
-            A file; a local path or fsspec URL.
+            Local path or fsspec URL of the file.
         entire : bool
-            Pickle the whole module instead of its state dict.
+            Whether to pickle the entire module instead of its state dict.
 
         Returns
         -------
@@ -938,14 +950,15 @@ RayXShards or a ray.data.Dataset
         return path
 
     def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
-        """Read what :meth:`save` or :meth:`save_checkpoint` wrote, or a checkpoint's folder.
+        """Load a file of :meth:`save` or :meth:`save_checkpoint`, or a checkpoint folder.
 
         Parameters
         ----------
         path : str
         trust : bool
-            An entire module is a pickle, which can run any code: it is read only if this Estimator
-            wrote it or with ``trust=True``.
+            Confirm that the file is safe. An entire module is a pickle, which can run arbitrary
+            code when it is loaded; it is only loaded if this Estimator wrote it or with
+            ``trust=True``.
 
         Raises
         ------
@@ -963,12 +976,12 @@ RayXShards or a ray.data.Dataset
             parts = dataclasses.replace(parts, model=module)
         elif parts.model is None:
             raise UsageError(_NO_MODEL, code="not-fitted")
-        self._take(snapshot, parts, f"weights in {path!r}")
+        self._restore(snapshot, parts, f"weights in {path!r}")
 
-    def _take(self, snapshot, parts, what):
-        place = None if snapshot.slices is None else NO_ROWS
+    def _restore(self, snapshot, parts, what):
+        placement = None if snapshot.slices is None else NO_ROWS
         with isolated_rng(0):
-            model = parts.build_model(place)
+            model = parts.build_model(placement)
         load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
@@ -981,37 +994,37 @@ RayXShards or a ray.data.Dataset
         )
 
     def load_checkpoint(self, path: str | None = None, **old) -> None:
-        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
+        """Load a file of :meth:`save_checkpoint`, or a checkpoint folder in ``model_dir``."""
         self.load(resolve_path(self.load_checkpoint, old, "model_path", path))
 
     def load_orca_checkpoint(
         self, path: str, version: int | None = None, prefix: str | None = None
     ) -> None:
-        """Take over a checkpoint below a ``model_dir``.
+        """Load a checkpoint from a ``model_dir``.
 
         Parameters
         ----------
         path : str
-            A ``model_dir``, or the folder of one run in it.
+            A ``model_dir``, or the folder of one of its runs.
         version : int, optional
-            Optimizer steps after which it was taken; default the newest.
+            Number of optimizer steps of the checkpoint; default the latest.
         prefix : str, optional
-            Accepted for compatibility: a checkpoint holds the optimizer.
+            Accepted for compatibility and ignored: a checkpoint includes the optimizer.
 
         Raises
         ------
         UsageError
-            If there is no such checkpoint.
+            If the checkpoint does not exist.
         """
         self._need_model()
-        self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+        self._restore(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
         return whole(snapshot)
 
     @property
     def _trained_parts(self) -> ModelParts:
-        """The parts with what a LightningModule has added to the newest state."""
+        """Model components with the LightningModule entries of the latest state."""
         snapshot = self._training.snapshot
         extras = None if snapshot is None else snapshot.files.get(EXTRAS)
         return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)
@@ -1029,7 +1042,7 @@ RayXShards or a ray.data.Dataset
     # -- gradients -----------------------------------------------------------------------------
 
     def set_constant_gradient_clipping(self, min: float, max: float) -> None:
-        """Bring every element of the batch's gradient into a range, from the next fit on."""
+        """Clip every element of the batch's gradient to a range, from the next fit."""
         low, high = check_number("min", min), check_number("max", max)
         if low > high:
             raise UsageError(
@@ -1040,44 +1053,47 @@ RayXShards or a ray.data.Dataset
         self._clipping = dataclasses.replace(self._clipping, minimum=low, maximum=high)
 
     def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
-        """Scale the batch's gradient down to an L2 norm, over all weights, from the next fit on."""
+        """Clip the L2 norm of the batch's gradient over all weights, from the next fit."""
         norm = check_number("clip_norm", clip_norm, above=0)
         self._clipping = dataclasses.replace(self._clipping, norm=norm)
 
     def clear_gradient_clipping(self) -> None:
-        """Leave gradients as they are."""
+        """Disable gradient clipping."""
         self._clipping = Clipping()
 
     # -- summaries -----------------------------------------------------------------------------
 
     def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Record every step of the following fits.
+        """Record every step of the following fits, and write TensorBoard event files.
 
-        Event files for TensorBoard are written after each fit to ``<log_dir>/<app_name>/train`` and
-        ``.../validation`` if the package tensorboard is installed; the summaries need no package.
+        The files are written after each fit to ``<log_dir>/<app_name>/train`` and
+        ``.../validation`` if tensorboard is installed; summaries are also recorded without it.
 
         Parameters
         ----------
         log_dir : str
-            A local path of the driver or any fsspec URL.
+            Local path on the driver, or fsspec URL.
         app_name : str
+            Name of the subfolder.
         """
         for name, value in (("log_dir", log_dir), ("app_name", app_name)):
             if not isinstance(value, str) or not value:
                 raise UsageError(
-                    f"{name} should be a text, got {value!r}", code="argument-type", argument=name
+                    f"{name} should be a non-empty str, got {value!r}",
+                    code="argument-type",
+                    argument=name,
                 )
         self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
 
     def get_train_summary(self, tag: str | None = None) -> list | dict[str, list]:
-        """Return the records of the steps, after :meth:`set_tensorboard`.
+        """Return the recorded steps, after :meth:`set_tensorboard`.
 
         Parameters
         ----------
         tag : str, optional
             ``"Loss"``, ``"LearningRate"`` or ``"Throughput"`` (samples per second). With
-            ``backend="bigdl"`` also ``"Phases/compute_s"`` and other phases of the parameter layer:
-            mean seconds per step, for each group of steps. None gives all of them in a dict.
+            ``backend="bigdl"`` also ``"Phases/compute_s"`` and other phases of the parameter layer,
+            in mean seconds per step for each group of steps. None returns a dict of all tags.
 
         Returns
         -------
@@ -1095,12 +1111,12 @@ RayXShards or a ray.data.Dataset
         return summaries if tag is None else summaries[check_choice("tag", tag, summaries)]
 
     def get_validation_summary(self, tag: str | None = None) -> list | dict[str, list]:
-        """The figures of the validations of all fits.
+        """Return the validation metrics of all fits.
 
         Parameters
         ----------
         tag : str, optional
-            Name of a metric, or ``"Loss"``. None gives all of them in a dict.
+            Name of a metric, or ``"Loss"``. None returns a dict of all metrics.
 
         Returns
         -------
@@ -1110,23 +1126,24 @@ RayXShards or a ray.data.Dataset
         return validation_summary(self._training.position.history, tag)
 
     def plot_phases(self, path: str | os.PathLike) -> None:
-        """Draw what the groups of the parameter layer spent their time on.
+        """Plot the time that each group of parameter-layer steps spent per phase.
 
         Parameters
         ----------
         path : str or path
-            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
+            File with the suffix ``.html``, ``.svg``, or a format of matplotlib, e.g. ``.png``, if
+            it is installed.
 
         Raises
         ------
         UsageError
-            Without a fit of ``backend="bigdl"`` after :meth:`set_tensorboard`, or if the file
-            cannot be written.
+            If there was no fit with ``backend="bigdl"`` after :meth:`set_tensorboard`, or if the
+            file cannot be written.
         """
         groups = self._recorded("phases.pt")
         if not groups:
             raise UsageError(
-                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'",
+                "No phases were recorded; call set_tensorboard, then fit with backend='bigdl'",
                 code="state",
             )
         draw_phases(groups, Path(path))
@@ -1139,32 +1156,34 @@ RayXShards or a ray.data.Dataset
     # -- helpers -------------------------------------------------------------------------------
 
     def shutdown(self, force: bool = False) -> None:
-        """Release what prediction has broadcast; frames that were predicted stay valid.
+        """Release the broadcast models and end idle workers of the backend.
 
-        The workers of Ray, or of this machine, that wait for programs end, too.
+        DataFrames with predictions stay valid. Idle workers are Ray actors or local processes that
+        wait for the next program.
         """
         self._shipped_fast = None
         super().shutdown()
 
 
-def _listed(values: Any) -> list:
+def _as_list(values: Any) -> list:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
 def _named_metrics(metrics) -> tuple[list, list[str]]:
-    """Metrics as a list of its own, and their names."""
-    listed = _listed([] if metrics is None else metrics)
+    """Return the metrics as a new list, and their names."""
+    listed = _as_list([] if metrics is None else metrics)
     measures = [metric_by_name(each) if isinstance(each, str) else each for each in listed]
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 
 def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
-    """``accumulate_grad_batches`` and ``local_steps``; steps of the user's own would do neither."""
+    """Check ``accumulate_grad_batches`` and ``local_steps``, also against a custom backward."""
     batches = check_positive("accumulate_grad_batches", batches)
     local_steps = check_positive("local_steps", local_steps)
     if batches > 1 and local_steps > 1:
         raise UsageError(
-            f"accumulate_grad_batches={batches} does not go with local_steps={local_steps}; pass a "
+            f"accumulate_grad_batches={batches} is not supported with local_steps={local_steps}; "
+            "pass a "
             f"batch_size that is {batches} times as large instead",
             code="argument-conflict",
             argument="accumulate_grad_batches",
@@ -1172,15 +1191,17 @@ def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
     if any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
         if batches > 1:
             raise UsageError(
-                f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's "
-                "own; accumulate there, or leave on_iter_backward as it is",
+                f"accumulate_grad_batches={batches} is not supported with a custom "
+                "on_iter_backward; "
+                "accumulate there, or do not override on_iter_backward",
                 code="argument-conflict",
                 argument="accumulate_grad_batches",
             )
         if local_steps > 1:
             raise UsageError(
-                f"local_steps={local_steps} does not go with an on_iter_backward of one's own; "
-                "leave on_iter_backward as it is",
+                f"local_steps={local_steps} is not supported with a custom on_iter_backward; do "
+                "not "
+                "override on_iter_backward",
                 code="argument-conflict",
                 argument="local_steps",
             )

@@ -1,4 +1,4 @@
-"""A PyTorch fit by the parameter layer: the driver's side, and the models in the ranks."""
+"""PyTorch fit with the parameter layer: the driver's model and the ranks' replicas."""
 
 import copy
 import time
@@ -45,20 +45,20 @@ from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everyth
 
 
 class TorchParameterLayerOptimizer:
-    """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
+    """Driver-side optimizer that computes no updates but counts steps for its schedule.
 
     Parameters
     ----------
     built : BuiltParts
-        With the optimizer and its scheduler.
+        The optimizer and its scheduler.
     clipping : Clipping
     runner : TorchRunner
-        What schedulers look at.
+        Position of the fit, for schedulers.
 
     Raises
     ------
     UsageError
-        If it cannot be cut in slices.
+        If the optimizer does not support slices of parameters.
 
     Attributes
     ----------
@@ -76,39 +76,39 @@ class TorchParameterLayerOptimizer:
         self.needs_norms = getattr(self.sliced, "needs_norms", False)
         self.is_by_row = is_by_row(self.sliced)
         self.groups, self.norm = groups_of(optimizer), clipping.norm
-        limits = clipping.minimum, clipping.maximum  # both or none
+        limits = clipping.minimum, clipping.maximum  # either both or none are set
         self.clamp = None if None in limits else limits
 
     def hyper(self) -> tuple[dict, ...]:
-        """Return the parameter groups as they are now, without their parameters."""
+        """Return the current hyperparameters of the parameter groups."""
         groups = self._optimizer.param_groups
         return tuple(
             {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in groups
         )
 
     def updates_rows(self, widths: Sequence[int]) -> bool:
-        """Return True if the next step changes no other rows of tables than are touched."""
+        """Return True if the next step only changes table rows that have a gradient."""
         return updates_rows(self._optimizer, widths)
 
     def pass_step(self) -> None:
-        """Count a step, without gradients; schedulers look at that."""
+        """Count a step without gradients, for schedulers."""
         self._optimizer.zero_grad()
         self._optimizer.step()
         self._built.step_scheduler(self._runner)
 
     def state(self) -> dict[int, dict]:
-        """Return the state of every parameter by its number."""
+        """Return the optimizer state of every parameter by its index."""
         return self._optimizer.state_dict()["state"]
 
     def put_state(self, state: dict[int, dict]) -> None:
-        """The inverse of :meth:`state`; what is not given stays."""
+        """Set the state of the given parameters; other states are kept."""
         for number, parameter in enumerate(trained_parameters(self._optimizer)):
             if number in state:
                 self._optimizer.state[parameter] = state[number]
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
-    """The parameters of an optimizer, in the order of the flat vector."""
+    """Return the parameters of an optimizer in the order of the flat vector."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -120,9 +120,9 @@ def _flat(
 
 
 def _widths(built: BuiltParts) -> list[int]:
-    """Return the width of each weight that embeddings alone read, with sparse gradients; else 0.
+    """Return the width of each weight that only sparse embeddings read, and 0 for others.
 
-    One with ``max_norm`` sets weights itself.
+    Embeddings with ``max_norm`` are excluded, since their forward pass modifies weights.
     """
     tables = {id(weight) for weight in sparse_parameters(built.model) if weight is not None}
     for module in built.model.modules():
@@ -138,7 +138,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
-    if not values.flags.writeable:  # torch warns of those
+    if not values.flags.writeable:  # torch warns about read-only arrays
         values = values.copy()
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(values))
@@ -150,18 +150,18 @@ def _share(tensor: torch.Tensor, values: np.ndarray) -> None:
 
 
 class TorchReplica(ParameterLayerReplica):
-    """A copy of a PyTorch model, and the rows of its rank."""
+    """Copy of a PyTorch model on a rank, with the rank's rows."""
 
     def _open(self, program, weights, shard):
         settings = self._settings
-        seed_everything(settings.seed)  # creators may draw what is no weight
+        seed_everything(settings.seed)  # creators may use random values other than weights
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
         self._parameters = trained_parameters(built.optimizer)
         self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
-        # what is read off a loss is the same on all ranks, though they look by themselves
+        # ranks probe the loss independently, with equal results
         self._weights = self._forward_pass.loss_weights
         self._precision = precision_of(settings.precision, torch.device("cpu"))
         data = settings.open_batches(shard, self, self._config)
@@ -175,23 +175,23 @@ class TorchReplica(ParameterLayerReplica):
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():
             output, target, loss = self._forward_pass.forward(batch, step.number)
-        counted, record = self._counted(batch, output, target, rows, loss)
+        counted, record = self._loss_divisor(batch, output, target, rows, loss)
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
             if self._weights.is_sum and not self._weights.is_known:
-                # the layer takes means of what was not known to be a sum
+                # the parameter layer averages losses that are not yet known to be sums
                 begins, ends = zip(*step.ranges, strict=True)
                 (loss * ((sum(ends) - sum(begins)) / rows)).backward()
                 loss = loss / rows
             else:
                 loss.backward()
-        if self._versions() != before:  # in the memory that the next step begins with
+        if self._versions() != before:  # the memory is shared with the next step
             raise UsageError(
-                "The model writes to the weights of an embedding with sparse=True itself, and with "
-                "backend='bigdl' only its optimizer can; use sparse=False, or backend='spark'",
+                "The model modifies the weights of an embedding with sparse=True, but with "
+                "backend='bigdl' only the optimizer may; use sparse=False, or backend='spark'",
                 code="model-unsupported",
             )
-        gradients = [self._taken(number) for number in range(len(self._parameters))]
+        gradients = [self._gradient_of(number) for number in range(len(self._parameters))]
         record |= {
             "loss": loss.item() if counted else 0.0,
             "forward_s": forwarded - began,
@@ -199,28 +199,28 @@ class TorchReplica(ParameterLayerReplica):
         }
         return gradients, counted, record
 
-    def _counted(self, batch, output, target, rows, loss) -> tuple[float, dict]:
-        """Return what the loss was divided by, and what the driver should say of that."""
+    def _loss_divisor(self, batch, output, target, rows, loss) -> tuple[float, dict]:
+        """Return the divisor of the loss, and a note for the driver."""
         weights, forward_pass = self._weights, self._forward_pass
         if not weights.is_known and weights.is_due():
-            finding = forward_pass.probe_loss(batch, output, target, rows, loss)
-            weights.settle(finding.reduction, finding.reason)
+            result = forward_pass.probe_loss(batch, output, target, rows, loss)
+            weights.settle(result.reduction, result.reason)
         counted, notes = float(rows), {}
         if weights.is_known and (self._is_uneven or weights.is_uneven):
             counted = float(forward_pass.denominator(output, target, rows, loss))
-        elif weights.reduction in (ROWS, DIVISOR):  # another rank may find the other one
+        elif weights.reduction in (ROWS, DIVISOR):  # another rank may detect the other one
             counted = weights.divisor_of(loss, rows)
         if weights.reason and self.world_size > 1:
             notes["note"] = loss_warning(forward_pass.loss_name, weights.reason)
         return counted, notes
 
     def _versions(self) -> list[int]:
-        """Return how often each table has been written to."""
+        """Return the number of writes to each embedding table."""
         tables = zip(self._parameters, self._flat.widths, strict=True)
         return [table._version for table, width in tables if width]
 
-    def _taken(self, number: int) -> np.ndarray | TouchedRows | None:
-        """Return the gradient of a parameter, of a table its touched rows."""
+    def _gradient_of(self, number: int) -> np.ndarray | TouchedRows | None:
+        """Return the gradient of a parameter; for a table, only its rows with a gradient."""
         gradient, is_table = self._parameters[number].grad, bool(self._flat.widths[number])
         if gradient is None:
             return None
@@ -229,31 +229,31 @@ class TorchReplica(ParameterLayerReplica):
         if self._is_by_row and is_table:
             raise UsageError(
                 f"Parameter {number} of the model is the weight of an embedding with sparse=True "
-                "and has a gradient of all rows, by a penalty on them for example, of which "
-                f"{type(self._built.optimizer).__name__} updates rows otherwise; use sparse=False, "
+                "but has a dense gradient, e.g. from a penalty on all rows, which "
+                f"{type(self._built.optimizer).__name__} applies differently; use sparse=False, "
                 "or backend='spark'",
                 code="model-unsupported",
             )
         if gradient.is_sparse and self._is_by_row:
             raise UsageError(
-                f"Parameter {number} of the model has a sparse gradient, but is not the weight of "
-                f"an embedding with sparse=True and without max_norm=, whose rows "
-                f"{type(self._built.optimizer).__name__} can update; use backend='spark'",
+                f"Parameter {number} of the model has a sparse gradient, but "
+                f"{type(self._built.optimizer).__name__} can only update rows of embeddings with "
+                "sparse=True and without max_norm=; use backend='spark'",
                 code="model-unsupported",
             )
         return _array(gradient.to_dense())
 
 
-_OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
+_STEP_HOOKS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
 class TorchDriverModel(DriverModel):
-    """A PyTorch model in the driver, and what callbacks see as their runner.
+    """PyTorch model on the driver, with the runner that callbacks get.
 
     Parameters
     ----------
     program : FitProgram
-        Instances in it are copied.
+        Its instances are copied.
     ranks : int
     start : Checkpoint or None
     context : FitContext
@@ -271,31 +271,31 @@ class TorchDriverModel(DriverModel):
         settings = program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
-            check_hooks(callback, Callback, _OF_STEPS, "is a MainCallback" if is_main else "")
+            check_hooks(callback, Callback, _STEP_HOOKS, "is a MainCallback" if is_main else "")
         if settings.accumulate > 1:
             raise UsageError(
-                "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that "
-                f"is {settings.accumulate} times as large, which is the same update",
+                "accumulate_grad_batches is not supported with backend='bigdl'; pass a batch_size "
+                f"that is {settings.accumulate} times as large for the same update",
                 code="unsupported",
                 argument="accumulate_grad_batches",
             )
         if settings.local_steps > 1:
             raise UsageError(
-                "local_steps does not go with backend='bigdl', where workers have no optimizer of "
-                "their own; use another backend, or leave it at 1",
+                "local_steps is not supported with backend='bigdl', whose workers have no local "
+                "optimizer; use another backend, or leave it at 1",
                 code="unsupported",
                 argument="local_steps",
             )
         parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
-        parts.initialize = None  # for workers
+        parts.initialize = None  # only workers call it
         with isolated_rng(settings.seed):
             built = parts.build(training=True)
-        place: Any = SimpleNamespace(rank=0, world_size=ranks)
-        runner = TorchRunner(place, program.parts.config, settings.callbacks, context)
+        worker: Any = SimpleNamespace(rank=0, world_size=ranks)
+        runner = TorchRunner(worker, program.parts.config, settings.callbacks, context)
         if any(isinstance(module, GrowingEmbedding) for module in built.model.modules()):
             raise UsageError(
-                "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all "
-                "rows; use another backend, or a ShardedEmbedding",
+                "A GrowingEmbedding cannot grow with backend='bigdl', whose workers hold all rows; "
+                "use another backend, or a ShardedEmbedding",
                 code="unsupported",
             )
         runner.bind(built)
@@ -331,25 +331,25 @@ class TorchDriverModel(DriverModel):
     def weights(self):
         return dumps(self._model.state_dict())
 
-    def after_group(self, steps, seconds, figures):
+    def after_group(self, steps, seconds, metrics):
         if not self._records:
             return
         summary, phases = self._records.values()
         last = self._state.position.global_step
-        pairs = zip(steps, figures.rows, strict=True)
+        pairs = zip(steps, metrics.rows, strict=True)
         for number, (step, (loss, counted, rows)) in enumerate(pairs, last - len(steps) + 1):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
             summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
-        phases.add(last, [figures.phases[name] for name in GROUP_PHASES])
+        phases.add(last, [metrics.phases[name] for name in GROUP_PHASES])
 
-    def end_epoch(self, figures, evaluate):
-        merged = figures.entry()
+    def end_epoch(self, metrics, evaluate):
+        merged = metrics.entry()
         if merged is None:
             return None
         entry = {**self._state.entry(), **merged}
         if self._program.settings.parameter_layer.drop_stragglers is not None:
-            entry |= figures.dropped
+            entry |= metrics.dropped
         if evaluate is not None:
             self.hooks.validate(entry, evaluate)
         return entry
