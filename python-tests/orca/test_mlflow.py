@@ -192,5 +192,5 @@ def test_a_keras_model_and_its_fit():
     expected = est.predict(X)
     assert np.array_equal(mlflow.pyfunc.load_model(info.model_uri).predict(X), expected)
     assert np.array_equal(bigdl.mlflow.load_model(info.model_uri).predict(X), expected)
-    with pytest.raises(UsageError, match="is for models of PyTorch"):
+    with pytest.raises(UsageError, match="is for PyTorch models"):
         bigdl.mlflow.log_model(est, input_example=X, accelerate="openvino_fp32")

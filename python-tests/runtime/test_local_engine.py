@@ -308,13 +308,13 @@ def test_a_loss_that_is_no_number_is_told_once_with_its_step_and_columns(caplog)
         estimator(config={"shuffle": False}).fit(bad, epochs=2, batch_size=len(bad), **COLUMNS)
         (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
         assert told == (
-            "The loss is nan at step 1 of epoch 1, and the rows hold nan in 'b': fill or drop them"
+            "The loss is nan at step 1 of epoch 1, and the rows have nan in 'b'; fill or drop them"
         )
         caplog.clear()
         huge = frame().assign(a=1e30, y=1.0)
         estimator(1).fit(huge, epochs=2, batch_size=len(huge) // 2, **COLUMNS)
     (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
-    assert "though its rows hold none" in told
+    assert "but its rows have none" in told
 
 
 def test_ctrl_c_in_a_worker_in_this_process():

@@ -22,7 +22,7 @@ def _ray():
     ("arguments", "said"),
     [
         ({"worker_cls": 3}, "worker_cls should be a class or None, got 3"),
-        ({"worker_param": {"a": 1}}, "worker_param are arguments of worker_cls"),
+        ({"worker_param": {"a": 1}}, "worker_param holds arguments of worker_cls"),
         ({"workers_per_node": 0}, "workers_per_node"),
     ],
 )

@@ -150,8 +150,8 @@ def test_a_backend_that_cannot_train_it_is_refused(crew, backend):
             return str(error)
 
     expected = (
-        f"backend='{backend}' does not train Keras models that compute with JAX; use "
-        "backend='spark' or 'ray', whose updates are the same"
+        f"backend='{backend}' does not train Keras models on JAX; use "
+        "backend='spark' or 'ray', which give the same updates"
     )
     assert together(crew, use) == [expected] * 2
 

@@ -728,13 +728,13 @@ WRONG = {
     "group_size": (net, {"group_size": 0}, "group_size"),
     "no batch size": (net, {"batch_size": None}, "batch_size should be a positive integer"),
     "windows of a loader": (net, {"sampling": "window", "data": loader}, "side by side"),
-    "dataset": (net, {"data": lambda: dataset}, "only be read from its beginning"),
+    "dataset": (net, {"data": lambda: dataset}, "reads rows by index, which a tf.data.Dataset"),
     "too many slices": (
         net,
         {"min_workers": 3, "transport": None},
         "at most the number of workers, 2, got 3",
     ),
-    "moments of all": (normalized, {}, "no worker waits for another inside a step.*as .* is"),
+    "moments of all": (normalized, {}, "does not support BatchNormalization.*such as"),
     "no rows": (net, {"data": lambda: (np.zeros((0, 4)), np.zeros(0))}, "no rows"),
 }
 

@@ -186,7 +186,7 @@ def test_outputs_that_are_far_from_the_models_own_are_warned_of(frame, tmp_path,
     )
     with caplog.at_level(logging.WARNING, "bigdl.orca"):
         estimator().predict(frame, feature_cols=["x"], accelerate=str(tmp_path / "other"))
-    assert "the outputs differ from those of the Estimator's own model" in caplog.text
+    assert "the outputs differ from those of the original model" in caplog.text
 
 
 def test_a_table_without_rows_is_predicted(frame):
@@ -220,7 +220,7 @@ class Own(MainCallback):
 
 WRONG = {
     "a method that is not there": ({"accelerate": "openvino_int4"}, "did you mean 'openvino_"),
-    "neither method nor directory": ({"accelerate": 3}, "name of a method, or a directory"),
+    "neither method nor directory": ({"accelerate": 3}, "a method name, or a directory"),
     "a directory of something else": ({"accelerate": os.path.dirname(__file__)}, "holds no model"),
     "a callback": (
         {"accelerate": "bf16", "callbacks": [Own()]},

@@ -518,7 +518,7 @@ def test_what_cannot_work_is_refused_at_once(options, message):
             "LBFGS calls the model several times",
         ),
         ({"loss": None}, "fit needs a loss"),
-        ({"loss": lambda config: None}, "loss creator must return .* it returned None"),
+        ({"loss": lambda config: None}, "loss creator must return .* got None"),
         ({"loss": nn.MSELoss(reduction="none")}, "reduction='none'"),
     ],
     ids=naming.case,

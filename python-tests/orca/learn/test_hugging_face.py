@@ -135,7 +135,7 @@ def test_a_model_without_a_loss_says_so():
         def forward(self, input_ids=None, attention_mask=None, labels=None):
             return super().forward(input_ids, None, attention_mask)
 
-    with pytest.raises((UsageError, WorkerError), match="was given labels and returned no loss"):
+    with pytest.raises((UsageError, WorkerError), match="got labels but returned no loss"):
         estimator_of(Silent).fit(FRAME, seed=1, **COLUMNS)
     with refused("argument-missing"):
         estimator_of(nn.Linear(2, 1)).fit((np.zeros((2, 2)), np.zeros(2)))

@@ -187,10 +187,10 @@ def test_models_of_nano(orca_spark, tmp_path, accelerator):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: InferenceModel().load_nano("/nowhere"), "no model that InferenceOptimizer.save"),
+        (lambda: InferenceModel().load_nano("/nowhere"), "a model that InferenceOptimizer.save"),
         (lambda: InferenceModel(0), "should be a positive integer"),
         (lambda: InferenceModel().predict(X), "There is no model yet"),
-        (lambda: InferenceModel().load_module(3), "A module of PyTorch is expected"),
+        (lambda: InferenceModel().load_module(3), "Expected a PyTorch module"),
         (lambda: InferenceModel().load_module(Pair()).predict([]), "got none"),
         (lambda: InferenceModel().load_module(Pair()).predict([X, X[:3]]), r"\[10, 3\]"),
         (lambda: InferenceModel().load_bigdl("m.bigdl"), "use load_onnx or load_torch"),

@@ -298,7 +298,7 @@ def test_what_is_dropped_is_said_once_by_name(caplog):
 def test_a_loss_makes_it_a_plain_module_which_is_said():
     assert dropped_hooks(Logs(), has_loss=False) is None
     text = dropped_hooks(Logs(), has_loss=True)
-    assert "since loss= was given: training_step, validation_step, on_" in text
+    assert "because loss= was passed: training_step, validation_step, on_" in text
     assert "what is logged" in dropped_hooks(Hooks(), has_loss=False, in_driver=True)
 
 
@@ -398,7 +398,7 @@ def other_metric(self):
         (lambda self: self.log("a", 1.0, reduce_fx=np.median), "reduce_fx 'mean', 'sum'"),
         (lambda self: self.log("a", 1.0, on_step=False, on_epoch=False), "keeps nothing"),
         (lambda self: self.log("a", self.several), "use self.log_dict"),
-        (other_metric, "no attribute of the LightningModule"),
+        (other_metric, "not an attribute of the LightningModule"),
         (
             lambda self: self.trainer.save_checkpoint("x"),
             "nothing for self.trainer.save_checkpoint",

@@ -140,7 +140,7 @@ def test_a_schedule_goes_on_from_its_state():
         (lambda: schedule.Plateau("a", mode="up"), "mode should be one of 'min', 'max', got 'up'"),
         (
             lambda: schedule.SequentialSchedule(1).add(schedule.Plateau("a"), 3),
-            "a schedule of updates is expected, got Plateau",
+            "expected a per-update schedule, got Plateau",
         ),
     ],
 )

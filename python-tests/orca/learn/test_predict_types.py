@@ -244,7 +244,7 @@ def test_ids_that_float32_does_not_tell_apart_are_refused():
 def test_an_error_of_another_kind_is_the_models_own():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
         call_model(torch.nn.Linear(2, 1), [torch.ones(2, 3)])
-    assert "given inputs of shape (2, 3) of float32" in error.value.__notes__[0]
+    assert "inputs had the shapes (2, 3) of float32" in error.value.__notes__[0]
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_a_fitted_model_needs_no_sample_and_its_function_keeps_it(orca_spark, ta
 @pytest.mark.slow
 def test_an_accelerated_function_agrees_with_the_model(orca_spark, table):
     estimator = Estimator.from_torch(model=torch.nn.Linear(2, 3))
-    with pytest.raises(UsageError, match="needs some rows to convert the model"):
+    with pytest.raises(UsageError, match="needs sample rows to convert the model"):
         estimator.as_udf("f", accelerate="openvino_fp32")
     fast = estimator.as_udf("f", accelerate="openvino_fp32", sample=table)
     predicted = estimator.predict(table, feature_cols=["f"], accelerate="openvino_fp32")

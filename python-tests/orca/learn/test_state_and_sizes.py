@@ -135,5 +135,5 @@ def test_batch_normalisation_takes_a_short_last_batch(workers):
 
 def test_batch_normalisation_of_single_rows_says_what_to_do():
     est = estimator(lambda config: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)), None, 2)
-    with pytest.raises(WorkerError, match="two rows for each worker"):
+    with pytest.raises(WorkerError, match="at least two rows per worker"):
         est.fit(DATA, epochs=1, batch_size=2)

@@ -70,12 +70,12 @@ FROM_TORCH = [
     ({"workers_per_node": 1.5}, "workers_per_node should be a positive integer, got 1.5"),
     ({"model_dir": 3}, "model_dir should be a path or URL, got int"),
     ({"initialization_hook": "seed"}, "initialization_hook must be a function without arguments"),
-    ({"training_operator_cls": OPERATOR}, "training_operator_cls=Mine cannot be used; make its"),
+    ({"training_operator_cls": OPERATOR}, "training_operator_cls=Mine is not supported; move its"),
     ({"model": "resnet"}, "model must be an nn.Module or a function"),
     ({"loss": 1}, "loss must be a torch.nn loss"),
     ({"optimizer": 0.1}, "optimizer must be a torch optimizer or a function"),
     ({"config": "lr=1"}, "config must be a dict, got str"),
-    ({"config": {"batch_size": 1}}, "config must not hold batch_size; pass batch_size to fit"),
+    ({"config": {"batch_size": 1}}, "config must not contain batch_size; pass batch_size to fit"),
     ({"metrics": [3]}, "3"),
 ]
 
@@ -182,8 +182,7 @@ WORKER = [
     (
         {"model": net},
         {},
-        "The model is given 2 inputs, since each feature column or array is one, but its forward "
-        "takes (input)",
+        "The model gets 2 inputs, one per feature column or array, but its forward takes (input)",
         UsageError,
     ),
     ({"model": lambda c: Columns(7)}, {}, "mat1 and mat2 shapes cannot be", WorkerError),
@@ -234,7 +233,7 @@ EVALUATE = [
     ({"batch_size": -1}, "batch_size should be a positive integer, got -1"),
     ({"label_cols": ["q"]}, "no column 'q'"),
     ({"callbacks": [3]}, "callbacks must be instances of"),
-    ({"validation_metrics": ["nonsense"]}, "there is no metric of the name 'nonsense'"),
+    ({"validation_metrics": ["nonsense"]}, "there is no metric named 'nonsense'"),
     ({"batchsize": 3}, "evaluate has no argument 'batchsize'; did you mean batch_size=?"),
 ]
 
@@ -334,7 +333,7 @@ OPTIONS = [
     (lambda e: ModelCheckpoint(num_to_keep=0), "num_to_keep should be a positive integer, got 0"),
     (
         lambda e: ModelCheckpoint(by_epoch=False, monitor="val_loss"),
-        "monitor looks at figures of an epoch; use by_epoch=True",
+        "monitor needs the metrics of an epoch; use by_epoch=True",
     ),
     (lambda e: TensorBoardCallback(freq="day"), 'freq should be "epoch", "batch" or a positive'),
 ]

@@ -296,7 +296,7 @@ WRONG = {
     "group_size": ({}, {"group_size": 0}, "group_size"),
     "hooks of steps": ({}, {"callbacks": [PerStep()]}, "PerStep has after_train_iter"),
     "accumulation": ({}, {"accumulate_grad_batches": 2}, "2 times as large"),
-    "local steps": ({}, {"local_steps": 2}, "have no optimizer of their own"),
+    "local steps": ({}, {"local_steps": 2}, "have no local optimizer"),
     "float64": ({"model": double}, {}, "parameters of float32"),
     "optimizer": ({"optimizer": adafactor}, {}, "Adafactor cannot be cut in slices"),
     "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "side by side"),
@@ -317,7 +317,7 @@ WRONG = {
         "does not go with compression='int8'",
     ),
     "too many slices": ({}, {"min_workers": 3}, "at most the number of workers, 2, got 3"),
-    "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "make it with backend='bigdl'"),
+    "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "create it with backend='bigdl'"),
 }
 
 

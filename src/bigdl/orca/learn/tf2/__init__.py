@@ -1,4 +1,4 @@
-"""Keras models on a cluster (API of BigDL 2.x)."""
+"""Distributed training, evaluation and prediction of Keras models (API of BigDL 2.x)."""
 
 from bigdl.orca.learn.tf2.estimator import Estimator, KerasEstimator
 

@@ -1,4 +1,4 @@
-"""Estimators for Keras: training, evaluation and prediction of a model on a cluster."""
+"""Keras Estimators: distributed training, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 __all__ = ["Estimator", "KerasEstimator"]
 
 
-_OF_LAYER = (*PHASES, "step_s", "sync_s", "bytes_per_step")
+_LAYER_METRICS = (*PHASES, "step_s", "sync_s", "bytes_per_step")
 
 
 class Estimator:
-    """Makes Estimators; see :meth:`from_keras`.
+    """Factory of Keras Estimators, see :meth:`from_keras`.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class Estimator:
     ...     model_creator=model_creator, config={"lr": 0.5}, backend="local"
     ... )
     >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, 2 * x), epochs=20, batch_size=64, verbose=0)
+    >>> history = estimator.fit((x, 2 * x), epochs=20, batch_size=64, verbose=0)
     >>> estimator.predict(np.ones((1, 1), dtype="float32")).round(1)
     array([[2.]], dtype=float32)
     """
@@ -93,55 +93,56 @@ class Estimator:
         loss_weight: Callable | str | None = None,
         **old: Any,
     ) -> KerasEstimator:
-        """Return an Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
+        """Create an Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
 
-        The workers compute with the backend of Keras that the driver has: TensorFlow, torch or JAX.
+        The workers use the same Keras backend as the driver: TensorFlow, torch or JAX.
 
         Parameters
         ----------
         model_creator : callable, optional
-            ``model_creator(config)`` returns a compiled ``keras.Model``, or one that is not
-            compiled with `compile_args_creator`. May be left out when :meth:`KerasEstimator.load`
-            follows.
+            ``model_creator(config)`` returns a compiled ``keras.Model``, or an uncompiled one if
+            `compile_args_creator` is passed. None requires a later call of
+            :meth:`KerasEstimator.load`.
         config : dict, optional
             Passed to every creator. ``intra_op_parallelism`` (default: the worker's threads) and
-            ``inter_op_parallelism`` (2) are TensorFlow's; ``dtype`` ("float32", "float64"),
-            ``shuffle`` (True) and ``drop_last`` (False) apply to the input; ``batch_size`` is
-            refused.
+            ``inter_op_parallelism`` (default 2) are TensorFlow options. ``dtype`` ("float32" or
+            "float64"), ``shuffle`` (default True) and ``drop_last`` (default False) apply to the
+            input. ``batch_size`` raises an error.
         verbose : bool
-            Accepted for compatibility; ``fit`` has an argument of this name.
+            Accepted for compatibility and ignored; use ``verbose`` of ``fit``.
         workers_per_node : int
-            Workers on every node; each gets its share of the node's cores as threads.
+            Number of workers per node; each uses its share of the node's cores as threads.
         compile_args_creator : callable, optional
             ``compile_args_creator(config)`` returns the arguments of ``model.compile`` as a dict.
         backend : str, optional
-            ``"spark"``: workers are the tasks of one Spark barrier stage. ``"ray"`` (also
-            ``"tf2"``): actors of Ray, which live from one call to the next. ``"horovod"``:
-            gradients meet by Horovod. ``"bigdl"``: synchronous SGD on ordinary Spark jobs
-            (:mod:`bigdl.orca.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad
-            and RMSprop. ``"local"``: processes of this machine, without Spark or Ray, for inputs
-            that need neither. Results are the same. Default: Ray if that is what
-            ``init_orca_context(runtime="ray")`` has started, else Spark.
+            ``"spark"``: workers are the tasks of a Spark barrier stage. ``"ray"`` (also ``"tf2"``):
+            workers are Ray actors, which stay alive between calls. ``"horovod"``: gradients are
+            all-reduced by Horovod. ``"bigdl"``: synchronous SGD with ordinary Spark jobs
+            (:mod:`bigdl.orca.parameter_layer`), for the optimizers SGD, Adam, AdamW, Adagrad and
+            RMSprop. ``"local"``: processes on this machine, without Spark or Ray, for inputs that
+            need neither. All backends give the same results. Default: Ray if
+            ``init_orca_context(runtime="ray")`` has started it, else Spark.
         cpu_binding : bool
-            Accepted for compatibility: workers get threads of their own, not cores.
+            Accepted for compatibility and ignored: workers are not bound to cores.
         log_to_driver : bool
-            Show what workers print.
+            Whether to show the output of workers.
         model_dir : str, optional
-            Folder for checkpoints that the driver and all workers share; a path or fsspec URL.
+            Path or fsspec URL of a folder for checkpoints, on storage that the driver and all
+            workers share.
         keras_model, model : keras.Model, optional
-            A compiled model instead of `model_creator`. It is copied, never changed.
+            A compiled model instead of `model_creator`. It is copied and never modified.
         custom_objects : dict, optional
-            More classes and functions by the names that configurations of the model's layers have
-            for them. Those that the model is made of travel with it.
+            Further classes and functions by the names that the configurations of the model's layers
+            use. Those that the model consists of are shipped automatically.
         num_to_keep : int
-            How many of the newest checkpoints stay in `model_dir`.
+            Number of latest checkpoints to keep in `model_dir`.
         loss_weight : callable or str, optional
-            What a part of a batch weighs in the loss, where that cannot be seen from the loss: a
-            function ``loss_weight(x, y)`` that returns what the loss of these rows is divided by,
-            ``"rows"`` for their number, or ``"sum"`` for a loss that adds up. Default: losses of
-            Keras are known, with their `reduction` and ``ignore_class``; others, and those of
-            models with masks, are compared with the losses of parts of the first batches, and one
-            warning tells of a loss that is neither a mean nor a sum over the rows.
+            Divisor of the loss, if it cannot be detected: a function ``loss_weight(x, y)`` that
+            returns the divisor of the loss of these rows, ``"rows"`` for the number of rows, or
+            ``"sum"`` for a loss that is a sum. Default: Keras losses are known, with their
+            `reduction` and ``ignore_class``. For other losses and models with masks, the losses of
+            the first batches are compared with those of their parts; a warning is logged if the
+            loss is neither a mean nor a sum over rows.
 
         Returns
         -------
@@ -150,14 +151,14 @@ class Estimator:
         Raises
         ------
         UsageError
-            For an argument that cannot work.
+            If an argument is invalid.
         """
         resolve_legacy_kwargs(Estimator.from_keras, old)
         chosen = BACKENDS.get(backend or "")
         if chosen is not None and not chosen.trains_jax and backend_of_program() == "jax":
             raise UsageError(
-                f"backend={backend!r} does not train Keras models that compute with JAX; use "
-                "backend='spark' or 'ray', whose updates are the same",
+                f"backend={backend!r} does not train Keras models on JAX; use backend='spark' or "
+                "'ray', which give the same updates",
                 code="unsupported",
             )
         if backend is None:
@@ -196,18 +197,18 @@ class Estimator:
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """Return the newest complete checkpoint below a ``model_dir``, or the newest Keras file.
+        """Return the latest complete checkpoint in a ``model_dir``, or the latest Keras file.
 
         Returns
         -------
         str
-            A folder that :meth:`KerasEstimator.load_checkpoint` and ``fit(resume=)`` take, or a
-            file that a ModelCheckpoint wrote.
+            A folder for :meth:`KerasEstimator.load_checkpoint` and ``fit(resume=)``, or a file that
+            a ModelCheckpoint wrote.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If there is no checkpoint.
         """
         run = CheckpointDirectory.latest_run(checkpoint_dir)
         if run is not None:
@@ -229,7 +230,7 @@ class Estimator:
 
 
 class KerasEstimator(KerasFiles):
-    """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`.
+    """Estimator of a Keras model, created by :meth:`Estimator.from_keras`.
 
     Examples
     --------
@@ -240,8 +241,8 @@ class KerasEstimator(KerasFiles):
     >>> model.compile("sgd", "mse", metrics=["mae"])
     >>> estimator = Estimator.from_keras(model=model, backend="local")
     >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
-    >>> figures = estimator.fit((x, 2 * x), epochs=2, verbose=0)
-    >>> len(figures["loss"])  # one for each epoch
+    >>> history = estimator.fit((x, 2 * x), epochs=2, verbose=0)
+    >>> len(history["loss"])  # one value per epoch
     2
     >>> sorted(estimator.evaluate((x, 2 * x), verbose=0))
     ['validation_loss', 'validation_mae']
@@ -294,65 +295,67 @@ class KerasEstimator(KerasFiles):
         min_workers: int | None = None,
         **old: Any,
     ) -> dict:
-        """Train the model; another call goes on where this one ended.
+        """Train the model; a further call continues the training.
 
         Parameters
         ----------
         data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame, tf.data.Dataset, \
 function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             A str (or a list) is the path of Parquet files or of a Delta Lake or Iceberg table,
-            which the workers read themselves; ``"table@v5"`` names a version of it.
-            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
-            unless they are pandas frames; ``y`` may be a dict by the names of the model's outputs.
-            A function ``creator(config, batch_size)`` returns a ``tf.data.Dataset`` in batches of
-            that (global) size or a torch DataLoader; see :mod:`bigdl.training.keras.data` for how
-            workers share a dataset out.
+            which the workers read directly; ``"table@v5"`` selects version 5 of a table. Arrays are
+            ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards unless they are
+            pandas DataFrames; ``y`` may be a dict by the names of the model's outputs. A function
+            ``creator(config, batch_size)`` returns a ``tf.data.Dataset`` in batches of that
+            (global) size, or a torch DataLoader; see :mod:`bigdl.training.keras.data` for how a
+            dataset is divided among workers.
         epochs : int
-            The number of the last epoch, as Keras counts: so many less `initial_epoch` are made.
+            Number of the last epoch, as in Keras: ``epochs - initial_epoch`` epochs are trained.
         batch_size : int
-            Rows of a global batch, over all workers together. None is possible for a function that
-            does not need it.
+            Number of rows per global batch, over all workers. A creator function may allow None.
         verbose : int
-            0 shows no progress, 2 a line per epoch, 1 and ``"auto"`` a bar in a terminal or a
-            notebook and lines elsewhere.
+            0 shows no progress, 2 shows a line per epoch. 1 and ``"auto"`` show a progress bar in a
+            terminal or notebook, and lines elsewhere.
         callbacks : list of keras.callbacks.Callback, optional
-            Every worker has a copy of its own. Those that write files do so on the first worker's
+            Every worker gets a copy. Callbacks that write files write them on the first worker's
             machine.
         validation_data : optional
-            Evaluated after every epoch; of the same kind and columns as `data`.
+            Data to evaluate after every epoch, of the same type and with the same columns as
+            `data`.
         class_weight : dict of int to float, optional
+            Weight of each class in the loss.
         initial_epoch : int
             Number of the first epoch, for callbacks.
         steps_per_epoch : int, optional
-            Batches of an epoch, which go on where those of the last epoch ended; default all rows.
+            Number of batches per epoch; the next epoch continues after them. Default all rows.
         validation_steps : int, optional
-            Batches of every worker that a validation looks at; default all.
+            Number of batches per worker and validation; default all.
         validation_freq : int or list of int
-            Validate after every so many epochs, or after those epochs (from 1).
+            Number of epochs between validations, or the list of epochs (from 1) to validate after.
         data_config : dict, optional
-            Added to the ``config`` that functions given as data get, beside ``rank`` and ``size``.
+            Added to the ``config`` of data creator functions, which also contains ``rank`` and
+            ``size``.
         feature_cols, label_cols : str or list of str
-            Columns of the model's inputs and targets. A functional model whose input is a dict
-            gets them by name, others in this order.
+            Columns of the model's inputs and targets. A functional model with a dict input gets
+            them by name, other models in this order.
         max_failures : int or FailurePolicy
-            How many losses of workers are answered by going on from the latest checkpoint; default
-            3, with ``backend="bigdl"`` 5 within 120 seconds.
+            Maximum number of retries from the latest checkpoint after failures; default 3, or 5
+            within 120 seconds with ``backend="bigdl"``.
         seed : int, optional
-            Seed of weights, shuffling and dropout; kept for later fits. Default: random.
+            Seed of weights, shuffling and dropout, also for later fits. Default: random.
         resume : str, optional
-            ``"auto"`` goes on from the newest checkpoint below `model_dir` (and starts afresh
-            without one): a program that was killed is just run again. A path of a checkpoint goes
-            on from that. `epochs` then counts from the start of the run.
+            ``"auto"`` resumes from the latest checkpoint in `model_dir`, or starts a new run
+            without one, so that a killed program can simply run again. A path resumes from that
+            checkpoint. `epochs` then counts from the start of the run.
         checkpoint_trigger : Trigger or str, optional
             When to write a checkpoint; default after every epoch.
         weight_col : str, optional
-            Column of the rows' weights (``sample_weight`` of Keras).
+            Column of row weights (``sample_weight`` of Keras).
         profile : bool
-            Add ``profile``: per epoch, mean seconds per batch of fetching and of the step, and
-            the most memory that each worker has had, in bytes. With ``backend="bigdl"`` also the
+            Whether to add ``profile``: per epoch, mean seconds per batch for fetching and for the
+            step, and the peak memory of each worker in bytes. With ``backend="bigdl"``, also the
             phases of a step.
         transport, group_size, compression, sampling, drop_stragglers, min_workers
-            Of ``backend="bigdl"``: how a training goes through the parameter layer; see
+            Options of the parameter layer, for ``backend="bigdl"``; see
             :meth:`bigdl.orca.learn.pytorch.PyTorchEstimator.fit`.
         **old
             Keywords of earlier releases.
@@ -360,19 +363,19 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         Returns
         -------
         dict
-            A list per figure, with an entry for each epoch, of all workers together: ``loss``, the
-            compiled metrics, and with validation ``val_loss`` and so on. Also ``epochs``, ``steps``
-            and ``verbose``. `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
+            Per metric, a list with one value per epoch, merged over all workers: ``loss``, the
+            compiled metrics, and with validation ``val_loss`` etc. Also ``epochs``, ``steps`` and
+            ``verbose``. `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
             ``discarded_steps``.
 
         Raises
         ------
         UsageError
-            For arguments or rows that cannot work.
+            If an argument or the data is invalid.
         WorkerError
-            When the model or another creator raised in a worker.
+            If the model or another creator raised an error in a worker.
         WorkerLost
-            When workers were lost more often than `max_failures` allows.
+            If workers were lost more often than `max_failures` allows.
         """
         resolve_legacy_kwargs(self.fit, old)
         keywords = LayerArguments(
@@ -417,7 +420,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             loss_weight=self._loss_weight,
         )
         packed = Packed.of(self._parts, callbacks)
-        figures = self._training.fit(
+        history = self._training.fit(
             engine,
             feed,
             functools.partial(KerasFitProgram, packed, config, self._sync),
@@ -427,7 +430,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             policy=self._backend.failure_policy(max_failures),
             progress=progress_form(verbose),
         )
-        return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
+        return _history(history, {"verbose": verbose, "epochs": epochs}, profile)
 
     def evaluate(
         self,
@@ -445,40 +448,41 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         weight_col: str | None = None,
         **old: Any,
     ) -> dict:
-        """Return loss and metrics; the same figures for any number of workers.
+        """Return loss and metrics, which do not depend on the number of workers.
 
         Parameters
         ----------
         data : see fit
         batch_size : int
-            Rows of a batch over all workers together.
+            Number of rows per batch, over all workers.
         num_steps : int, optional
-            Batches per worker to look at; default all.
+            Number of batches per worker to evaluate; default all.
         verbose : int
-            Accepted for compatibility.
+            Accepted for compatibility and ignored.
         sample_weight : None
-            Of BigDL 2.x; use `weight_col`.
+            Not supported; use `weight_col`.
         callbacks : list of keras.callbacks.Callback, optional
         data_config : dict, optional
         feature_cols, label_cols : str or list of str
         max_failures : int or FailurePolicy
         weight_col : str, optional
-            Column of the rows' weights.
+            Column of row weights.
         **old
             Keywords of earlier releases.
 
         Returns
         -------
         dict
-            ``validation_loss``, and ``validation_<name>`` of each compiled metric, as floats. They
-            are also found as ``val_loss`` and ``val_<name>``, the names that `fit` has.
+            ``validation_loss``, and ``validation_<name>`` for each compiled metric, as floats. The
+            names of `fit`, ``val_loss`` and ``val_<name>``, are also accepted as keys.
         """
         resolve_legacy_kwargs(self.evaluate, old)
         self._parts.need()
         if sample_weight is not None:
             raise UsageError(
-                "sample_weight cannot be shared out among the workers; put the weights in a column "
-                "and name it by weight_col=",
+                "sample_weight cannot be divided among the workers; put the weights in a column "
+                "and "
+                "pass its name as weight_col=",
                 code="unsupported",
                 argument="sample_weight",
             )
@@ -497,10 +501,10 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         )
         packed = Packed.of(self._parts, callbacks)
         program = KerasEvaluateProgram(packed, config, self._sync, settings, self._training.seed)
-        figures = self._run_evaluation(program, feed, max_failures)
-        if figures is None:
+        metrics = self._run_evaluation(program, feed, max_failures)
+        if metrics is None:
             raise UsageError("The data to evaluate has no rows", code="data-empty")
-        return EvaluationMetrics({f"validation_{name}": value for name, value in figures.items()})
+        return EvaluationMetrics({f"validation_{name}": value for name, value in metrics.items()})
 
     @typed_predict
     def predict(
@@ -515,31 +519,31 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         min_partition_num: int | None = None,
         output_cols: str | Sequence[str] | None = None,
     ) -> Any:
-        """Return `data` with predictions, lazily: all its columns, rows and their order are kept.
+        """Return `data` with predictions, computed lazily; all columns and rows keep their order.
 
         Parameters
         ----------
         data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
 RayXShards or a ray.data.Dataset
-            Of one array, tuple or dict the result is the predictions alone.
+            For an array, tuple or dict, the result holds only the predictions.
         batch_size : int
-            Rows of one forward pass.
+            Number of rows per forward pass.
         verbose, steps, callbacks, data_config, min_partition_num
-            Accepted for compatibility: all rows are predicted where they are, later.
+            Accepted for compatibility and ignored: tasks predict all rows, lazily.
         feature_cols : str or list of str
         output_cols : str or list of str, optional
-            Names for the model's outputs, one each; default one column ``prediction``, and for a
-            model that returns a dict one column per key.
+            One name per model output; default one column ``prediction``, or one column per key if
+            the model returns a dict.
 
         Returns
         -------
         pyspark.sql.DataFrame, or in the form of the input
-            With ``prediction``: of a Spark DataFrame a number where the model gives one
-            without a dimension per row, a dense vector for one dimension (also of one number, as
-            ``Dense(1)`` gives it), nested arrays for more and for whole numbers; several outputs
-            without `output_cols` as an array of vectors, of several types as a struct. All outputs
-            keep their dtypes (float16 and bfloat16 become float32). A row of a Spark DataFrame
-            with a null in a feature has null there.
+            `data` with ``prediction``. The column of a Spark DataFrame has scalars if the model
+            returns a scalar per row, dense vectors for one dimension (even of size 1, as for
+            ``Dense(1)``), and nested arrays for more dimensions and for integers. Several outputs
+            without `output_cols` become an array of vectors, or a struct if their types differ. All
+            outputs keep their dtypes (float16 and bfloat16 become float32). The prediction is null
+            for a row with a null in a feature.
         """
         for name, value in (("steps", steps), ("callbacks", callbacks)):
             if value:
@@ -552,8 +556,8 @@ RayXShards or a ray.data.Dataset
         self._parts.need()
         if request.accelerate is not None:
             raise UsageError(
-                f"accelerate={request.accelerate!r} is for models of PyTorch; leave it out for a "
-                "Keras model",
+                f"accelerate={request.accelerate!r} is for PyTorch models; omit it for a Keras "
+                "model",
                 code="unsupported",
                 argument="accelerate",
             )
@@ -563,7 +567,7 @@ RayXShards or a ray.data.Dataset
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> KerasEstimator:
-        """Return an Estimator that predicts with what :meth:`packed_model` returned."""
+        """Create an Estimator from the bytes that :meth:`packed_model` returned."""
         snapshot = ModelBytes(data).snapshot()
         (parts,) = snapshot.packed.unpack(snapshot.config, snapshot.threads)
         options = EstimatorOptions(resolve_backend(backend, {"tf2": "ray"}), 1, True, None, 2)
@@ -585,8 +589,8 @@ RayXShards or a ray.data.Dataset
         weights, slices = self._predicting_weights(request.is_standalone)
         if not weights:
             raise UsageError(
-                "The model has no weights yet, since it does not know the shape of its input; fit "
-                "or load it first, or give it an Input",
+                "The model has no weights yet, since its input shape is unknown; fit or load it "
+                "first, or add an Input",
                 code="model-unbuilt",
             )
         parts, names, threads = self._parts, request.feature_cols, cluster.threads_per_task
@@ -608,10 +612,10 @@ RayXShards or a ray.data.Dataset
         return {**self._parts.config, **check_config(data_config, "data_config")}
 
 
-def _history(figures: list[dict], params: dict, profile: bool) -> dict:
-    """Return the figures of the epochs as Keras's History has them, and what it was asked for."""
-    out: dict[str, Any] = {**params, "steps": figures[-1]["steps"] if figures else None}
-    for entry in figures:
+def _history(history: list[dict], params: dict, profile: bool) -> dict:
+    """Convert epoch entries to the dict of Keras's History, with the arguments of fit."""
+    out: dict[str, Any] = {**params, "steps": history[-1]["steps"] if history else None}
+    for entry in history:
         for name, value in entry["logs"].items():
             out.setdefault(name, []).append(value)
     if profile:
@@ -619,21 +623,21 @@ def _history(figures: list[dict], params: dict, profile: bool) -> dict:
         names = ("epoch_s", "mean_fetch_s", "mean_step_s", "peak_memory_bytes")
         out["profile"] = [
             {name: entry["profile"][key] for name, key in zip(names, kept, strict=True)}
-            | {name: entry["profile"][name] for name in _OF_LAYER if name in entry["profile"]}
-            for entry in figures
+            | {name: entry["profile"][name] for name in _LAYER_METRICS if name in entry["profile"]}
+            for entry in history
         ]
     return out
 
 
 def _check_batch_size(batch_size: int | None, feed: Any) -> int | None:
-    """Return the rows of a batch; a function may do without."""
+    """Return the checked batch size; None is allowed for a creator function."""
     if batch_size is None and feed.kind == "DataLoader":
         return None
     return check_positive("batch_size", batch_size)
 
 
 def _check_class_weight(table: Any) -> dict | None:
-    """Return the weight of each class, if it is such a table."""
+    """Return the checked class weights."""
     if table is None:
         return None
     if not isinstance(table, dict) or not all(isinstance(v, int | float) for v in table.values()):
@@ -646,14 +650,14 @@ def _check_class_weight(table: Any) -> dict | None:
 
 
 def _check_frequency(frequency: Any) -> int | list[int]:
-    """Return after which epochs to validate."""
+    """Return the checked validation frequency, an int or a sorted list of epochs."""
     if isinstance(frequency, list | tuple | set | range) and frequency:
         return sorted(check_positive("an epoch of validation_freq", each) for each in frequency)
     if isinstance(frequency, numbers.Integral):
         return check_positive("validation_freq", frequency)
     raise UsageError(
-        "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
-        f"1), got {frequency!r}",
+        "validation_freq should be a positive integer, or a list of epoch numbers (from 1), got "
+        f"{frequency!r}",
         code="argument-value",
         argument="validation_freq",
     )
@@ -663,5 +667,5 @@ def _check_frequency(frequency: Any) -> int | list[int]:
 
 
 def _data_config_of(config: dict) -> dict:
-    """Return the config of a feed or a prediction: Keras has texts in its models on TensorFlow."""
+    """Return the config for inputs; on TensorFlow, Keras models may take strings."""
     return with_texts(config) if backend_of_program() == "tensorflow" else config

@@ -1,15 +1,15 @@
-"""The model of a Keras Estimator and its files.
+"""Model of a Keras Estimator and its files.
 
-A file is what Keras writes, a checkpoint of :meth:`KerasFiles.save_checkpoint`, or a folder of
+A file is written by Keras or by :meth:`KerasFiles.save_checkpoint`, or it is a checkpoint folder in
 ``model_dir`` (see :mod:`bigdl.training.checkpoint`).
 
-A whole model is a file of Keras (``.keras``, a zip), a file of HDF5, or a folder with a SavedModel
-for serving and a ``model.keras`` beside it.  Which one is written is told by the name, or by
-``save_format`` where the name has no suffix of its own; which one is read, by the content alone.
+A whole model is a Keras file (``.keras``, a zip), an HDF5 file, or a folder with a SavedModel for
+serving and a ``model.keras``. When writing, the suffix determines the format, or ``save_format`` if
+there is no known suffix. When reading, only the content determines it.
 
-A subclassed model makes its weights when it is first called.  A fit notes the form of a row of its
-inputs in every snapshot (as ``example``), so that the driver can make the weights too, to put those
-of the snapshot in.
+A subclassed model creates its weights when it is first called. Therefore a fit records the form of
+an input row in every snapshot (as ``example``), so that the driver can create the weights, too, and
+load those of the snapshot.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WHOLE = "model.keras"  # the file of the whole model in a folder
+_WHOLE = "model.keras"  # file of the whole model in a folder
 _SUFFIXES = {".keras": "keras", ".h5": "h5", ".hdf5": "h5"}
-_FILES = {"keras": "a file of Keras", "h5": "a file of HDF5", "tf": "a folder"}
+_FILES = {"keras": "a Keras file", "h5": "an HDF5 file", "tf": "a folder"}
 _MAGIC = {b"PK\x03\x04": ".keras", b"\x89HDF\r\n\x1a\n": ".h5"}
 
 _WEIGHTS_FORMATS = (None, "h5", "hdf5", "keras", "tf", "tensorflow")
-# of a snapshot's manifest: what the model's inputs are like
-_OF_INPUTS = ("inputs", "example")
+# keys of a snapshot's manifest that describe the model's inputs
+_INPUT_KEYS = ("inputs", "example")
 
 
 class KerasFiles(TrainingEstimator):
-    """The verbs of an Estimator that are about its model alone.
+    """Base class of the Keras Estimator: access to the model, and its files.
 
     Parameters
     ----------
@@ -69,15 +69,15 @@ class KerasFiles(TrainingEstimator):
     _parts: KerasParts
 
     def get_model(self, sample_input: Any = None, set_weights: bool = True) -> keras.Model:
-        """Return the trained model, a copy of its own on the driver, with its optimizer's state.
+        """Return a copy of the trained model, with its optimizer's state, on the driver.
 
         Parameters
         ----------
         sample_input : array, or tuple or dict of arrays, optional
-            Rows for a subclassed model that has neither been fitted nor loaded yet, which does not
-            know the shape of its input; a fit, a load and a checkpoint tell it.
+            Rows for a subclassed model that has not been fitted or loaded, so that its input shape
+            is unknown.
         set_weights : bool
-            False gives the model with the weights that the creator gives it.
+            If False, keep the initial weights of the creator.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class KerasFiles(TrainingEstimator):
         self._parts.need()
         model = self._parts.build_on_driver(self._training.seed)
         snapshot = self._training.snapshot if set_weights else None
-        _tell_shapes(model, sample_input, {} if snapshot is None else snapshot.manifest)
+        _build_from_row(model, sample_input, {} if snapshot is None else snapshot.manifest)
         if snapshot is None:
             return model
         if not model.built:
@@ -108,22 +108,22 @@ class KerasFiles(TrainingEstimator):
         return model
 
     def _model_with_weights(self, sample_input, **options):
-        """The model for who writes its weights or reads others into it."""
+        """Return the model; raise an error if it has no weights yet."""
         model = self._model(sample_input, **options)
         if not model.built:
             raise UsageError(
-                "The model has no weights yet, since it does not know the shape of its input; pass "
-                "a row as sample_input, give it an Input, or fit it first",
+                "The model has no weights yet, since its input shape is unknown; pass a row as "
+                "sample_input, add an Input, or fit it first",
                 code="model-unbuilt",
                 argument="sample_input",
             )
         return model
 
     def _known_inputs(self, sample_input=None) -> dict:
-        """Return the known facts about the inputs, for the manifest of a checkpoint."""
+        """Return the known input types and example, for a checkpoint's manifest."""
         snapshot = self._training.snapshot
         known = {} if snapshot is None else snapshot.manifest
-        inputs = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
+        inputs = {name: known[name] for name in _INPUT_KEYS if known.get(name) is not None}
         if not inputs and sample_input is not None:
             inputs["example"] = form_of(_first_row(sample_input))
         return inputs
@@ -147,21 +147,21 @@ class KerasFiles(TrainingEstimator):
         Parameters
         ----------
         filepath : str
-            A local path or fsspec URL. ``*.keras``, ``*.h5`` and ``*.hdf5`` are files of Keras;
-            any other name becomes a folder with a SavedModel for serving and the whole model beside
-            it.
+            Local path or fsspec URL. ``*.keras``, ``*.h5`` and ``*.hdf5`` are Keras files; any
+            other name becomes a folder with a SavedModel for serving and a file with the whole
+            model.
         overwrite : bool
-            False refuses a path that exists.
+            If False, raise an error if the path exists.
         include_optimizer : bool
-            Whether the optimizer's state is written.
+            Whether to write the optimizer's state.
         save_format : str, optional
-            ``"h5"``, ``"keras"`` or ``"tf"`` (a folder), where the name has none of these suffixes.
+            ``"h5"``, ``"keras"`` or ``"tf"`` (a folder), if the name has no known suffix.
         signatures, options
-            Accepted for compatibility: a SavedModel has the signature ``serve``.
+            Accepted for compatibility and ignored: a SavedModel has the signature ``serve``.
         sample_input : optional
             See :meth:`get_model`.
         **old
-            The keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
+            Keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
 
         Returns
         -------
@@ -171,19 +171,19 @@ class KerasFiles(TrainingEstimator):
         Raises
         ------
         UsageError
-            If `save_format` contradicts the name, nothing can be written there, or the model has
-            no weights yet.
+            If `save_format` contradicts the suffix, the path cannot be written, or the model has no
+            weights yet.
         """
         filepath = resolve_path(self.save, old, "checkpoint", filepath)
         file_format = _format_to_write(filepath, save_format)
-        _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
+        _check_target(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
             warn_once("save(signatures=) has no effect: a SavedModel has the signature serve")
         if options is not None:
             warn_once("save(options=) has no effect: the whole model is written by Keras 3")
         model = self._model_with_weights(sample_input, with_optimizer=include_optimizer)
         if file_format != "tf":
-            write_bytes(filepath, _bytes_of(f"model.{file_format}", model.save))
+            write_bytes(filepath, _written_bytes(f"model.{file_format}", model.save))
             return filepath
         with scratch_folder("model") as folder:
             if backend_of_program() == "tensorflow":
@@ -204,25 +204,25 @@ class KerasFiles(TrainingEstimator):
         sample_input: Any = None,
         **old: Any,
     ) -> None:
-        """Read a whole model that :meth:`save` or Keras wrote; it takes the creator's place.
+        """Load a whole model that :meth:`save` or Keras wrote, in place of the creator.
 
-        What it is written in is told by its content, whatever its name is.
+        The content of the file determines its format, whatever the name.
 
         Parameters
         ----------
         filepath : str
         custom_objects : dict, optional
-            Classes and functions that the file names.
+            Classes and functions that the file refers to by name.
         compile : bool
-            Compile it as it was.
+            Whether to compile the model as it was saved.
         options
             Accepted for compatibility.
         trust : bool
-            Run code that the file may hold, such as a Lambda layer's.
+            Whether to load code in the file, such as that of a Lambda layer; it can do anything.
         sample_input
-            Accepted for compatibility: a whole model knows its inputs.
+            Accepted for compatibility and ignored: a whole model includes its input shapes.
         **old
-            The keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
+            Keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class KerasFiles(TrainingEstimator):
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
-        # losses by names that a file of HDF5 may hold and Keras does not find there
+        # short loss names in HDF5 files, which Keras does not resolve
         names = ("mse", "mae", "mape", "msle") if suffix == ".h5" else ()
         objects = {**{name: keras.losses.get(name) for name in names}, **(custom_objects or {})}
 
@@ -244,15 +244,16 @@ class KerasFiles(TrainingEstimator):
                 local, custom_objects=objects, compile=compile, safe_mode=not trust
             )
             if suffix == ".h5" and model.compiled:
-                # from HDF5 Keras builds the optimizer for none of the layers' weights
+                # from HDF5, Keras builds the optimizer without the layers' weights
                 model.compile_from_config(model.get_compile_config())
             return model
 
         model = _read(data, suffix, read, f"{filepath!r} is not a model that can be loaded")
         if not model.built:
             raise UsageError(
-                f"{filepath!r} is of a model that did not know the shape of its input yet, so it "
-                "holds no weights; call the model on a row before you save it",
+                f"{filepath!r} has a model without input shape, so it contains no weights; call "
+                "the "
+                "model on a row before you save it",
                 code="model-unbuilt",
                 path=filepath,
             )
@@ -272,7 +273,7 @@ class KerasFiles(TrainingEstimator):
         *,
         sample_input: Any = None,
     ) -> str:
-        """Write the weights alone, in Keras's own format whatever the name is.
+        """Write only the weights, always in Keras's weights format.
 
         Parameters
         ----------
@@ -280,7 +281,7 @@ class KerasFiles(TrainingEstimator):
             A local path or fsspec URL.
         overwrite : bool
         save_format : str, optional
-            ``"h5"`` is what is written; ``"tf"`` is accepted for compatibility.
+            ``"h5"`` is always written; ``"tf"`` is accepted for compatibility.
         sample_input : optional
             See :meth:`get_model`.
 
@@ -299,40 +300,40 @@ class KerasFiles(TrainingEstimator):
             )
         if save_format in ("tf", "tensorflow"):
             warn_once(
-                f'save_weights(save_format="{save_format}") has no effect: Keras 3 has one format '
-                "for weights, which load_weights reads"
+                f'save_weights(save_format="{save_format}") has no effect: Keras 3 has only one '
+                "weights format, which load_weights reads"
             )
-        _check_place(filepath, overwrite=overwrite)
+        _check_target(filepath, overwrite=overwrite)
         model = self._model_with_weights(sample_input)
-        write_bytes(filepath, _bytes_of("model.weights.h5", model.save_weights))
+        write_bytes(filepath, _written_bytes("model.weights.h5", model.save_weights))
         return filepath
 
     def load_weights(
         self, filepath: str, by_name: bool = False, *, sample_input: Any = None
     ) -> None:
-        """Read weights that :meth:`save_weights` or Keras wrote; the optimizer starts anew.
+        """Load weights that :meth:`save_weights` or Keras wrote; reset the optimizer.
 
         Parameters
         ----------
         filepath : str
-            Of weights or of a whole model.
+            File of weights or of a whole model.
         by_name : bool
-            Take the layers of equal names from a ``.h5`` file of Keras 2.
+            Whether to match layers of a Keras 2 ``.h5`` file by name.
         sample_input : optional
             See :meth:`get_model`.
 
         Raises
         ------
         UsageError
-            If the file cannot be read or is of another model, or the model does not know the shape
-            of its input.
+            If the file cannot be read or belongs to another model, or if the model's input shape is
+            unknown.
         """
         filepath = check_path("load_weights", filepath)
         data, suffix = _read_weights(filepath)
         model = self._model_with_weights(sample_input, with_optimizer=False)
         options = {"by_name": True} if by_name and suffix == ".h5" else {}
         with warnings.catch_warnings():
-            # of a whole model
+            # raised for the file of a whole model
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             failure = f"The weights in {filepath!r} cannot be loaded"
             _read(data, suffix, lambda local: model.load_weights(local, **options), failure)
@@ -342,7 +343,7 @@ class KerasFiles(TrainingEstimator):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def save_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
-        """Write weights, the optimizer's state and the number of epochs.
+        """Write the weights, the optimizer's state and the number of epochs.
 
         Parameters
         ----------
@@ -352,7 +353,7 @@ class KerasFiles(TrainingEstimator):
             See :meth:`get_model`.
         """
         path = check_path("save_checkpoint", path)
-        _check_place(path)
+        _check_target(path)
         model = self._model_with_weights(sample_input)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
@@ -368,18 +369,18 @@ class KerasFiles(TrainingEstimator):
         write_bytes(path, dumps(state))
 
     def load_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
-        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``.
+        """Load a file of :meth:`save_checkpoint`, or a checkpoint folder in ``model_dir``.
 
         Parameters
         ----------
         path : str
         sample_input : optional
-            See :meth:`get_model`; for a checkpoint that does not tell it.
+            See :meth:`get_model`; for a checkpoint without an example row.
 
         Raises
         ------
         UsageError
-            If it cannot be read or is of another model.
+            If the file cannot be read or belongs to another model.
         """
         path = check_path("load_checkpoint", path)
         self._parts.need()
@@ -387,7 +388,7 @@ class KerasFiles(TrainingEstimator):
         if snapshot is None:
             snapshot = _read_state(path)
         model = self._parts.build_on_driver(self._training.seed)
-        row = _tell_shapes(model, sample_input, snapshot.manifest)
+        row = _build_from_row(model, sample_input, snapshot.manifest)
         if model.built:
             whole = whole_tables(snapshot)
             put_weights(model, whole.files["model.pt"], f"weights in {path!r}")
@@ -408,14 +409,14 @@ def _read_state(path: str) -> Checkpoint:
         raise
     except Exception as error:
         raise UsageError(
-            f"{path!r} is not a checkpoint of an Estimator; for a file of Keras use "
-            "load or load_weights",
+            f"{path!r} is not a checkpoint of an Estimator; for a Keras file use load or "
+            "load_weights",
             code="file-format",
             path=path,
         ) from error
 
 
-def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
+def _written_bytes(name: str, write: Callable[[Path], Any]) -> bytes:
     """Return the content of the file that a function writes."""
     with scratch_folder("model") as folder:
         local = Path(folder, name)
@@ -424,11 +425,11 @@ def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
 
 
 def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> T:
-    """Return what a function reads from a file of this content."""
+    """Return the result of a function that reads a file with this content."""
     with scratch_folder("model") as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
-        # Keras raises many exception types for a file of another format.
+        # Keras raises many exception types for a file in another format
         with as_usage_error(failure, code="file-damaged"):
             return read(local)
 
@@ -436,20 +437,20 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
 # -- shapes of subclassed models -----------------------------------------------------------------
 
 
-def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
-    """Let a model that does not know its shapes make its weights, if a row is known.
+def _build_from_row(model: keras.Model, sample_input: Any, known: dict) -> Any:
+    """Build an unbuilt model by calling it on a known row; return the row or None.
 
     Parameters
     ----------
     model : keras.Model
     sample_input : arrays or None
     known : dict
-        The manifest of a snapshot.
+        Manifest of a snapshot, which may have an example row.
 
     Returns
     -------
     arrays or None
-        The row of inputs that it was called on.
+        The input row that the model was called on.
     """
     if model.built:
         return None
@@ -461,22 +462,22 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
         return None
     rows = "rows of this form" if sample_input is None else "sample_input"
     with as_usage_error(
-        f"The model does not take {rows}", code="model-input"
-    ):  # a call of the user's may raise anything
+        f"The model does not accept {rows}", code="model-input"
+    ):  # user code in call() may raise any error
         call_on(model, row)
     return row
 
 
 def _first_row(sample_input: Any) -> Any:
-    """Return the first row of arrays of the user's."""
+    """Return the first row of the user's arrays."""
     import keras
 
     def first(value):
         array = array_of(value)
         if not array.ndim:
             raise UsageError(
-                "sample_input should be an array of rows, or a tuple or dict of such arrays, got "
-                f"a {type(value).__name__} in it",
+                "sample_input should be an array of rows, or a tuple or dict of arrays, got an "
+                f"element of type {type(value).__name__}",
                 code="data-type",
                 argument="sample_input",
             )
@@ -489,12 +490,12 @@ def _first_row(sample_input: Any) -> Any:
 
 
 def _format_to_write(filepath: str, save_format: str | None) -> str:
-    """Return ``"keras"``, ``"h5"`` or ``"tf"``, a folder.
+    """Return the file format: ``"keras"``, ``"h5"``, or ``"tf"`` for a folder.
 
     Raises
     ------
     UsageError
-        For another `save_format`, or one that the suffix of `filepath` contradicts.
+        If `save_format` is unknown, or contradicts the suffix of `filepath`.
     """
     if save_format not in (None, *_FILES):
         raise UsageError(
@@ -506,8 +507,8 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
     named = _SUFFIXES.get(posixpath.splitext(filepath)[1])
     if named is not None and save_format is not None and named != save_format:
         raise UsageError(
-            f"save_format={save_format!r} means {_FILES[save_format]} and the name {filepath!r} "
-            f"{_FILES[named]}; leave save_format out, or choose a name without this suffix",
+            f"save_format={save_format!r} means {_FILES[save_format]}, but the suffix of "
+            f"{filepath!r} means {_FILES[named]}; omit save_format, or use a name without suffix",
             code="argument-conflict",
             argument="save_format",
             path=filepath,
@@ -515,19 +516,19 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
     return save_format or named or "tf"
 
 
-def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = False) -> None:
-    """Refuse a path where nothing may be written, or nothing of this kind can be."""
+def _check_target(filepath: str, *, overwrite: bool = True, is_folder: bool = False) -> None:
+    """Raise an error if a file or folder cannot be written at a path."""
     fs, inner = open_file_system(filepath)
     if not fs.exists(inner):
         return
     if not overwrite:
         raise UsageError(
-            f"{filepath!r} is there already; pass overwrite=True", code="path-exists", path=filepath
+            f"{filepath!r} already exists; pass overwrite=True", code="path-exists", path=filepath
         )
     if fs.isfile(inner) == is_folder:
-        there, new = ("file", "folder") if is_folder else ("folder", "file")
+        existing, new = ("file", "folder") if is_folder else ("folder", "file")
         raise UsageError(
-            f"{filepath!r} is a {there}, and a {new} was to be written; remove it, or choose "
+            f"Cannot write a {new} to {filepath!r}, which is a {existing}; remove it, or choose "
             "another name",
             code="path-exists",
             path=filepath,
@@ -535,49 +536,49 @@ def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = Fal
 
 
 def _read_whole(filepath: str) -> tuple[bytes, str]:
-    """Return the file of a whole model, or of the one in a folder, and the suffix for it.
+    """Return the content of a whole model's file, and its suffix.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no such file.
     """
-    where = filepath
+    path = filepath
     if _is_folder(filepath):
-        where = posixpath.join(filepath, _WHOLE)
-        if file_exists(posixpath.join(filepath, "saved_model.pb")) and not file_exists(where):
+        path = posixpath.join(filepath, _WHOLE)
+        if file_exists(posixpath.join(filepath, "saved_model.pb")) and not file_exists(path):
             raise UsageError(
                 f"{filepath!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
-                "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load "
-                "that with compile=False, or put it into a model as keras.layers.TFSMLayer, which "
-                "predicts only",
+                "tf_keras (the Keras of TensorFlow before 2.16), save it to a .h5 file and load "
+                "that with compile=False, or wrap it in keras.layers.TFSMLayer, which can only "
+                "predict",
                 code="file-format",
                 path=filepath,
             )
-        if not file_exists(where):
+        if not file_exists(path):
             raise UsageError(
-                f"{filepath!r} is not a model that can be loaded: the folder holds no {_WHOLE}; "
+                f"{filepath!r} is not a model that can be loaded: the folder has no {_WHOLE}; "
                 "use load_checkpoint for a checkpoint of fit",
                 code="file-format",
                 path=filepath,
             )
-    return _content(where, f"{where!r} is not a model that can be loaded")
+    return _read_content(path, f"{path!r} is not a model that can be loaded")
 
 
 def _read_weights(filepath: str) -> tuple[bytes, str]:
-    """Return the file of weights or of a whole model, and the suffix that Keras knows it by.
+    """Return the content of a weights or whole-model file, and the suffix that Keras expects.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no such file.
     """
     if not file_exists(filepath):
         if file_exists(f"{filepath}.index"):
             raise UsageError(
-                f"The weights in {filepath!r} cannot be loaded: they are a checkpoint of "
-                "TensorFlow, which Keras 3 does not read; load them with tf_keras (the Keras of "
-                "TensorFlow before 2.16) and write them by save_weights to a file .weights.h5",
+                f"The weights in {filepath!r} cannot be loaded: they are a TensorFlow checkpoint, "
+                "which Keras 3 does not read; load them with tf_keras (the Keras of TensorFlow "
+                "before 2.16) and write them with save_weights to a .weights.h5 file",
                 code="file-format",
                 path=filepath,
             )
@@ -588,22 +589,22 @@ def _read_weights(filepath: str) -> tuple[bytes, str]:
                 code="file-format",
                 path=filepath,
             )
-    data, suffix = _content(filepath, f"The weights in {filepath!r} cannot be loaded")
-    return data, suffix if suffix == ".keras" or _is_of_keras_2(data) else ".weights.h5"
+    data, suffix = _read_content(filepath, f"The weights in {filepath!r} cannot be loaded")
+    return data, suffix if suffix == ".keras" or _is_keras_2_file(data) else ".weights.h5"
 
 
-def _content(path: str, failure: str) -> tuple[bytes, str]:
-    """Return the content of a file of Keras or HDF5, and the suffix of its kind."""
+def _read_content(path: str, failure: str) -> tuple[bytes, str]:
+    """Return the content of a Keras or HDF5 file, and its suffix."""
     data = read_bytes(path)
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return data, suffix
     raise UsageError(
-        f"{failure}: it is neither a file of Keras nor one of HDF5", code="file-format", path=path
+        f"{failure}: it is neither a Keras nor an HDF5 file", code="file-format", path=path
     )
 
 
-def _is_of_keras_2(data: bytes) -> bool:
+def _is_keras_2_file(data: bytes) -> bool:
     """Return True for the HDF5 layout of Keras 2, which a whole model always has."""
     import io
 
@@ -612,12 +613,12 @@ def _is_of_keras_2(data: bytes) -> bool:
     try:
         with h5py.File(io.BytesIO(data)) as file:
             return "layer_names" in file.attrs or "model_weights" in file
-    except OSError:  # cut off; loading it tells
+    except OSError:  # a truncated file; loading it raises an error
         return False
 
 
 def _is_folder(filepath: str) -> bool:
-    # some stores take long to tell that a file is no folder
+    # check for a file first: on some stores, isdir of a file is slow
     if file_exists(filepath):
         return False
     fs, inner = open_file_system(filepath)

@@ -1,7 +1,7 @@
-"""A Keras fit by the parameter layer: the driver's side, and the copies of the model in the ranks.
+"""Keras fit with the parameter layer: the driver's model and the ranks' replicas.
 
-The driver's model has the callbacks and the optimizer; a replica computes the gradients of the rows
-of its rank.
+The driver's model has the callbacks and the optimizer. A replica computes the gradients of its
+rank's rows.
 """
 
 import functools
@@ -54,13 +54,13 @@ from bigdl.training.keras.state import (
     zeros_of,
 )
 
-_METRIC, _LOG, _ROWS = "metric ", "log ", "rows"  # of the sums of a record
+_METRIC, _LOG, _ROWS = "metric ", "log ", "rows"  # key prefixes in the sums of a record
 
 
 def _check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse callbacks that want to know of single batches.
+    """Raise an error for callbacks with batch hooks.
 
-    Those of Keras that write files after batches only if they are told so are fine.
+    Keras callbacks that write files are accepted if their frequency is "epoch".
     """
     import keras
 
@@ -73,40 +73,39 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Refuse a model that the parameter layer cannot train."""
+    """Raise an error for a model that the parameter layer cannot train."""
     if model.optimizer is None or len(optimizers_of(model)) > 1:
         raise UsageError(
-            f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
-            f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
-            "backend='spark'",
+            f"backend='bigdl' needs exactly one optimizer in model.compile, {model.name} has "
+            f"{len(optimizers_of(model)) if model.optimizer else 'none'}; use backend='spark'",
             code="optimizer-unsupported",
         )
     if not model.built:
         raise UsageError(
-            "backend='bigdl' needs to know the weights before it reads the rows, and the model "
-            "has none until it is told the shape of its input; give it a keras.Input, or call "
-            "model.build in the model creator",
+            "backend='bigdl' needs the weights before it reads rows, but the model has none until "
+            "its input shape is known; add a keras.Input, or call model.build in the model creator",
             code="model-unbuilt",
         )
     for layer in growing_layers(model).values():
         raise UsageError(
-            "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all rows, "
-            f"and {layer.name} is one; use another backend, or a ShardedEmbedding",
+            f"The GrowingEmbedding {layer.name} cannot grow with backend='bigdl', whose workers "
+            "hold "
+            "all rows; use another backend, or a ShardedEmbedding",
             code="unsupported",
         )
     for layer in synchronized_layers(model):
         raise UsageError(
-            "With backend='bigdl' no worker waits for another inside a step, and "
-            f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
+            "backend='bigdl' does not support BatchNormalization(synchronized=True), such as "
+            f"{layer.name}, because workers do not communicate inside a step; use "
             "backend='spark' or synchronized=False",
             code="unsupported",
         )
 
 
 def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
-    """Return the trained weights, and those that layers change themselves, such as averages.
+    """Return the trained weights, and weights that layers update, such as moving averages.
 
-    Those that were made to be trained and are frozen now are no such weights: they stay.
+    Trainable weights that are currently frozen are excluded: they do not change.
     """
     frozen = {id(w) for layer in model._flatten_layers() for w in layer._trainable_variables}
     running = [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
@@ -115,10 +114,10 @@ def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
 
 
 def _widths(model: Any, batch_rows: int) -> list[int]:
-    """Return the width of each weight that is a table, of which a batch reads few rows; else 0."""
+    """Return the width of each embedding table that a batch reads in part, 0 for other weights."""
     import keras
 
-    if keras.backend.backend() != "tensorflow":  # others have no sparse gradients
+    if keras.backend.backend() != "tensorflow":  # other backends have no sparse gradients
         return [0] * len(model.trainable_weights)
     tables = {
         id(weight)
@@ -133,28 +132,27 @@ def _widths(model: Any, batch_rows: int) -> list[int]:
 
 
 class KerasReplica(ParameterLayerReplica):
-    """A copy of a Keras model, and the rows of its rank."""
+    """Copy of a Keras model on a rank, with the rank's rows."""
 
     def _open(self, program, weights, shard):
         import torch
 
         settings, flat = self._settings, None
-        # the task has set its threads
+        # the task has set its number of threads
         parts, *_ = program.packed.unpack(program.config, torch.get_num_threads())
         data = open_data(self, shard, settings, program.config)
         if is_dataset(data):
             raise UsageError(
-                "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
-                "its beginning; pass a DataFrame, XShards, arrays or a torch DataLoader, or use "
-                "backend='spark'",
+                "backend='bigdl' reads rows by index, which a tf.data.Dataset does not support; "
+                "pass a DataFrame, XShards, arrays or a torch DataLoader, or use backend='spark'",
                 code="data-type",
             )
-        seed_keras(settings.seed)  # creators may draw what is no weight
+        seed_keras(settings.seed)  # creators may use random values other than weights
         self._model = parts.build(training=True)
         self._loss = KerasLoss(self._model, settings.loss_weight)
         self._assembly = settings.assembly(self._model, settings.class_weight)
         self._example = self._assembly(data.batch(0, 1)) if data.rows else None
-        if self._example is not None:  # else it is never asked for a gradient
+        if self._example is not None:  # without rows no gradient is requested
             build_for(self._model, self._example)
             put_weights(self._model, weights)
             tables = {number for number, width in enumerate(self._widths) if width}
@@ -180,17 +178,17 @@ class KerasReplica(ParameterLayerReplica):
     def _gradient(self, batch, rows, step, began):
         model, loss = self._model, self._loss
         if not loss.weights.is_known and loss.weights.is_due():
-            # by itself, as the tasks of other ranks do
-            finding = loss.find(batch)
-            loss.weights.settle(finding.reduction, finding.reason)
+            # each rank probes the loss independently
+            result = loss.find(batch)
+            loss.weights.settle(result.reduction, result.reason)
         model.reset_metrics()
         logs, gradients = self._step(batch)
         computed = time.perf_counter()
         counted = loss.count(batch, rows)
-        figures = numbers_of(logs)
-        mean = figures.get("loss", 0.0)
+        values = numbers_of(logs)
+        mean = values.get("loss", 0.0)
         if loss.is_sum and not loss.weights.is_known:
-            # the layer takes means of what was not known to be a sum
+            # the parameter layer averages losses that are not yet known to be sums
             begins, ends = zip(*step.ranges, strict=True)
             scale = (sum(ends) - sum(begins)) / rows
             gradients = [_scaled(gradient, scale) for gradient in gradients]
@@ -201,9 +199,9 @@ class KerasReplica(ParameterLayerReplica):
                 zip(model.metrics_variables, self._no_metrics, strict=True)
             )
         }
-        # a training step of the user's returns others besides, or instead of, metrics
-        if not set(figures) <= set(model.get_metrics_result()):
-            numbers = {k: v for k, v in figures.items() if isinstance(v, float | int)}
+        # a custom train_step may return other values in addition to, or instead of, metrics
+        if not set(values) <= set(model.get_metrics_result()):
+            numbers = {k: v for k, v in values.items() if isinstance(v, float | int)}
             sums |= {f"{_LOG}{name}": value * rows for name, value in numbers.items()}
         record = {
             "loss": mean if counted else 0.0,
@@ -217,7 +215,7 @@ class KerasReplica(ParameterLayerReplica):
 
 
 class KerasDriverModel(DriverModel):
-    """A Keras model in the driver, which calls the callbacks.
+    """Keras model on the driver, which calls the callbacks.
 
     Parameters
     ----------
@@ -229,7 +227,7 @@ class KerasDriverModel(DriverModel):
     Raises
     ------
     UsageError
-        For a model that the parameter layer cannot train.
+        If the parameter layer cannot train the model.
     """
 
     replica = KerasReplica
@@ -274,33 +272,33 @@ class KerasDriverModel(DriverModel):
     def load(self, files):
         super().load(files)
         self.model.stop_training = False
-        self.hooks.put_numbers()  # for callbacks of the fit that starts again from here
+        self.hooks.put_numbers()  # callbacks continue from these numbers
 
     def open_rows(self, described, steps):
-        # metrics have variables once the model has seen a batch
+        # metrics create variables when the model gets its first batch
         example = next(each["example"] for each in described if each["example"])
         build_for(self.model, zeros_of(example))
         if self.loss_is_sum and self.model.losses:
             raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'",
+                "A loss with reduction='sum' is not supported with regularization, which every "
+                "worker would add; use reduction='sum_over_batch_size'",
                 code="loss-unsupported",
             )
         return self._settings.steps_per_epoch or steps
 
     def place(self, steps):
-        if self._settings.steps_per_epoch:  # an epoch goes on where the last one ended
+        if self._settings.steps_per_epoch:  # an epoch continues where the previous one ended
             return divmod(self._state.position.global_step, steps)
         return None
 
     def validates(self):
         return self._settings.validates_after(self.hooks.number + 1)
 
-    def end_epoch(self, figures, evaluate):
-        logs = self._logs(figures.added)
+    def end_epoch(self, metrics, evaluate):
+        logs = self._logs(metrics.added)
         if self._settings.parameter_layer.drop_stragglers is not None:
-            logs |= figures.dropped
-        entry = entry_of(self._state, cast("dict", figures.entry()), logs, figures.memory)
+            logs |= metrics.dropped
+        entry = entry_of(self._state, cast("dict", metrics.entry()), logs, metrics.memory)
         if evaluate is not None:
             self.hooks.list.on_test_begin()
             validation = evaluate()
@@ -309,7 +307,7 @@ class KerasDriverModel(DriverModel):
         return entry
 
     def _logs(self, added: dict[str, Any]) -> dict:
-        """Return means of what a step of the user's own returned, or else figures of metrics."""
+        """Return means of the values a custom train_step returned, or else the metrics."""
         model = self.model
         means = {
             name.removeprefix(_LOG): float(total / added[_ROWS])
@@ -330,96 +328,97 @@ run_by_parameter_layer = ParameterLayerRun(KerasDriverModel)
 
 
 class _GradientStep:
-    """Runs ``train_step`` of a model and takes what it hands to the optimizer.
+    """Runs ``train_step`` of a model and captures the gradients passed to the optimizer.
 
-    So losses, weights of rows, regularization and a training step of the user's own are those of
-    any other training.  The model's metrics take note of the batch; its weights stay as they are,
-    but for what its layers change themselves.
+    Losses, row weights, regularization and a custom training step work as in any other training.
+    The model's metrics are updated; its weights only change where layers update them, such as
+    moving averages.
 
     Parameters
     ----------
     model : keras.Model
-        Its optimizer makes no updates any more.
+        The model; its optimizer no longer applies updates.
     tables : collection of int
-        Numbers of the weights of which a gradient has the touched rows alone.
+        Indices of embedding tables, whose gradients contain only the touched rows.
     """
 
     def __init__(self, model, tables: Collection[int] = ()):
         self._model, self._tables = model, tables
         self._numbers = {id(weight): i for i, weight in enumerate(model.trainable_weights)}
         self._scale = model.optimizer.loss_scale_factor
-        self._taken: list[dict[int, Any]] = []
-        object.__setattr__(model.optimizer, "apply", self._take)
+        self._captured: list[dict[int, Any]] = []
+        object.__setattr__(model.optimizer, "apply", self._capture)
         self._steps = steps_of(self)
 
     def __call__(self, batch) -> tuple[dict, list[np.ndarray | TouchedRows | None]]:
-        """Return what the step returned, and the gradient of every weight that has one."""
+        """Return the logs of the step and the gradient of every weight, or None."""
         logs, gradients = self._steps.train(batch)
         self._check()
-        taken: list[np.ndarray | TouchedRows | None] = [None] * len(self._numbers)
+        arrays: list[np.ndarray | TouchedRows | None] = [None] * len(self._numbers)
         for number, gradient in gradients.items():
             if isinstance(gradient, tuple):
                 rows, values = map(array_of, gradient)
                 shape = self._model.trainable_weights[number].shape
-                taken[number] = _touched(rows, values / (self._scale or 1.0), shape)
+                arrays[number] = _touched_rows(rows, values / (self._scale or 1.0), shape)
             else:
-                taken[number] = array_of(gradient) / (self._scale or 1.0)
-        return logs, taken
+                arrays[number] = array_of(gradient) / (self._scale or 1.0)
+        return logs, arrays
 
-    # -- what the steps of a backend ask a model -----------------------------------------------
+    # -- interface that the steps of a Keras backend use ---------------------------------------
 
     @property
     def run_eagerly(self) -> bool:
         return self._model.run_eagerly
 
     def train(self) -> None:
-        """Turn the training mode of torch on."""
+        """Enable training mode, for torch."""
         self._model.train()
 
     def train_step(self, batch) -> tuple[dict, dict]:
-        """The model's own, with the gradients."""
-        self._taken.clear()
+        """Run the model's train_step; return its logs and the captured gradients."""
+        self._captured.clear()
         logs = self._model.train_step(batch)
-        return logs, self._taken[0] if self._taken else {}
+        return logs, self._captured[0] if self._captured else {}
 
-    def _take(self, grads, trainable_variables=None):
+    def _capture(self, grads, trainable_variables=None):
         variables = trainable_variables or self._model.trainable_weights
         numbers = (self._numbers.get(id(variable), -1) for variable in variables)
-        self._taken.append(
+        self._captured.append(
             {
-                number: _plain(gradient, number in self._tables)
+                number: _dense_or_rows(gradient, number in self._tables)
                 for gradient, number in zip(grads, numbers, strict=True)
                 if gradient is not None
             }
         )
 
     def _check(self):
-        """Refuse other steps; not inside of a step, where TensorFlow makes another error of it."""
-        if len(self._taken) != 1:
+        """Raise an error unless the step made exactly one update of trainable weights."""
+        if len(self._captured) != 1:
             raise UsageError(
-                f"The train_step of {type(self._model).__name__} makes {len(self._taken)} updates; "
-                "backend='bigdl' makes one in a step, so use backend='spark'",
+                f"The train_step of {type(self._model).__name__} makes {len(self._captured)} "
+                "updates, "
+                "but backend='bigdl' supports one per step; use backend='spark'",
                 code="model-unsupported",
             )
-        if -1 in self._taken[0]:
+        if -1 in self._captured[0]:
             raise UsageError(
-                f"The train_step of {type(self._model).__name__} updates what is not a trainable "
-                "weight of the model; use backend='spark'",
+                f"The train_step of {type(self._model).__name__} updates variables that are not "
+                "trainable weights of the model; use backend='spark'",
                 code="model-unsupported",
             )
 
 
 def _scaled(gradient, scale: float):
-    """Return a gradient times a number."""
+    """Return a gradient multiplied by a number."""
     if isinstance(gradient, TouchedRows):
         return TouchedRows(gradient.rows, gradient.values * scale)
     return None if gradient is None else gradient * scale
 
 
-def _plain(gradient, is_table: bool):
-    """Return a gradient, of which that of an embedding may be sparse, as one tensor or as two.
+def _dense_or_rows(gradient, is_table: bool):
+    """Return a gradient as a dense tensor, or for a table as row indices and values.
 
-    Of a table these are numbers of rows, of which some may be there several times, and values.
+    The row indices of a table may contain duplicates.
     """
     if type(gradient).__name__ != "IndexedSlices":
         return gradient
@@ -430,11 +429,11 @@ def _plain(gradient, is_table: bool):
     return tf.convert_to_tensor(gradient)
 
 
-def _touched(rows: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> TouchedRows:
-    """Return the touched rows of a table, each once."""
+def _touched_rows(rows: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> TouchedRows:
+    """Combine row indices and values of a table's gradient, each row once."""
     import torch
 
-    places = torch.from_numpy(rows.reshape(1, -1).astype(np.int64))
+    indices = torch.from_numpy(rows.reshape(1, -1).astype(np.int64))
     slices = torch.from_numpy(values.reshape(-1, shape[1]))
-    gradient = torch.sparse_coo_tensor(places, slices, tuple(shape), check_invariants=False)
+    gradient = torch.sparse_coo_tensor(indices, slices, tuple(shape), check_invariants=False)
     return TouchedRows.of(gradient)

@@ -1,9 +1,9 @@
-"""Optimizers of Keras as the parameter layer knows them: the driver's own, and those of slices.
+"""Keras optimizers for the parameter layer: the driver's, and those that update slices.
 
-Optimizers of torch differ from those of Keras in small things: where epsilon is added, what a
-velocity is multiplied by, how weights decay.  Those of slices compute what ``apply`` of Keras does,
-in the same order and in float32; the step counts from ``group["iteration"]``, which the driver
-says.  What Keras limits by the norm of whole weights is told by `norms`.
+Torch optimizers differ from those of Keras in details: where epsilon is added, how the velocity is
+scaled, and how weights decay. The optimizers here compute the same as ``apply`` of Keras, in the
+same order and in float32. The driver sends the step number as ``group["iteration"]``, and the norms
+of whole weights, which Keras clips by, as `norms`.
 """
 
 from abc import abstractmethod
@@ -21,20 +21,20 @@ _AVERAGE = "_model_variables_moving_average"
 
 
 class KerasSliceOptimizer(SliceOptimizer):
-    """An optimizer of Keras that updates one slice of the flat vector.
+    """Base class of optimizers that update slices of the flat vector as Keras does.
 
-    Its groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
-    ``ema_momentum`` (None where there is none), ``ema_overwrite_frequency``, and what the update
-    itself needs.
+    Parameter groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
+    ``ema_momentum`` (None if unset), ``ema_overwrite_frequency``, and the hyperparameters in
+    `numbers`.
 
     Attributes
     ----------
     elementwise : bool
-        Tells the parameter layer that it may be cut.
+        True: the parameter layer may slice parameters.
     numbers : tuple of str
-        Attributes of the optimizer of Keras that the update depends on.
+        Attributes of the Keras optimizer that the update depends on.
     slots : tuple of str
-        Names of the state: the attributes of that optimizer that hold it for every weight.
+        Attributes of the Keras optimizer that hold the state of every weight.
     """
 
     elementwise = True
@@ -61,18 +61,18 @@ class KerasSliceOptimizer(SliceOptimizer):
 
     @abstractmethod
     def update(self, weight, gradient, state: dict, group: dict) -> None:
-        """Change one weight and its state."""
+        """Update one weight slice and its state."""
 
 
 def _slot(state, name, weight, initial=0.0):
-    """Return a tensor of the state, made when it is needed first."""
+    """Return a state tensor, creating it on first use."""
     if name not in state:
         state[name] = torch.full_like(weight, initial)
     return state[name]
 
 
 class KerasSGD(KerasSliceOptimizer):
-    """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
+    """``keras.optimizers.SGD`` on slices; the velocity includes the learning rate."""
 
     numbers = ("momentum", "nesterov")
     slots = ("momentums",)
@@ -89,7 +89,7 @@ class KerasSGD(KerasSliceOptimizer):
 
 
 class KerasAdam(KerasSliceOptimizer):
-    """``keras.optimizers.Adam``: epsilon is the "epsilon hat" of the paper."""
+    """``keras.optimizers.Adam`` on slices; epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
     slots = ("_momentums", "_velocities", "_velocity_hats")
@@ -103,12 +103,12 @@ class KerasAdam(KerasSliceOptimizer):
         if group["amsgrad"]:
             largest = _slot(state, "_velocity_hats", weight)
             square = torch.maximum(largest, square, out=largest)
-        rate = _corrected(group["learning_rate"], first, second, group["iteration"] + 1)
+        rate = _bias_corrected(group["learning_rate"], first, second, group["iteration"] + 1)
         weight.sub_(mean * rate / (square.sqrt() + group["epsilon"]))
 
 
-def _corrected(rate: float, first: float, second: float, step: int) -> float:
-    """Return the learning rate of Adam in a step; in float32, where 1 - beta is rough."""
+def _bias_corrected(rate: float, first: float, second: float, step: int) -> float:
+    """Return Adam's bias-corrected learning rate of a step, in float32 as Keras computes it."""
     one, count = np.float32(1), np.float32(step)
     first_left = one - np.power(np.float32(first), count)
     second_left = one - np.power(np.float32(second), count)
@@ -116,11 +116,11 @@ def _corrected(rate: float, first: float, second: float, step: int) -> float:
 
 
 class KerasAdamW(KerasAdam):
-    """``keras.optimizers.AdamW``: weights decay as the group says."""
+    """``keras.optimizers.AdamW`` on slices, with the group's weight decay."""
 
 
 class KerasAdagrad(KerasSliceOptimizer):
-    """``keras.optimizers.Adagrad``: epsilon is below the root."""
+    """``keras.optimizers.Adagrad`` on slices; epsilon is added under the square root."""
 
     numbers = ("epsilon", "initial_accumulator_value")
     slots = ("_accumulators",)
@@ -128,7 +128,7 @@ class KerasAdagrad(KerasSliceOptimizer):
     def update(self, weight, gradient, state, group):
         total = _slot(state, "_accumulators", weight, group["initial_accumulator_value"])
         rate, epsilon = group["learning_rate"], group["epsilon"]
-        if gradient.is_sparse:  # of a table: its touched rows
+        if gradient.is_sparse:  # the touched rows of a table
             rows, values = gradient.indices()[0], gradient.values()
             total.index_add_(0, rows, values.square())
             weight.index_add_(0, rows, values * -rate / (total[rows] + epsilon).sqrt())
@@ -138,7 +138,7 @@ class KerasAdagrad(KerasSliceOptimizer):
 
 
 class KerasRMSprop(KerasSliceOptimizer):
-    """``keras.optimizers.RMSprop``: epsilon is below the root."""
+    """``keras.optimizers.RMSprop`` on slices; epsilon is added under the square root."""
 
     numbers = ("rho", "momentum", "epsilon", "centered")
     slots = ("_velocities", "_momentums", "_average_gradients")
@@ -166,30 +166,30 @@ _CLASSES: dict[str, type[KerasSliceOptimizer]] = {
     "Adagrad": KerasAdagrad,
     "RMSprop": KerasRMSprop,
 }
-"""Classes of Keras by name, and those that update slices."""
+"""Classes that update slices, by the name of the Keras class."""
 
 
 class KerasParameterLayerOptimizer:
-    """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
+    """Driver-side optimizer that computes no updates but counts steps for its schedule.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
-        That of a compiled model.
+        Optimizer of a compiled model.
     weights : list of keras.Variable
-        What it trains, in the order of the flat vector.
+        Trained weights, in the order of the flat vector.
 
     Raises
     ------
     UsageError
-        If it cannot be cut in slices.
+        If the optimizer does not support slices of weights.
 
     Attributes
     ----------
     sliced : type
         The class that updates slices.
     groups : tuple of int
-        The entry of :meth:`hyper` for every weight.
+        Index into :meth:`hyper` for every weight.
     clamp, norm, slack, needs_norms, is_by_row
         See :class:`~bigdl.orca.parameter_layer.fit.loop.DriverModel`.
     """
@@ -199,11 +199,11 @@ class KerasParameterLayerOptimizer:
 
     def __init__(self, optimizer, weights: list):
         _check_trainable(weights)
-        self.sliced, self._optimizer = _class_for(optimizer), optimizer
+        self.sliced, self._optimizer = _slice_class_of(optimizer), optimizer
         if not optimizer.built:
             optimizer.build(weights)
         self.groups = tuple(0 if self._decays(weight) else 1 for weight in weights)
-        # of the three ways to limit gradients Keras takes the first that is there
+        # Keras uses the first of the three clipping options that is set
         self._clipnorm = _positive(optimizer.clipnorm)
         self.norm = None if self._clipnorm else _positive(optimizer.global_clipnorm)
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
@@ -218,12 +218,12 @@ class KerasParameterLayerOptimizer:
 
         if self._optimizer.weight_decay is None:
             return False
-        # names are compared with those of TensorFlow's own variables
+        # Keras compares names with those of the wrapped TensorFlow variables
         is_inner = keras.backend.backend() == "tensorflow"
         return self._optimizer._use_weight_decay(weight.value if is_inner else weight)
 
     def hyper(self) -> tuple[dict, ...]:
-        """Return the numbers of the next step: of the weights that decay, and of the others."""
+        """Return the hyperparameters of the next step, with and without weight decay."""
         optimizer = self._optimizer
         is_averaged = optimizer.use_ema
         both = {
@@ -237,7 +237,7 @@ class KerasParameterLayerOptimizer:
         return {**both, "weight_decay": optimizer.weight_decay}, {**both, "weight_decay": None}
 
     def updates_rows(self, widths: Sequence[int]) -> bool:
-        """Return True if the next step changes no other rows of tables than are touched."""
+        """Return True if the next step only changes table rows that have a gradient."""
         changing = ("use_ema", "momentum", "weight_decay")
         changes_all = any(getattr(self._optimizer, name, None) for name in changing)
         return self.sliced in (KerasSGD, KerasAdagrad) and not (changes_all or self.needs_norms)
@@ -248,11 +248,11 @@ class KerasParameterLayerOptimizer:
         return int(array_of(self._optimizer.iterations))
 
     def pass_step(self) -> None:
-        """Count a step; a schedule looks at that."""
+        """Count a step, for the learning rate schedule."""
         self._optimizer.iterations.assign(self.iteration + 1)
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Return the state of every weight by its number, as tensors."""
+        """Return the state tensors of every weight by its index."""
         state: dict[int, dict] = {}
         for name, held in self._slots.items():
             for number, variable in enumerate(held):
@@ -260,13 +260,13 @@ class KerasParameterLayerOptimizer:
         return state
 
     def put_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """The inverse of :meth:`state`."""
+        """Set the state from the result of :meth:`state`."""
         for number, values in state.items():
             for name, tensor in values.items():
                 to_variable(self._slots[name][number], tensor)
 
 
-def _class_for(optimizer) -> type[KerasSliceOptimizer]:
+def _slice_class_of(optimizer) -> type[KerasSliceOptimizer]:
     name, module = type(optimizer).__name__, type(optimizer).__module__
     if name not in _CLASSES or not module.startswith("keras."):
         raise UsageError(
@@ -278,8 +278,8 @@ def _class_for(optimizer) -> type[KerasSliceOptimizer]:
     steps = optimizer.gradient_accumulation_steps
     if steps:
         raise UsageError(
-            "gradient_accumulation_steps does not go with backend='bigdl'; pass a batch_size that "
-            f"is {steps} times as large, which is the same update",
+            "gradient_accumulation_steps is not supported with backend='bigdl'; pass a batch_size "
+            f"that is {steps} times as large for the same update",
             code="optimizer-unsupported",
             argument="gradient_accumulation_steps",
         )
@@ -291,7 +291,7 @@ def _positive(limit) -> float | None:
 
 
 def _check_trainable(weights) -> None:
-    """Refuse weights that the parameter layer cannot hold or update."""
+    """Raise an error for weights that the parameter layer cannot hold or update."""
     if not weights:
         raise UsageError(
             "The model has no trainable weights; there is nothing to fit", code="model-unsupported"
@@ -299,20 +299,20 @@ def _check_trainable(weights) -> None:
     others = sorted({str(w.dtype) for w in weights if w.dtype != "float32"})
     if others:
         raise UsageError(
-            "backend='bigdl' trains weights of float32, the model has some of "
+            "backend='bigdl' only trains float32 weights, but the model has "
             f"{', '.join(others)}; convert it, or use backend='spark'",
             code="model-unsupported",
         )
     bound = [w.path for w in weights if getattr(w, "constraint", None) is not None]
     if bound:
         raise UsageError(
-            f"{', '.join(bound)} has a constraint, which looks at whole weights, and backend="
-            "'bigdl' updates slices of them; leave it out, or use backend='spark'",
+            f"{', '.join(bound)} has a constraint, which needs whole weights, but backend="
+            "'bigdl' updates slices of them; remove it, or use backend='spark'",
             code="model-unsupported",
         )
     if any(getattr(w, "overwrite_with_gradient", False) for w in weights):
         raise UsageError(
-            "backend='bigdl' does not train in 8 bits; use another dtype policy, or "
+            "backend='bigdl' does not support 8-bit training; use another dtype policy, or "
             "backend='spark'",
             code="model-unsupported",
         )

@@ -1,8 +1,8 @@
-"""The model of an Estimator: what it is made of, what is trained so far, and its copies in tasks.
+"""Components of a Keras Estimator's model, and its snapshots in prediction tasks.
 
-A model comes as a *creator* (a function of ``config``) or as a compiled instance, of which a copy
-is shipped.  Everything that may refer to Keras is inside a pickle of its own, so that a worker can
-choose the backend before it unpacks it.
+A model is given as a *creator* (a function of ``config``) or as a compiled instance, of which a
+copy is shipped. Everything that may refer to Keras is pickled separately, so that a worker can
+choose the Keras backend before it unpickles it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_MODEL = "Must provide callable function for model_creator or load a saved mo
 
 @dataclass
 class KerasParts:
-    """The arguments of ``Estimator.from_keras`` that make up a model.
+    """Arguments of ``Estimator.from_keras`` that define a model.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class KerasParts:
     compile_args : callable or None
         ``compile_args_creator(config)``.
     archive : KerasArchive or None
-        A copy of an instance instead of a creator.
+        Copy of a model instance, instead of a creator.
     """
 
     creator: Callable | None = None
@@ -53,7 +53,7 @@ class KerasParts:
     archive: KerasArchive | None = None
 
     def check(self) -> None:
-        """Refuse on the driver what cannot work in a worker."""
+        """Raise an error, on the driver, for arguments that would fail in a worker."""
         if "batch_size" in self.config:
             raise UsageError(
                 "Please do not specify batch_size in config. Input batch_size in the fit/evaluate "
@@ -79,12 +79,12 @@ class KerasParts:
             )
 
     def need(self) -> None:
-        """Refuse to go on without a model."""
+        """Raise an error if there is no model."""
         if self.creator is None and self.archive is None:
             raise UsageError(_NO_MODEL, code="not-fitted")
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
-        """Return the same with a copy of a model instead of a creator."""
+        """Return a copy with a model instance instead of a creator."""
         model = resolve_placeholder(model)
         if not isinstance(model, keras.Model):
             raise UsageError(
@@ -98,7 +98,7 @@ class KerasParts:
         except Exception as error:
             raise UsageError(
                 f"The model cannot be copied ({error}); pass a function model_creator(config) that "
-                "makes it instead",
+                "creates it instead",
                 code="model-copy",
             ) from error
         return KerasParts(None, self.compile_args, self.config, archive)
@@ -106,12 +106,12 @@ class KerasParts:
     # -- in the process that computes ------------------------------------------------------------
 
     def build(self, *, training: bool = False) -> keras.Model:
-        """Return the model, compiled unless it is for prediction alone.
+        """Build the model, and compile it if compile arguments are set.
 
         Raises
         ------
         UsageError
-            For training without an optimizer and a loss.
+            If `training` is True and the model is not compiled.
         """
         self.need()
         if self.archive is not None:
@@ -122,7 +122,7 @@ class KerasParts:
             model = resolve_placeholder(creator(self.config))
         if not isinstance(model, keras.Model):
             raise UsageError(
-                f"The model creator must return a keras.Model, it returned {type(model).__name__}",
+                f"The model creator must return a keras.Model, got {type(model).__name__}",
                 code="model-type",
                 argument="model_creator",
             )
@@ -131,7 +131,7 @@ class KerasParts:
             if not isinstance(arguments, dict):
                 raise UsageError(
                     "The compile_args_creator must return the arguments of model.compile as a "
-                    f"dict, it returned {type(arguments).__name__}",
+                    f"dict, got {type(arguments).__name__}",
                     code="function-result",
                     argument="compile_args_creator",
                 )
@@ -146,10 +146,10 @@ class KerasParts:
         return model
 
     def build_on_driver(self, seed: int, *, training: bool = False) -> keras.Model:
-        """Return the model as workers build it under this seed.
+        """Build the model on the driver as workers do with this seed.
 
-        Random generators of the driver stay as they are: also that of the module random, from
-        which Keras takes the seeds of its initializers.
+        The driver's random generators are left unchanged, including that of the module ``random``,
+        which seeds the initializers of Keras.
         """
         backend_of_program()
         with isolated_rng(seed):
@@ -161,21 +161,21 @@ class KerasParts:
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """A Keras model as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
+    """Keras model as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
 
     Attributes
     ----------
     packed : Packed
-        The parts of the model.
+        The pickled :class:`KerasParts`.
     weights : bytes
     names : sequence of str
-        Of the feature columns.
+        Names of the feature columns.
     config : dict
     threads : int
-        Of each task.
+        Number of threads per task.
     slices : dict or None
-        Of :class:`~bigdl.training.slices.SavedSlices`, from whose files the tasks read the rows of
-        sharded embeddings.
+        Arguments of :class:`~bigdl.training.slices.SavedSlices`, whose files the tasks read rows of
+        sharded embeddings from.
     """
 
     packed: Packed
@@ -186,7 +186,7 @@ class KerasSnapshot:
     slices: dict | None = None
 
     def load_on(self, device: Any) -> _LoadedKerasModel:
-        """Return the model, in a process; Keras chooses the device itself."""
+        """Load the model in this process; Keras chooses the device."""
         (parts,) = self.packed.unpack(self.config, self.threads)
         with table_placement(NO_ROWS if self.slices else None):
             model = parts.build()
@@ -195,14 +195,14 @@ class KerasSnapshot:
 
 
 class _LoadedKerasModel:
-    """A model in a task; its outputs keep the shapes that Keras gives them.
+    """Keras model loaded in a task; its outputs keep their shapes.
 
     Parameters
     ----------
     model : keras.Model
     assembly : BatchArguments
     weights : bytes
-        Loaded before the first batch, which may tell the model its shapes.
+        Weights, loaded at the first batch, from which the model may infer its shapes.
     slices : dict or None
         See :class:`KerasSnapshot`.
     """
@@ -225,15 +225,15 @@ class _LoadedKerasModel:
 
     @property
     def widths(self) -> list[int]:
-        """Sizes of the last dimension of the model's inputs, where it tells them."""
+        """Known sizes of the last dimension of the model's inputs."""
         inputs = keras.tree.flatten(getattr(self.model, "inputs", None) or [])
         known = [each.shape[-1] for each in inputs if len(each.shape) > 1]
         return list(dict.fromkeys(size for size in known if size))
 
     def __call__(self, batch: list) -> Any:
-        """Return what the model returns for a batch of numpy columns, as arrays."""
+        """Return the model's outputs for a batch of numpy columns, as arrays."""
         inputs = self._assembly.inputs(batch)
-        _check_whole(self.model, inputs)
+        _check_integer_inputs(self.model, inputs)
         if not self._is_loaded:
             call_on(self.model, inputs)
             self._load()
@@ -246,8 +246,8 @@ class _LoadedKerasModel:
         self._is_loaded = True
 
 
-def _check_whole(model: keras.Model, inputs: Any) -> None:
-    """Refuse floats for an input of whole numbers that Keras would cut off, or that are rounded."""
+def _check_integer_inputs(model: keras.Model, inputs: Any) -> None:
+    """Raise an error for float values that an integer input would truncate or round."""
     try:
         takes = model.inputs or []
     except (AttributeError, ValueError):  # not built yet
@@ -255,23 +255,22 @@ def _check_whole(model: keras.Model, inputs: Any) -> None:
     leaves = keras.tree.flatten(inputs)
     if len(takes) != len(leaves):
         return
-    for place, value in zip(takes, leaves, strict=True):
-        if "int" in str(place.dtype) and value.dtype.kind == "f":
-            # from there on float32 does not tell whole numbers apart
+    for tensor, value in zip(takes, leaves, strict=True):
+        if "int" in str(tensor.dtype) and value.dtype.kind == "f":
+            # integers from here on are not exact in a float dtype
             largest = 2 ** (np.finfo(value.dtype).nmant + 1)
             lossy = value[(value != np.trunc(value)) | (abs(value) >= largest)]
             if len(lossy):
                 raise UsageError(
-                    f"The model's input '{place.name}' takes {place.dtype}, but the data holds "
-                    f"{lossy.flat[0]} in {value.dtype} for it; cast the column, or fill what is "
-                    "missing",
+                    f"The model's input '{tensor.name}' takes {tensor.dtype}, but the data has "
+                    f"{lossy.flat[0]} in {value.dtype}; cast the column, or fill missing values",
                     code="data-value",
-                    column=place.name,
+                    column=tensor.name,
                 )
 
 
 def call_on(model: keras.Model, inputs: Any) -> None:
-    """Let a model make its variables by calling it on the first row of its inputs."""
+    """Create a model's variables by calling it on the first row of its inputs."""
 
     def first(value):
         return keras.ops.convert_to_tensor(value[:1])
