@@ -247,7 +247,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(plain, tmp_path):
         ("load", tmp_path / "nothing", "cannot be read"),
         ("load_weights", prefix, "a TensorFlow checkpoint, which Keras 3 does not read"),
         ("load_weights", tmp_path / "empty", "it is a folder; use load"),
-        ("load_weights", tmp_path / "text", "neither a file of Keras nor one of HDF5"),
+        ("load_weights", tmp_path / "text", "neither a Keras nor an HDF5 file"),
         ("load_weights", tmp_path / "nothing", "cannot be read"),
     ):
         with pytest.raises(UsageError, match=message):

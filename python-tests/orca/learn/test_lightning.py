@@ -299,7 +299,7 @@ def test_a_loss_makes_it_a_plain_module_which_is_said():
     assert dropped_hooks(Logs(), has_loss=False) is None
     text = dropped_hooks(Logs(), has_loss=True)
     assert "because loss= was passed: training_step, validation_step, on_" in text
-    assert "what is logged" in dropped_hooks(Hooks(), has_loss=False, in_driver=True)
+    assert "values logged" in dropped_hooks(Hooks(), has_loss=False, in_driver=True)
 
 
 class Predicts(Logs):
@@ -401,7 +401,7 @@ def other_metric(self):
         (other_metric, "not an attribute of the LightningModule"),
         (
             lambda self: self.trainer.save_checkpoint("x"),
-            "nothing for self.trainer.save_checkpoint",
+            "self.trainer.save_checkpoint is not supported",
         ),
     ],
 )
