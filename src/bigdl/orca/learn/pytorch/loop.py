@@ -668,7 +668,7 @@ class TorchStep(WorkerStep):
         state, sync = self.context.state, self.context.sync
         if self.is_done:
             self.running.merge()
-        metrics = self._epoch_figures()
+        metrics = self._epoch_metrics()
         if metrics is None:
             return None
         if self.hooks.are_called:
@@ -684,7 +684,7 @@ class TorchStep(WorkerStep):
             state.stop |= stop
         return entry
 
-    def _epoch_figures(self) -> dict | None:
+    def _epoch_metrics(self) -> dict | None:
         """Return the metrics of the epoch over all workers; None if no step was made."""
         return self.context.state.sums.all_reduce(self.context.sync)
 

@@ -26,7 +26,7 @@ from bigdl.orca.learn.pytorch.loop import (
     TorchFit,
     TorchRows,
     TorchStep,
-    may_be_sparse,
+    sparse_parameters,
 )
 from bigdl.orca.learn.pytorch.parts import BuiltParts
 from bigdl.runtime.collectives.base import GradientSync
@@ -267,10 +267,10 @@ class VirtualStep(TorchStep):
         if not self.context.state.position.batch:
             self._sums = [EpochSums() for _ in self.rows.shards]
 
-    def _epoch_figures(self) -> dict | None:
+    def _epoch_metrics(self) -> dict | None:
         """Return the metrics of the epoch, with losses added up in the order of the shards."""
         sync = self.context.sync
-        figures = super()._epoch_figures()
+        figures = super()._epoch_metrics()
         everyone = all_gather_json(sync, [each.to_json() for each in self._sums])
         exact = EpochSums.merged([EpochSums(**each) for known in everyone for each in known])
         if figures is None or exact is None:
@@ -344,7 +344,7 @@ class VirtualStep(TorchStep):
                     self._forward(rows)
                 batch = runner.batch, runner.output, runner.target, rows, runner.loss
                 if is_due:
-                    finding = self.forward_pass.find(*batch)
+                    finding = self.forward_pass.probe_loss(*batch)
                 counted = float(self.forward_pass.denominator(*batch[1:]))
             forwarded = time.perf_counter()
             losses.append(runner.loss.item() if counted else 0.0)
@@ -370,7 +370,7 @@ class VirtualStep(TorchStep):
         runner.updated = True
         self.running.rows += sum(sizes)
         if any(map(math.isnan, losses)):
-            self.context.warn(self._nan_sentence(), "nan")
+            self.context.warn(self._nan_message(), "nan")
         rule = LossRule(settings.weighted, self.forward_pass.loss_weights.is_sum)
         parts = [
             rule.parts(loss, counted, total, rows, batch_rows)
@@ -403,7 +403,7 @@ class VirtualStep(TorchStep):
         reason = next((each.reason for each in findings if each.reason), "")
         weights.settle(agreed([code for of_rank in codes for code in of_rank]), reason)
         if reason or self.runner.rank == 0:
-            self._warn_of_loss()
+            self._warn_about_loss()
 
 
 class VirtualFit(TorchFit):
@@ -419,7 +419,7 @@ class VirtualFit(TorchFit):
             reason = 'a GPU (set CUDA_VISIBLE_DEVICES="" to train on CPUs)'
         elif built.tables is not None:
             reason = "a ShardedEmbedding"
-        elif may_be_sparse(built.model):
+        elif sparse_parameters(built.model):
             reason = "layers with sparse gradients (use sparse=False)"
         elif self.runner.main is not None:
             reason = "a MainCallback"
