@@ -1,9 +1,9 @@
-"""The registry of acceleration methods, which PyTorch and Keras share.
+"""Registry of acceleration methods, shared by PyTorch and Keras.
 
-A :class:`~bigdl.nano.acceleration.method.Method` is one way to make a model faster. It says what
-it needs, builds an accelerated model from the user's model and a sample of its input, and the
-accelerated model knows how it is saved and loaded. ``optimize`` walks the registry; ``trace`` and
-``quantize`` look one method up.
+A :class:`~bigdl.nano.acceleration.method.Method` is one way to make a model faster. It declares
+its requirements and builds an accelerated model from the user's model and a sample of its input.
+The accelerated model can save and load itself. ``optimize`` tries the methods of the registry;
+``trace`` and ``quantize`` select one.
 """
 
 from bigdl.nano.acceleration.accuracy import AccuracyGoal

@@ -1,10 +1,10 @@
-"""Accuracy of models: the user's metric, and quantized models that keep it.
+"""Accuracy goals: scoring with the user's metric, and quantization within an allowed drop.
 
-A quantized model is built with everything quantized first. If that costs too much accuracy, layers
-are left in floating point, the most harmful ones first: their number is doubled until the goal is
-met, then it is halved between the last that failed and the first that met it, so that n layers
-take about 2 log2(n) models. What one layer costs is the runtime's knowledge: it hands in a
-function that ranks them, which is called only if it is needed.
+The first quantized model has all layers quantized. If it loses too much accuracy, layers stay in
+floating point, those with the largest error first. Their number doubles until the goal is met. A
+binary search then runs between the last failure and the first success, so that n layers take
+about 2 log2(n) models. Each runtime provides the function that ranks layers by
+error; it is called only if needed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ def score_function(
     streaming: Any = None,
     target_words: Sequence[str],
 ) -> Callable[[Any], float]:
-    """Return a function from a model to its score on data.
+    """Return a function that scores a model on data.
 
     Parameters
     ----------
     metric : callable
-        With parameters for predictions and targets (one name contains "pred", another one of
-        `target_words`) it is computed on each batch and averaged over the rows; any other is
-        called as ``metric(model, data)``, or as ``metric(model)`` without data.
+        If one parameter name contains "pred" and another one of `target_words`, it is computed on
+        each batch and averaged over the rows. Otherwise it is called as ``metric(model, data)``, or
+        as ``metric(model)`` without data.
     data
-        As the user gave them.
+        The user's data, unchanged.
     predictions : callable
-        Called with a model, yields its predictions, the targets and the number of rows of each
-        batch of `data`.
+        Called with a model. Yields predictions, targets and number of rows for each batch of
+        `data`.
     streaming : optional
-        What to use instead of calling `metric`: with ``reset``, ``update``, which takes predictions
-        and targets, and ``compute``, as a ``torchmetrics.Metric``.
+        A streaming metric that replaces calls of `metric`. It has ``reset``, ``update(predictions,
+        targets)`` and ``compute``, as ``torchmetrics.Metric``.
     target_words : sequence of str
+        Parts of parameter names that mean targets.
     """
     roles = _roles(metric, target_words)
     if streaming is None and roles is None:
@@ -88,7 +89,7 @@ def score_function(
 
 
 def as_number(result: Any) -> float:
-    """Return what a metric returned as a float, or refuse it."""
+    """Convert a metric's result to a float, or raise UsageError."""
     try:
         return float(np.asarray(as_array(result)).item())
     except (TypeError, ValueError):
@@ -99,7 +100,7 @@ def as_number(result: Any) -> float:
 
 
 def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str, str] | None:
-    """Return the names of the parameters for predictions and for targets."""
+    """Return the names of a metric's parameters for predictions and targets, or None."""
     try:
         names = list(inspect.signature(metric).parameters)
     except (TypeError, ValueError):
@@ -112,7 +113,7 @@ def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str
 
 @dataclass(frozen=True)
 class AccuracyOptions:
-    """Arguments of ``quantize`` about the accuracy to keep; they mean what they do there."""
+    """Accuracy arguments of ``quantize``; see its documentation for their meaning."""
 
     metric: Any = None  # of the framework, or a callable
     eval_func: Callable[[Any], float] | None = None
@@ -123,7 +124,7 @@ class AccuracyOptions:
 
 @dataclass(frozen=True)
 class AccuracyGoal:
-    """The accuracy that a quantized model has to keep.
+    """Accuracy that a quantized model has to keep.
 
     Attributes
     ----------
@@ -135,9 +136,9 @@ class AccuracyGoal:
     absolute : float or None
         Largest drop in units of the score.
     max_trials : int or None
-        How many quantized models are built and scored at most.
+        Largest number of quantized models that are built and scored.
     timeout : float or None
-        Seconds after which no further one is tried; 0 and None set no limit.
+        Seconds after which no further model is tried; 0 and None set no limit.
 
     Examples
     --------
@@ -161,26 +162,26 @@ class AccuracyGoal:
     def of(
         cls, score: Callable[[Any], float] | None, options: AccuracyOptions
     ) -> AccuracyGoal | None:
-        """Return the goal that a user asks for; None if there is nothing to score with.
+        """Return the goal for a score function and options, or None without a score function.
 
         Parameters
         ----------
         score : callable or None
-            What `metric` or `eval_func` mean.
+            Score function made from `metric` or `eval_func`.
         options : AccuracyOptions
             The criterion is ``{"relative": 0.01}`` by default.
 
         Raises
         ------
         UsageError
-            If the criterion is not of a known form, or stands alone.
+            If the criterion has an unknown form, or is passed without a metric.
         """
         criterion = options.accuracy_criterion
         if score is None:
             if criterion is not None:
                 raise UsageError(
-                    "accuracy_criterion needs a metric or an eval_func to measure the "
-                    "accuracy with",
+                    "accuracy_criterion needs a metric or an eval_func that measures the "
+                    "accuracy; pass one",
                     code="argument-missing",
                     argument="metric",
                 )
@@ -198,17 +199,17 @@ class AccuracyGoal:
         return cls(score, bool(higher), relative, absolute, options.max_trials, options.timeout)
 
     def drop(self, original: float, score: float) -> float:
-        """Return by how much a score is worse than the original's; negative if it is better."""
+        """Return how much worse a score is than the original's; negative if it is better."""
         return original - score if self.higher_is_better else score - original
 
     def allowed(self, original: float) -> float:
-        """Return the largest drop that is accepted, in units of the score."""
+        """Return the largest accepted drop in units of the score."""
         if self.absolute is not None:
             return self.absolute
         return abs(original) * (0.01 if self.relative is None else self.relative)
 
     def met(self, original: float, score: float) -> bool:
-        """Return True if a score is good enough."""
+        """Return True if a score is within the allowed drop from the original's."""
         return self.drop(original, score) <= self.allowed(original)
 
 
@@ -220,41 +221,41 @@ def keep_accuracy(
     *,
     refuse: bool = True,
 ) -> Any:
-    """Return the quantized model with the fewest layers in floating point that meets a goal.
+    """Return the quantized model that meets a goal with the fewest layers in floating point.
 
     Parameters
     ----------
     build : callable
-        Called with names of layers, returns a model with all but these quantized. It is something
-        that ``goal.score`` can be called with.
+        Called with layer names; returns a model with all other layers quantized. ``goal.score``
+        must accept the model.
     rank : callable
-        Returns the names of all layers that are quantized, the most harmful one first. It is
-        called at most once, and only if leaving out none does not meet the goal.
+        Returns the names of all quantized layers, largest error first. It is called at most once,
+        and only if the fully quantized model misses the goal.
     goal : AccuracyGoal or None
-        None asks for nothing. Its ``max_trials`` counts models; after its ``timeout`` no further
-        one is begun.
+        None accepts the fully quantized model. ``max_trials`` limits the number of models; after
+        ``timeout`` seconds no further model is built.
     original
-        The model whose score is to be kept.
+        The reference model.
     refuse : bool
-        Raise an error if no model that was tried meets the goal. Else all layers may be left out,
-        and the best model is returned.
+        True to raise an error if no model meets the goal. False to allow all layers in floating
+        point and return the best model.
 
     Returns
     -------
-    What `build` returned.
+    The model that `build` returned.
 
     Raises
     ------
     UsageError
-        If no model that was tried meets the goal. It says the original's score, the best one and
-        the bound. A model with no layer quantized is not tried.
+        If no model meets the goal. The message has the original's score, the best score and the
+        bound. A model without any quantized layer is not tried.
     """
     if goal is None:
         return build(())
     reference = _checked(goal.score(original), "the original model")
     end = time.monotonic() + goal.timeout if goal.timeout else math.inf
     count = 0
-    accepted: list[Any] = []  # the last one
+    accepted: list[Any] = []  # only the latest model
     best = _ScoredModel(None, -math.inf if goal.higher_is_better else math.inf, 0)
 
     def may_go_on() -> bool:
@@ -262,7 +263,7 @@ def keep_accuracy(
         return time.monotonic() < end and (not goal.max_trials or count < goal.max_trials)
 
     def meets(excluded: tuple[str, ...]) -> bool:
-        """Score a model without these layers; return True, and accept it, if it meets the goal."""
+        """Score a model that leaves these layers in floating point; store it if it is good."""
         nonlocal count, best
         model = build(excluded)
         score = _checked(goal.score(model), "a quantized model")
@@ -295,13 +296,13 @@ def keep_accuracy(
 
 
 def relative_error(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
-    """Return the size of the difference between two lists of arrays relative to the first one.
+    """Return the relative L2 error between two lists of arrays.
 
     Returns
     -------
     float
-        ``|actual - expected| / |expected|`` in the Euclidean norm over all arrays of floating-point
-        numbers; infinite if a number of `actual` is not finite.
+        ``|actual - expected| / |expected|`` in the Euclidean norm over all floating-point arrays;
+        infinite if `actual` has a value that is not finite.
     """
     difference = size = 0.0
     for one, other in zip(expected, actual, strict=True):
@@ -317,7 +318,7 @@ def relative_error(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray])
 
 
 class _ScoredModel(NamedTuple):
-    """A quantized model, its score, and how many layers it has in floating point."""
+    """A quantized model, its score, and its number of layers in floating point."""
 
     model: Any
     score: float
@@ -325,14 +326,14 @@ class _ScoredModel(NamedTuple):
 
 
 def _refusal(goal: AccuracyGoal, original: float, best: _ScoredModel, count: int) -> str:
-    """Return why no model was accepted."""
+    """Return the error message for a goal that no model met."""
     allowed = goal.allowed(original)
     bound = original - allowed if goal.higher_is_better else original + allowed
     return (
         f"The accuracy cannot be kept: the original model scores {original:.6g}, the "
         f"best of {count} quantized models {best.score:.6g} (with {best.excluded} "
         f"layers in floating point), but at {'least' if goal.higher_is_better else 'most'} "
-        f"{bound:.6g} is asked for; allow a larger drop, give more calibration data, or use "
+        f"{bound:.6g} is required; allow a larger drop, give more calibration data, or use "
         "precision='bf16'"
     )
 
@@ -341,7 +342,7 @@ def _checked(score: Any, of: str) -> float:
     score = float(score)
     if math.isnan(score):
         raise UsageError(
-            f"The metric gives no number for {of}, but NaN; check metric and data",
+            f"The metric returned NaN for {of}; check metric and data",
             code="metric-unsupported",
         )
     return score

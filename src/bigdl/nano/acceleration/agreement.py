@@ -1,15 +1,15 @@
-"""Agreement of an accelerated model with the original.
+"""Comparison of an accelerated model's results with the original's.
 
-A conversion may lose what a model's code decides by its input: a branch, a size, a number that
-Python computed. So both models are called after it, on the sample and on inputs that are derived
-from it: other values (several times, where the sample has few rows), more rows, one row. The
-original has been called before the conversion. If results differ by more than the precision
-explains, the model is refused. What the precision explains is relative to the usual size of results
-over all of these inputs: logits of one sample may be near zero.
+A conversion can lose data-dependent behaviour: a branch, a size, or a value computed in Python.
+Both models therefore run on the sample and on inputs derived from it: other values (several times
+if the sample has few rows), more rows, and one row. The original runs before the conversion. The
+converted model is rejected if the results differ by more than the precision allows. Differences
+are relative to the typical magnitude of results over all of these inputs, because logits of a
+single sample may be near zero.
 
-How far is too far is the ``error_bound`` of the method's precision. A model that reacts to the
-smallest change of its weights, as one that rounds or compares, may differ by as much as noise of
-the size of the precision's ``rounding`` changes the original's own result.
+The ``error_bound`` of the method's precision is the limit. Some models react to the smallest
+change of their weights, e.g. because they round or compare. They may differ as much as the
+original's result changes under weight noise of the precision's ``rounding`` size.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from bigdl.nano.acceleration.structure import Structure, as_array, flatten
 PREPROCESSING = frozenset(
     ("mean_value", "mean_values", "scale", "scale_values", "layout", "reverse_input_channels")
 )
-"""Keywords of a conversion with which a network computes something else than the model."""
-# As many times as noise moves the original's result, a model may differ from it.
+"""Conversion keywords that change what the network computes: preprocessing of its input."""
+# Allowed difference as a multiple of the change that weight noise causes in the original's result.
 _TIMES_NOISE = 4.0
 _NOISY_CALLS = 3
-# Numbers that are nothing but rounding in fp32 are not compared.
+# Magnitudes below this are fp32 rounding errors and are not compared.
 _NOTHING = 1e-6
 
 
 class DisagreementError(UsageError):
-    """An accelerated model gives other results than the original."""
+    """Error: an accelerated model gives other results than the original."""
 
     code = "accuracy"
 
 
 class UnusableNetworkError(UsageError):
-    """A runtime does not take the network that one way of conversion made."""
+    """Error: a runtime rejected the network that one exporter produced."""
 
     code = "model-unsupported"
 
 
 class Difference(NamedTuple):
-    """A difference in words, and its size: infinite where it is no matter of rounding."""
+    """Description and size of a difference; the size is infinite if rounding cannot explain it."""
 
     description: str
     size: float = math.inf
@@ -65,10 +65,10 @@ def build_and_check(
     scored: bool = False,
     strict: bool = True,
 ) -> Any:
-    """Return the model that a method makes of a source, if it agrees with the original.
+    """Build a method's accelerated model and check that it agrees with the original.
 
-    A framework may have several ways to convert a model. One whose result is wrong, or cannot be
-    compiled, is not used, and the next one is tried.
+    A framework may have several exporters. If the result of one is wrong or cannot be compiled,
+    the next one is tried.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ def build_and_check(
     source : ModelSource
     options : BuildOptions
     scored : bool
-        True if a metric decides about the accuracy: then numbers may differ by any amount.
+        True if a metric judges the accuracy: numbers may then differ by any amount.
     strict : bool
-        False to compare nothing.
+        False to skip the comparison.
 
     Raises
     ------
     DisagreementError
-        If no way gives the original's results.
+        If no exporter reproduces the original's results.
     UsageError
         If the model cannot be converted.
     """
@@ -104,7 +104,7 @@ def build_and_check(
                 options, rejected_exporters=options.rejected_exporters | {source.exporter}
             )
         except UsageError:
-            if first is not None:  # it says more than why the last way is not possible
+            if first is not None:  # more helpful than why the last exporter failed
                 raise first from None
             raise
         else:
@@ -117,7 +117,7 @@ def build_and_check(
 
 
 def _as_computed(method: Method, options: BuildOptions) -> Method:
-    """Return the method with the precision that options ask for instead of its own."""
+    """Return the method with the precision that OpenVINO's options override, if any."""
     if method.precision.quantized:
         return method
     hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()
@@ -131,28 +131,28 @@ def _as_computed(method: Method, options: BuildOptions) -> Method:
 def check_agreement(
     source: Any, model: Any, method: Method, probes: Iterable[Probe], *, scored: bool = False
 ) -> None:
-    """Refuse a model that gives other results than the original.
+    """Raise DisagreementError if a model gives other results than the original.
 
     Parameters
     ----------
     source : ModelSource
     model
-        Accelerated.
+        The accelerated model.
     method : Method
     probes : iterable of Probe
     scored : bool
-        As of :func:`build_and_check`.
+        See :func:`build_and_check`.
 
     Raises
     ------
     DisagreementError
-        With what differs, by how much, and on which input.
+        Names the output that differs, the size of the difference and the input.
     """
     bound = method.precision.error_bound
     source.check_side_effects(model, method)
     probes = list(probes)
     scales = typical_magnitudes(probe.expected for probe in probes if probe.expected is not None)
-    classes = _Classes()
+    classes = _ArgmaxAgreement()
     for probe in probes:
         sentence = f"The model was converted by method {method.name!r} but does not run on"
         try:
@@ -161,7 +161,7 @@ def check_agreement(
             ):
                 actual = source.run(model, probe.inputs)
         except UsageError:
-            if probe.resized:  # sizes that are refused give no wrong results
+            if probe.resized:  # a rejected size cannot give a wrong result
                 continue
             raise
         if probe.expected is None:
@@ -178,7 +178,7 @@ def check_agreement(
                 "zeros there; all others agree"
             )
             continue
-        if _explained(source, model, probe, actual, distance, method, scales):
+        if _is_explained(source, model, probe, actual, distance, method, scales):
             continue
         raise DisagreementError(
             f"{type(source.model).__name__} by method {method.name!r} gives another result than "
@@ -188,8 +188,8 @@ def check_agreement(
         )
 
 
-class _Classes:
-    """Count of rows whose largest value is at the position that it has in the original."""
+class _ArgmaxAgreement:
+    """Count of rows whose argmax equals the original's."""
 
     def __init__(self) -> None:
         self._rows = self._same = 0
@@ -198,7 +198,7 @@ class _Classes:
         pairs = zip(_parts(expected), _parts(actual), strict=False)
         for (_, one), (_, other) in pairs:
             rows = isinstance(one, np.ndarray) and one.ndim == 2 and one.shape[1] > 1
-            if rows and _kind(one) == "real" and np.shape(other) == one.shape and one.size:
+            if rows and _number_class(one) == "real" and np.shape(other) == one.shape and one.size:
                 self._rows += len(one)
                 self._same += int(np.sum(one.argmax(1) == other.argmax(1)))
 
@@ -206,26 +206,30 @@ class _Classes:
     def description(self) -> str:
         if not self._rows:
             return ""
-        return f"; the largest value of a row is in the same place in {self._same} of {self._rows}"
+        return f"; the argmax of a row is the same in {self._same} of {self._rows} rows"
 
 
 def typical_magnitudes(results: Iterable[Any]) -> dict[str, float]:
-    """Return the usual size of each tensor of a model's results: the median of those of samples.
+    """Return the typical magnitude of each output tensor: the median RMS over samples.
 
     Parameters
     ----------
     results : iterable
-        Nested tensors, one result for each sample.
+        Results as nested tensors, one per sample.
 
     Returns
     -------
     dict of str to float
-        Root mean squares by the place of the tensor.
+        Root mean squares by path of the tensor.
     """
     sizes: dict[str, list[float]] = {}
     for result in results:
         for path, value in _parts(result):
-            if isinstance(value, np.ndarray) and value.size and _kind(value) in ("real", "complex"):
+            if (
+                isinstance(value, np.ndarray)
+                and value.size
+                and _number_class(value) in ("real", "complex")
+            ):
                 wide = np.abs(value).astype(np.float64)
                 finite = wide[np.isfinite(wide)]
                 if finite.size:
@@ -237,9 +241,9 @@ def _advice(method: Method, probe: Probe) -> str:
     fixed = method.accelerator in ("openvino", "onnxruntime") or "dynamic_axes" in method.arguments
     if probe.resized and fixed:
         return (
-            "pass dynamic_axes=False for inputs of the sample's sizes only, or use another method"
+            "pass dynamic_axes=False if all inputs have the sample's sizes, or use another method"
         )
-    return "use another method, or pass strict_check=False to have it all the same"
+    return "use another method, or pass strict_check=False to accept the difference"
 
 
 def _of_bound(distance: Difference, precision: Precision) -> str:
@@ -247,7 +251,7 @@ def _of_bound(distance: Difference, precision: Precision) -> str:
     return at_most if distance.size < math.inf else ""
 
 
-def _explained(
+def _is_explained(
     source: Any,
     model: Any,
     probe: Probe,
@@ -256,7 +260,7 @@ def _explained(
     method: Method,
     scales: Mapping[str, float],
 ) -> bool:
-    """Return True if a difference is the original's own: by random numbers, or by rounding."""
+    """Return True if randomness or rounding of the original explains a difference."""
     again = source.original(probe.inputs)
     if again is None or difference(probe.expected, again, FP32.error_bound) is not None:
         if source.runs_code(model):
@@ -265,15 +269,15 @@ def _explained(
         if difference(actual, repeated, FP32.error_bound) is not None:
             return distance.size < math.inf
         raise DisagreementError(
-            f"{type(source.model).__name__} gives different results for one input, by random "
-            f"numbers, the time, or what it keeps from call to call; method {method.name!r} would "
+            f"{type(source.model).__name__} gives different results for one input, because of "
+            f"random numbers, the time, or state kept between calls; method {method.name!r} would "
             "make constants of these; pass them to the model as inputs, or use precision='bf16' "
-            "without an accelerator, which runs the model's own code"
+            "without an accelerator, which runs the original Python code"
         )
     for _ in range(_NOISY_CALLS):
         moved = source.original(probe.inputs, noise=method.precision.rounding)
-        own = None if moved is None else difference(probe.expected, moved, 0.0, scales)
-        if own is not None and distance.size <= _TIMES_NOISE * own.size:
+        by_noise = None if moved is None else difference(probe.expected, moved, 0.0, scales)
+        if by_noise is not None and distance.size <= _TIMES_NOISE * by_noise.size:
             return True
     return False
 
@@ -281,16 +285,16 @@ def _explained(
 def difference(
     expected: Any, actual: Any, bound: float, scales: Mapping[str, float] | None = None
 ) -> Difference | None:
-    """Return the largest difference of two nested results, or None if it is within a bound.
+    """Return the largest difference between two nested results, or None if within a bound.
 
     Parameters
     ----------
     expected, actual
-        Nested tensors; floating-point types may differ from each other.
+        Nested tensors; their floating-point dtypes may differ.
     bound : float
         The ``error_bound`` of a precision.
     scales : mapping of str to float, optional
-        See :func:`typical_magnitudes`: smaller tensors are compared with these.
+        See :func:`typical_magnitudes`: lower limits of the reference magnitudes.
 
     Examples
     --------
@@ -349,14 +353,14 @@ def _difference(one: Any, other: Any, scale: float = 0.0) -> Difference | None:
 def _of_arrays(one: np.ndarray, other: np.ndarray, scale: float = 0.0) -> Difference | None:
     if one.shape != other.shape:
         return Difference(f"has the shape {list(other.shape)} instead of {list(one.shape)}")
-    if _kind(one) != _kind(other):
+    if _number_class(one) != _number_class(other):
         return Difference(f"is of {other.dtype} instead of {one.dtype}")
     if not one.size:
         return None
-    if _kind(one) == "whole":
+    if _number_class(one) == "whole":
         share = float(np.mean(one != other))
         return Difference(f"differs in {100 * share:.2g} % of its elements", share)
-    if _kind(one) == "other":
+    if _number_class(one) == "other":
         return None if np.array_equal(one, other) else Difference("differs")
     size = _relative_error(one, other, scale)
     if math.isinf(size):
@@ -364,16 +368,16 @@ def _of_arrays(one: np.ndarray, other: np.ndarray, scale: float = 0.0) -> Differ
     return Difference(f"differs by {100 * size:.2g} %", size)
 
 
-def _kind(array: np.ndarray) -> str:
-    kinds: dict[str, str] = {"b": "whole", "i": "whole", "u": "whole", "f": "real", "c": "complex"}
-    return kinds.get(array.dtype.kind, "real" if array.dtype.name == "bfloat16" else "other")
+def _number_class(array: np.ndarray) -> str:
+    classes = {"b": "whole", "i": "whole", "u": "whole", "f": "real", "c": "complex"}
+    return classes.get(array.dtype.kind, "real" if array.dtype.name == "bfloat16" else "other")
 
 
 def _relative_error(one: np.ndarray, other: np.ndarray, scale: float) -> float:
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     one, other = one.astype(wide), other.astype(wide)
     finite = np.isfinite(one)
-    if not finite.all():  # where the original has nan or infinity, so has the other
+    if not finite.all():  # NaN and infinity must be at the same positions in both
         odd, others = one[~finite], other[~finite]
         if not np.array_equal(odd, others, equal_nan=True):
             return math.inf

@@ -1,9 +1,9 @@
-"""Choices that measurements have made on this machine, kept for later processes.
+"""Benchmarks of implementation variants, with results cached for later processes.
 
-Which precision, layout or runtime is fast depends on the processor, so it is measured. Each choice
-is a small file below ``~/.cache/bigdl/choices``, or ``XDG_CACHE_HOME``, named by a digest of what
-it depends on: the model, the processor, the thread count and the versions. Losing a file costs
-another measurement, no more.
+The fastest precision, layout or runtime depends on the processor, so it is measured. Each result
+is a small file in ``~/.cache/bigdl/choices``, or below ``XDG_CACHE_HOME``. Its name is a digest of
+the model, the processor, the thread count and the library versions. If a file is lost, the variants
+are measured again.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from bigdl.nano.acceleration.precision import FP32
 MOST_FILES = 256
 _MOST_BYTES = 1 << 16  # of one file
 LEAST_GAIN = 1.03
-"""Speed-up from which on another way than the plain one is chosen."""
+"""Smallest speed-up at which another variant replaces the baseline."""
 
 
 class AutotuneResult(NamedTuple):
-    """One of several ways, and how many times as fast as the plain one it is.
+    """Name of the fastest variant, and the speed-up of each variant over the baseline.
 
     Attributes
     ----------
     name : str
-        Of the chosen way.
+        The selected variant.
     speedups : dict of str to MedianInterval
-        Of each way that was measured, beside the plain one.
+        Speed-up over the baseline of each measured variant.
     """
 
     name: str
@@ -51,21 +51,21 @@ class AutotuneResult(NamedTuple):
 
     @property
     def speedup(self) -> MedianInterval:
-        """The speed of the chosen way beside the plain one."""
+        """Speed-up of the selected variant over the baseline."""
         return self.speedups[self.name]
 
     def is_clear(self, plain: str) -> bool:
-        """Return True if noise does not hide a way that is faster than the chosen plain one."""
+        """Return False if noise may hide a variant that is faster than the selected baseline."""
         others = [speedup for name, speedup in self.speedups.items() if name != plain]
         return self.name != plain or all(each.high <= LEAST_GAIN for each in others)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as values of JSON."""
+        """Return the result as a JSON-serializable dict."""
         return {"name": self.name, "speedups": {key: [*s] for key, s in self.speedups.items()}}
 
     @classmethod
     def from_json(cls, content: Any) -> AutotuneResult | None:
-        """Return what :meth:`to_json` gave; None if it is something else."""
+        """Build a result from :meth:`to_json` output; return None if the content is invalid."""
         try:
             speedups = {
                 str(key): MedianInterval(*map(float, s)) for key, s in content["speedups"].items()
@@ -78,17 +78,17 @@ class AutotuneResult(NamedTuple):
 def choose(
     seconds: Mapping[str, Sequence[float]], plain: str, allowed: Iterable[str] | None = None
 ) -> AutotuneResult:
-    """Choose the fastest of several ways, or the plain one unless noise separates another from it.
+    """Select the fastest variant, or the baseline unless another is faster beyond noise.
 
     Parameters
     ----------
     seconds : mapping of str to sequence of float
-        Of each way the times of its rounds; those of one round were measured one after the other.
-        A way that was given up has fewer rounds.
+        Times of each variant, one per round. All variants run within each round, one after the
+        other. A variant that was abandoned has fewer rounds.
     plain : str
-        The way that the others replace.
+        Name of the baseline.
     allowed : iterable of str, optional
-        The ways to choose from, the plain one among them; all by default.
+        Variants that may be selected, including the baseline; all by default.
 
     Returns
     -------
@@ -121,30 +121,30 @@ def choose(
 
 _ROUNDS = 20
 _FEWEST_ROUNDS = 3
-_LEAST_S = 1e-3  # of a round: a clock and a scheduler disturb less
+_LEAST_S = 1e-3  # of a round: reduces the influence of clock and scheduler
 
 
 def benchmark(
     calls: Mapping[str, Callable[[], object]], budget_s: float = 1.0
 ) -> dict[str, list[float]]:
-    """Time several ways in turn.
+    """Measure the time per call of several variants in alternation.
 
     Parameters
     ----------
     calls : mapping of str to callable
-        Each computes the same in its way.
+        Variants that compute the same result.
     budget_s : float
-        Seconds after which no further round begins; there are at least three.
+        Seconds after which no further round starts. At least three rounds run.
 
     Returns
     -------
     dict of str to list of float
-        Seconds of a call, one figure for each of at most twenty rounds: see :func:`choose`.
+        Seconds per call of each round; at most twenty rounds. Input of :func:`choose`.
     """
     counts, names = {}, list(calls)
     begin = time.perf_counter()
     for name, call in calls.items():
-        call()  # the first one makes what it needs
+        call()  # warm-up
         counts[name] = max(1, round(_LEAST_S / max(_seconds(call, 1), 1e-7)))
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(_ROUNDS):
@@ -165,12 +165,12 @@ def _seconds(call: Callable[[], object], count: int) -> float:
 def load_or_measure(
     key: str, plain: str, calls: Mapping[str, Callable[[], object]]
 ) -> AutotuneResult:
-    """Return the choice that is kept under a key, or measure and keep it.
+    """Return the cached result for a key, or measure the variants and cache the result.
 
     Parameters
     ----------
     key : str
-        Of :func:`cache_key`.
+        From :func:`cache_key`.
     plain : str
         See :func:`choose`.
     calls : mapping of str to callable
@@ -186,14 +186,14 @@ def load_or_measure(
 
 
 def cache_key(*facts: Any) -> str:
-    """Return a digest of values of JSON, of the processor and its usable cores."""
+    """Return a digest of JSON values, the processor model and the number of usable cores."""
     surroundings = [processor_name(), sorted(isa_flags()), len(usable_cores())]
     text = json.dumps([facts, surroundings], sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 def load_result(key: str) -> AutotuneResult | None:
-    """Return the choice that was kept under a key, or None."""
+    """Return the cached result for a key, or None."""
     directory = cache_directory("choices")
     file = directory / f"{key}.json"
     try:
@@ -205,13 +205,13 @@ def load_result(key: str) -> AutotuneResult | None:
 
 
 def save_result(key: str, choice: AutotuneResult) -> None:
-    """Keep a choice; where the directory cannot be written, or is not private, nothing happens."""
+    """Write a result to the cache; do nothing if the directory is unwritable or not private."""
     directory = cache_directory("choices")
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_private(directory):
             return
-        # complete at once: other processes may read and write the same file
+        # atomic rename: other processes may read and write the same file
         number, name = tempfile.mkstemp(prefix=".new-", dir=directory)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             json.dump(choice.to_json(), file)
@@ -220,7 +220,7 @@ def save_result(key: str, choice: AutotuneResult) -> None:
 
 
 def _is_private(directory: Path) -> bool:
-    """Return True for a directory of this user that nobody else can write to."""
+    """Return True if the current user owns a directory and nobody else can write to it."""
     status = directory.stat()
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -232,7 +232,7 @@ def _shrink(directory: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-_LEAST_CALL_S = 1e-4  # of a call of the original: below, calls cost more than computing
+_LEAST_CALL_S = 1e-4  # of the original: below this, call overhead dominates
 _SLOWER = 1.1
 _RACE_S = 0.5
 
@@ -240,23 +240,24 @@ _RACE_S = 0.5
 def warn_if_slower(
     method: Method, original: Callable[[], Any], model: Callable[[], Any], *facts: Any
 ) -> None:
-    """Warn once if a model in a precision below fp32 is slower than the original.
+    """Warn if a model in a precision below fp32 is slower than the original.
 
     Parameters
     ----------
     method : Method
-        Of the model; nothing is measured for one in fp32.
+        Method of the model; fp32 models are not measured.
     original, model : callable
-        Run them on the sample.
+        Functions that run the models on the sample.
     *facts
-        Values of JSON that describe model, sample and threads: a measurement is made once for them.
+        JSON values that describe model, sample and threads. They are the cache key: equal facts
+        are measured once.
     """
     if method.precision == FP32:
         return
     key = cache_key("beside the original", method.name, facts)
     choice = load_result(key)
     if choice is None:
-        with preserve_rng_state():  # that the models may draw
+        with preserve_rng_state():  # the models may draw random numbers
             seconds = benchmark({"original": original, method.name: model}, _RACE_S)
         if min(seconds["original"]) < _LEAST_CALL_S:
             return
@@ -273,7 +274,7 @@ def warn_if_slower(
 
 
 def _frames_of_ours() -> int:
-    """Return the stacklevel of the first caller outside of this library."""
+    """Return the ``stacklevel`` of the first caller outside this library."""
     frame, level = sys._getframe(1), 1
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("bigdl."):
         frame, level = frame.f_back, level + 1  # type: ignore[assignment]

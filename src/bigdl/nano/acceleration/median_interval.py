@@ -1,4 +1,4 @@
-"""Repeated measurements on a busy machine: their median, and whether noise separates two."""
+"""Median of repeated measurements, with an interval that separates signal from noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 
 
 class MedianInterval(NamedTuple):
-    """The median of measurements, and the range that is left without the outer fifths.
+    """Median of measurements and the interval without the outer fifths.
 
-    Of ten independent measurements, this range holds the true median with a probability of 0.89.
+    For ten independent measurements, the interval contains the true median with probability 0.89.
 
     Attributes
     ----------
@@ -33,16 +33,16 @@ class MedianInterval(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the spread of measurements, of which there is at least one."""
+        """Return the median and interval of at least one measurement."""
         ordered = sorted(values)
         outer = len(ordered) // 5
         return cls(median(ordered), ordered[outer], ordered[-1 - outer])
 
     def exceeds(self, other: MedianInterval | float) -> bool:
-        """Return True if these measurements are larger than others by more than noise."""
+        """Return True if the lower end of this interval exceeds the other's upper end."""
         return self.low > (other.high if isinstance(other, MedianInterval) else other)
 
     def __format__(self, form: str) -> str:
-        """Return the median and, in brackets, the range; one measurement has no range."""
+        """Format the median, followed by the interval in brackets if it has any width."""
         middle, low, high = (format(value, form) for value in self)
         return middle if self.low == self.high else f"{middle} ({low}–{high})"

@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ORIGINAL = "original"
-"""Name of the method that leaves the model as it is."""
+"""Name of the method that does not change the model."""
 
 
 class Probe(NamedTuple):
-    """One input, and what the original gives for it.
+    """A test input with the original model's result.
 
     Attributes
     ----------
     description : str
-        What it is, e.g. ``"the sample"``.
+        Text for messages, e.g. ``"the sample"``.
     inputs : list
         Flat list of tensors.
     expected
         The original's result.
     resized : bool
-        True if it has other sizes than the sample.
+        True if its sizes differ from the sample's.
     """
 
     description: str
@@ -61,41 +61,41 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a method, named as the keywords of ``trace``, ``quantize`` and ``build``.
+    """Build options of a method, named as the keywords of ``trace``, ``quantize`` and ``build``.
 
     Attributes
     ----------
     thread_num : int or None
         Number of threads of the runtime; None leaves it to the runtime.
     dynamic_axes : bool or dict
-        True: the first dimension of every input may change. A dict names other ones.
+        True: the first dimension of every input may change. A dict names other dimensions.
     output_tensors : bool
-        Tensors of the framework, or ndarrays.
+        True to return tensors of the framework, False for ndarrays.
     inplace : bool
-        True to convert the user's module itself instead of a copy.
+        True to convert the user's module in place instead of a copy.
     onnxruntime_session_options : onnxruntime.SessionOptions, optional
-        Taken as they are, but for the thread counts where ``thread_num`` is given.
+        Used unchanged, except for the thread counts if ``thread_num`` is given.
     simplification : bool
         True to simplify the exported ONNX graph.
     device : str
-        Of OpenVINO: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"``.
+        OpenVINO device: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"NPU"``.
     openvino_config : mapping or None
-        Properties for ``compile_model``; they win over the method's own.
+        Properties for ``compile_model``; they override those of the method.
     jit_method : str or None
         ``"trace"``, ``"script"``, or None for the first that works.
     jit_strict : bool
         Passed to ``torch.jit.trace``.
     sample_size : int
-        Number of samples (rows, not batches) that int8 is calibrated with at most.
+        Largest number of calibration samples (rows, not batches) for int8.
     weight_options : WeightOptions or None
-        How weights are quantized by the methods that leave activations as they are.
+        Options of weight-only quantization.
     conversion : mapping
-        Further keywords: of ``torch.onnx.export``, or of the conversion to OpenVINO, which are
+        Further keywords of ``torch.onnx.export`` or of the conversion to OpenVINO. The latter are
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
     goal : AccuracyGoal or None
-        With a goal, layers that cost too much accuracy are left unquantized.
+        With a goal, layers that lose too much accuracy stay unquantized.
     rejected_exporters : frozenset of str
-        Ways of conversion whose result was wrong.
+        Names of exporters whose result was wrong.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class BuildOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
-        """Return the options that are among some keywords."""
+        """Build options from keywords and ignore unknown keywords."""
         return replace(options_from_keywords(cls, keywords), **others)
 
 
@@ -131,34 +131,34 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def options_from_keywords(options: type[Options], keywords: Mapping[str, Any]) -> Options:
-    """Return the options of a dataclass that are among some keywords."""
+    """Build an options dataclass from keywords and ignore unknown keywords."""
     names = {each.name for each in fields(options)}.intersection(keywords)
     return options(**{name: keywords[name] for name in names})
 
 
 class RuntimeNetwork(Protocol):
-    """A model of a runtime, which takes and returns flat lists of arrays."""
+    """A network compiled by a runtime; inputs and outputs are flat lists of arrays."""
 
     thread_num: int | None
 
     def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run it once; the results are the caller's."""
+        """Run the network once and return its outputs; the caller owns the arrays."""
 
 
 class ModelSource(Protocol):
-    """A user's model and a sample of its input.
+    """A user's model with a sample of its input.
 
-    Each framework has one class of this kind. A network of another runtime takes and returns flat
-    lists of arrays; the source knows how the user's nested arguments and results map to these.
+    Each framework implements this protocol. Networks of other runtimes take and return flat lists
+    of arrays; the source maps the user's nested arguments and results to these lists.
 
     Attributes
     ----------
     model
-        The user's model, which methods do not change.
+        The user's model; methods do not change it.
     exporter : str or None
-        How it was converted last, where a framework has several ways.
+        The exporter used last, e.g. ``"trace"``; None if the framework has only one.
     conversion_warning : str or None
-        What the last conversion may have lost, to be told if the model is not refused.
+        Warning about the last conversion, shown if the model is accepted.
     """
 
     model: Any
@@ -167,36 +167,34 @@ class ModelSource(Protocol):
 
     @property
     def outputs(self) -> Structure:
-        """The structure of the model's result."""
+        """Structure of the model's result."""
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        """Flat lists of ndarrays, one for each batch of the calibration data."""
+        """Yield a flat list of ndarrays for each batch of the calibration data."""
 
     def sample_arrays(self) -> list[np.ndarray]:
-        """The sample as a flat list of ndarrays."""
+        """Return the sample as a flat list of ndarrays."""
 
     def probes(self, options: BuildOptions) -> Sequence[Probe]:
-        """Inputs on which an accelerated model is compared; the first is the sample."""
+        """Return the inputs for comparing an accelerated model; the first is the sample."""
 
     def original(self, inputs: Any, noise: float = 0.0) -> Any:
-        """Return the model's results for flat inputs, if it takes them; noise is on its numbers."""
+        """Run the original model on flat inputs, optionally with noise on its weights."""
 
     def run(self, model: Any, inputs: Any) -> Any:
-        """Return an accelerated model's results for flat inputs."""
+        """Run an accelerated model on flat inputs and return its results."""
 
     def alternative(self, inputs: Any) -> Any:
-        """Return what the model gives by another way of its framework, which is as right; else
-        None."""
+        """Return the result of an equally valid code path of the framework, or None."""
 
     def refused_negatives(self) -> list[int]:
-        """Return positions of integer inputs in which the model takes no negative number."""
+        """Return the positions of integer inputs for which the model rejects negative values."""
 
     def check_side_effects(self, model: Any, method: Any) -> None:
-        """Refuse, or warn of, what calls of the model change and those of an accelerated one do
-        not."""
+        """Raise or warn if the model has side effects that the accelerated model lacks."""
 
     def runs_code(self, model: Any) -> bool:
-        """True if an accelerated model runs the Python code of the original."""
+        """Return True if an accelerated model runs the Python code of the original."""
 
 
 SourceT = TypeVar("SourceT", bound=ModelSource, contravariant=True)
@@ -205,27 +203,27 @@ MethodT = TypeVar("MethodT", bound="Method")
 
 @dataclass(frozen=True)
 class Method(abc.ABC, Generic[SourceT]):
-    """One acceleration method for the sources of a framework, or of every one.
+    """Acceleration method for the model sources of one framework or of all frameworks.
 
     Attributes
     ----------
     name : str
-        Its public name, e.g. ``"openvino_int8"``.
+        Public name, e.g. ``"openvino_int8"``.
     precision : Precision
-        Of the table :data:`~bigdl.nano.acceleration.PRECISIONS`; its name is taken, too.
+        Entry of :data:`~bigdl.nano.acceleration.PRECISIONS`, or its name.
     accelerator : str or None
         The runtime as ``trace`` and ``quantize`` name it: ``"openvino"``, ``"onnxruntime"``,
         ``"jit"``, or None for the framework itself.
     option : str
-        What ``get_best_model`` says of it, e.g. ``"openvino + int8"``.
+        Description that ``get_best_model`` returns, e.g. ``"openvino + int8"``.
     default : bool
-        True if ``optimize`` tries it unasked.
+        True if ``optimize`` tries it by default.
     channels_last : bool
-        True if images are laid out with their channels last.
+        True if images are stored with channels last.
     ipex : bool
-        True if the method stands for one that used Intel's extension of PyTorch.
+        True if the method replaces one of BigDL 2.x that used Intel Extension for PyTorch.
     extended : bool
-        True if BigDL 2.x did not have it, so that only ``search_mode="extended"`` tries it.
+        True if it is new since BigDL 2.x; only ``search_mode="extended"`` tries it.
 
     Examples
     --------
@@ -247,35 +245,35 @@ class Method(abc.ABC, Generic[SourceT]):
     extended: bool = False
 
     variants: tuple[str | None, ...] = (None,)
-    """Values of the argument `method` of ``quantize`` that mean it, among methods of int8."""
+    """Values of ``quantize``'s argument `method` that select it among int8 methods."""
     dynamic: tuple[str | None, ...] = ()
-    """The same with ``approach="dynamic"``."""
+    """Values of ``quantize``'s argument `method` that select it if ``approach="dynamic"``."""
     packages: tuple[str, ...] = ()
-    """Modules that have to be importable."""
+    """Modules that must be importable."""
     extra: str = "nano"
-    """The extra of the distribution that brings them."""
+    """Extra of the distribution that installs `packages`."""
     arguments: tuple[str, ...] = ()
-    """Keywords of ``quantize`` that apply to it beyond those of its accelerator and precision."""
+    """Further keywords of ``quantize`` that apply, besides those of accelerator and precision."""
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "precision", PRECISIONS[self.precision])
 
     def get_precision(self) -> Precision:
-        """Return the precision."""
+        """Return the precision of the method."""
         return self.precision
 
     def get_accelerator(self) -> str | None:
-        """Return the runtime."""
+        """Return the runtime of the method; None for the framework."""
         return self.accelerator
 
     def missing(self) -> str | None:
-        """Return why this method is not possible on this machine.
+        """Return the reason why this method cannot run on this machine, or None.
 
         Returns
         -------
         str or None
-            One sentence; None if it is possible.
+            One sentence; None if the method can run.
         """
         for package in self.packages:
             if not is_installed(package):
@@ -283,7 +281,7 @@ class Method(abc.ABC, Generic[SourceT]):
         return None
 
     def require(self) -> None:
-        """Raise an error where the method is not possible.
+        """Raise an error if this method cannot run on this machine.
 
         Raises
         ------
@@ -300,14 +298,14 @@ class Method(abc.ABC, Generic[SourceT]):
 
     @abc.abstractmethod
     def build(self, source: SourceT, options: BuildOptions) -> Any:
-        """Make the accelerated model.
+        """Build the accelerated model.
 
         Parameters
         ----------
         source : ModelSource
             The user's model and a sample of its input.
         options : BuildOptions
-            What the user asked for.
+            The user's options.
 
         Returns
         -------
@@ -328,11 +326,12 @@ def is_installed(package: str) -> bool:
 
 
 def _checked(name: str, method: object) -> Method:
-    framework, _, own = name.partition(".")
-    if framework not in FRAMEWORKS or not isinstance(method, Method) or method.name != own:
+    framework, _, method_name = name.partition(".")
+    known = framework in FRAMEWORKS and isinstance(method, Method)
+    if not known or method.name != method_name:
         raise UsageError(
-            f"An acceleration method should be an object of a class over Method, registered for "
-            f"{' or '.join(map(repr, FRAMEWORKS))} under its own name, but got {method!r} for "
+            f"An acceleration method should be an instance of a subclass of Method, registered for "
+            f"{' or '.join(map(repr, FRAMEWORKS))} under its name, but got {method!r} for "
             f"{name!r}",
             code="argument-type",
             argument="method",
@@ -342,19 +341,19 @@ def _checked(name: str, method: object) -> Method:
 
 FRAMEWORKS = ("torch", "keras")
 REGISTRY = Registry[Method]("bigdl.methods", "an acceleration method", _checked)
-"""All methods, also those that other packages offer, as ``<framework>.<name>``."""
+"""All methods by ``<framework>.<name>``, including those of other packages."""
 
 
 class MethodTable(Mapping[str, Method]):
-    """The methods of a framework by name, in the order in which ``optimize`` tries them.
+    """Read-only table of a framework's methods, in the order in which ``optimize`` tries them.
 
-    Those that only an extended search tries come last. What is registered later is in it.
+    Methods of the extended search come last. Methods registered later appear in the table.
 
     Parameters
     ----------
     framework : str
     keep : callable, optional
-        Tells which methods are in the table; default all.
+        Returns True for methods that belong to the table; all by default.
     """
 
     def __init__(self, framework: str, keep: Callable[[Method], bool] = lambda method: True):
@@ -375,17 +374,17 @@ class MethodTable(Mapping[str, Method]):
 
 
 def register_methods(framework: str, listed: Iterable[Method]) -> MethodTable:
-    """Register several methods of a framework, and return the table of all."""
+    """Register several methods of a framework; return the table of all its methods."""
     for method in listed:
         register_method(method, framework)
     return MethodTable(framework)
 
 
 def register_method(method: MethodT, framework: str = "torch") -> MethodT:
-    """Register an acceleration method, so that ``build``, ``optimize`` and ``trace`` find it.
+    """Register an acceleration method for ``build``, ``optimize`` and ``trace``.
 
-    A package that a program need not import offers its Method by an entry point of the group
-    ``bigdl.methods``, under ``<framework>.<name>``, such as ``torch.half_precision``.
+    A package that the program does not import can register its Method with an entry point of the
+    group ``bigdl.methods`` named ``<framework>.<name>``, e.g. ``torch.half_precision``.
 
     Parameters
     ----------
@@ -395,12 +394,12 @@ def register_method(method: MethodT, framework: str = "torch") -> MethodT:
     Returns
     -------
     Method
-        The same.
+        The registered method.
 
     Raises
     ------
     UsageError
-        If another method has the name, or it is no Method.
+        If the name is taken, or the object is not a Method.
 
     Examples
     --------
@@ -421,7 +420,7 @@ def register_method(method: MethodT, framework: str = "torch") -> MethodT:
 
 
 def methods(framework: str = "torch") -> Mapping[str, Method]:
-    """Return the methods of a framework in the order in which ``optimize`` tries them.
+    """Return a framework's methods in the order in which ``optimize`` tries them.
 
     Parameters
     ----------
@@ -436,7 +435,7 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
     Raises
     ------
     UsageError
-        If the framework has registered none.
+        If the framework has not registered any methods.
 
     Examples
     --------
@@ -456,12 +455,12 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
 
 
 def find_method(name: str, framework: str = "torch") -> Method:
-    """Return the method of this name.
+    """Return a framework's method by its name.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If no method has this name.
 
     Examples
     --------
@@ -486,7 +485,7 @@ def find_method(name: str, framework: str = "torch") -> Method:
 
 
 _RUNTIMES = ("openvino", "onnxruntime")
-# Not of the user.
+# Options that users do not set.
 _INTERNAL = {"conversion", "goal", "rejected_exporters"}
 _ALWAYS = {"input_sample", "example_kwarg_inputs", "thread_num"}
 _QUANTIZED = {each.name for each in fields(AccuracyOptions)} | {"calib_data", "sample_size"}
@@ -502,16 +501,16 @@ _BY_ACCELERATOR: dict[str | None, set[str]] = {
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Arguments of ``trace`` and ``quantize`` that choose the method.
+    """Arguments of ``trace`` and ``quantize`` that select the method.
 
     Attributes
     ----------
     precision, accelerator, approach
-        As of ``quantize``.
+        See ``quantize``.
     variant : str or None
-        Its argument `method`.
+        The argument `method` of ``quantize``.
     use_ipex, channels_last : bool
-        As of ``trace`` of PyTorch.
+        See ``trace`` of PyTorch.
     """
 
     precision: str = FP32
@@ -523,12 +522,12 @@ class MethodChoice:
 
 
 def select_trace_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
-    """Return the method that ``trace`` means.
+    """Select the method for the arguments of ``trace``.
 
     Raises
     ------
     UsageError
-        If no method is like this.
+        If no method matches the arguments.
     """
     if "precision" in options.conversion:
         raise UsageError(
@@ -552,12 +551,12 @@ def select_trace_method(framework: str, choice: MethodChoice, options: BuildOpti
 
 
 def select_quantize_method(framework: str, choice: MethodChoice, options: BuildOptions) -> Method:
-    """Return the method that ``quantize`` means.
+    """Select the method for the arguments of ``quantize``.
 
     Raises
     ------
     UsageError
-        If no method is like this.
+        If no method matches the arguments.
     """
     precision, accelerator, device = choice.precision, choice.accelerator, options.device
     lower = [each for each in PRECISIONS.values() if each != FP32]
@@ -605,7 +604,7 @@ def _of_precision(framework: str, precision: str, accelerator: str | None) -> li
 def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -> list[Method]:
     precision, variant = choice.precision, choice.variant
     candidates = _of_precision(framework, precision, accelerator)
-    if precision == INT8 and variant == "int4_weight_only":  # before int4 was a precision
+    if precision == INT8 and variant == "int4_weight_only":  # spelling of earlier versions
         candidates += _of_precision(framework, INT4, accelerator)
     known = dict.fromkeys(each for method in candidates for each in method.variants)
     if variant not in known:
@@ -622,14 +621,14 @@ def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -
     if not any(method.dynamic for method in candidates):
         raise UsageError(
             f"Accelerator {accelerator!r} quantizes with approach 'static' only; the "
-            "dynamic approach is there for accelerator None and 'onnxruntime'",
+            "dynamic approach exists for accelerator None and 'onnxruntime'",
             code="unsupported",
             argument="approach",
         )
     chosen = [method for method in candidates if variant in method.dynamic]
     if not chosen:
         raise UsageError(
-            f"method {variant!r} does not go with approach 'dynamic'; leave it out",
+            f"method {variant!r} cannot be combined with approach 'dynamic'; leave it out",
             code="argument-conflict",
             argument="method",
         )
@@ -637,7 +636,7 @@ def _of_variant(framework: str, accelerator: str | None, choice: MethodChoice) -
 
 
 def _with_flags(candidates: list[Method], choice: MethodChoice) -> Method:
-    """Return the method with these flags; where there is none, one that will refuse them."""
+    """Return the candidate that matches the flags, or the first candidate, which rejects them."""
     flags = bool(choice.use_ipex), bool(choice.channels_last)
     fitting = (each for each in candidates if (each.ipex, each.channels_last) == flags)
     return next(fitting, candidates[0])
@@ -661,7 +660,7 @@ def _check_accelerator(framework: str, accelerator: str | None, device: str) -> 
         )
     if name != "CPU" and accelerator != "openvino":
         raise UsageError(
-            f"Device {device} is there with accelerator 'openvino' only, not with "
+            f"Device {device} is available with accelerator 'openvino' only, not with "
             f"{accelerator!r}; pass accelerator='openvino' or device='CPU'",
             code="argument-conflict",
             argument="device",
@@ -675,7 +674,7 @@ def check_applicable(
     *others: "DataclassInstance",
     always: Collection[str] = (),
 ) -> None:
-    """Refuse options that are not the default and that a method has no use for.
+    """Raise UsageError for options with non-default values that a method does not support.
 
     Parameters
     ----------
@@ -683,9 +682,9 @@ def check_applicable(
     choice : MethodChoice
     options : BuildOptions
     *others
-        ``AccuracyOptions``, and a dataclass of the framework's data.
+        ``AccuracyOptions``, and the framework's dataclass of data arguments.
     always : collection of str
-        Names that the framework accepts with every method.
+        Option names that the framework accepts with every method.
     """
     applies = _ALWAYS.union(always, _BY_ACCELERATOR[method.accelerator], method.arguments)
     if method.precision.quantized:
@@ -705,7 +704,7 @@ def check_applicable(
 
 
 def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[object, object]]) -> None:
-    """Refuse arguments that the method of this name has no use for.
+    """Raise UsageError for arguments with non-default values that a method does not support.
 
     Parameters
     ----------
@@ -723,5 +722,5 @@ def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[object, object]
 
 
 def check_threads(value: int | None) -> int | None:
-    """Return a number of threads, or None."""
+    """Check a number of threads and return it; None passes."""
     return None if value is None else check_positive("thread_num", value)

@@ -1,8 +1,9 @@
-"""ONNX graphs in 8-bit integers, and which of their nodes cost the most accuracy.
+"""8-bit quantization of ONNX graphs, and ranking of nodes by their quantization error.
 
-Measured with ONNX Runtime 1.31 on a processor with AVX512-VNNI: unsigned activations with signed
-weights run ResNet50 3.2 to 3.9 times as fast as fp32 and a small BERT 2.1 times, signed activations
-1.0 to 1.5 times and 0.7 to 1.0 times. Weights are scaled by channel, which costs no time.
+Speed relative to fp32 with ONNX Runtime 1.31 on a processor with AVX512-VNNI: with unsigned
+activations and signed weights, ResNet50 is 3.2 to 3.9 times and a small BERT 2.1 times as fast;
+with signed activations, 1.0 to 1.5 times and 0.7 to 1.0 times. Weights have one scale per channel,
+which costs no time.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ onnx = LazyModule("onnx", "nano")
 ort = LazyModule("onnxruntime", "nano")
 quantization = LazyModule("onnxruntime.quantization", "nano")
 
-# Smaller tensors are biases, scales and shapes: little to save, much to lose.
+# Smaller tensors are biases, scales and shapes: compressing them saves little and costs accuracy.
 _LARGE = 1024
-# What scores of attention go through between a product and a softmax.
+# Operators on attention scores between the product and the softmax.
 _ELEMENTWISE = {"Add", "Cast", "Clip", "Div", "Max", "Min", "Mul", "Reshape", "Sub", "Where"}
-# What an accelerator's int8 is for.
+# Operators that gain from int8.
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 _COMPARED = 4  # batches
-# A protocol buffer has at most 2 GiB; some are left for what is not weights.
+# A protocol buffer has at most 2 GiB; the margin is for everything except the weights.
 MOST_BYTES = 2**31 - 2**26
 
 
 class OnnxFile:
-    """An ONNX model in a directory of its own, which goes when nobody uses it any more.
+    """An ONNX model file in a temporary directory that is deleted with the object.
 
-    A model of more than 2 GB has its weights in a second file beside the first, whose name the
-    first one knows. So the names are always the same, and a model is moved by moving all files.
+    A model of more than 2 GB has its weights in a second file in the same directory. The first file
+    refers to the second by name, so the names are fixed and both files move together.
 
     Attributes
     ----------
     path : Path
-        The ``.onnx`` file; it does not exist until somebody writes it.
+        Path of the ``.onnx`` file; the file does not exist before the first write.
     """
 
     NAME = "onnx_saved_model.onnx"
@@ -62,7 +63,7 @@ class OnnxFile:
 
     @classmethod
     def read(cls, path: Path) -> OnnxFile:
-        """Return a copy of a file that lies elsewhere, and of its weights."""
+        """Copy an ONNX file and its external weights to a new temporary directory."""
         file = cls()
         shutil.copyfile(path, file.path)
         data = path.with_name(path.name + ".data")
@@ -71,7 +72,7 @@ class OnnxFile:
         return file
 
     def __getstate__(self) -> dict[str, bytes]:
-        """Pickle the content of its files."""
+        """Pickle the contents of the model's files."""
         return {each.name: each.read_bytes() for each in self.path.parent.iterdir()}
 
     def __setstate__(self, files: dict[str, bytes]) -> None:
@@ -80,34 +81,34 @@ class OnnxFile:
             self.path.with_name(name).write_bytes(content)
 
     def copy_to(self, directory: Path) -> None:
-        """Write the model's files into a directory."""
+        """Copy the model's files to a directory."""
         shutil.copytree(self.path.parent, directory, dirs_exist_ok=True)
 
     @property
     def external(self) -> bool:
-        """True if the weights are in a file of their own."""
+        """True if the weights are in a separate file."""
         return self.path.with_name(self.path.name + ".data").exists()
 
 
 class FloatGraph(OnnxFile):
-    """A graph in floating point, as quantizers need it, with calibration data.
+    """A floating-point ONNX graph prepared for quantizers, with calibration data.
 
-    Every node has a name. Inferred shapes are left out, since they contradict what ONNX Runtime
-    makes of a transposed weight. A Gemm has its weight to itself: ONNX Runtime transposes it in
-    place, for the other nodes too.
+    Every node has a name. Inferred shapes are removed, because they contradict ONNX Runtime's
+    transposed weights. No Gemm shares its weight: ONNX Runtime transposes weights in place, which
+    would change the other nodes.
 
     Parameters
     ----------
     original : OnnxFile
     feeds : list of dict of str to ndarray
-        Calibration batches by the names of inputs.
+        Calibration batches by input name.
 
     Attributes
     ----------
     ranges : Path
-        Where the ranges of activations are kept from one trial to the next.
+        File that keeps the activation ranges between trials.
     in_floats : list of str
-        Names of nodes that stay in floating point in each trial, once the first has shown them.
+        Names of nodes that stay in floating point in all trials; the first trial finds them.
     """
 
     def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
@@ -120,12 +121,12 @@ class FloatGraph(OnnxFile):
         _unshare_weights(model.graph)
         for number, node in enumerate(model.graph.node):
             node.name = node.name or f"{node.op_type}_{number}"
-        # Tells ONNX Runtime's quantizers that nothing is left to be done first.
+        # Tells ONNX Runtime's quantizers that preprocessing is done.
         onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
         save(model, self.path)
 
     def error(self, quantized: Path) -> float:
-        """Return the relative error of a quantized form of this graph on the calibration data."""
+        """Return the relative error of a quantized version of this graph on calibration data."""
         return relative_error(self._expected, self._outputs(quantized))
 
     @cached_property
@@ -133,21 +134,21 @@ class FloatGraph(OnnxFile):
         return self._outputs(self.path)
 
     def _outputs(self, path: Path) -> list[np.ndarray]:
-        """Results of a form of this graph on a few calibration batches."""
+        """Return the outputs of a version of this graph for a few calibration batches."""
         names = [tensor.name for tensor in _graph_of(self.path).output]
         values = (_tensors(path, feed, names) for feed in self.feeds[:_COMPARED])
         return [each[name] for each in values for name in names]
 
     def rank(self, quantized: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
-        """Return the quantized nodes by the error that they bring in, the largest first.
+        """Rank quantized nodes by the error they introduce, largest first.
 
-        Both graphs run once on one batch. What a node brings in is the relative error of its
-        output beyond that of its inputs; errors are taken to be independent of each other.
+        Both graphs run once on one batch. A node introduces the error of its output beyond that of
+        its inputs; errors are assumed to be independent.
 
         Parameters
         ----------
         quantized : Path
-            What became of this graph: tensors keep their names.
+            The quantized version of this graph; tensors keep their names.
         feed : mapping of str to ndarray
         """
         graph = _graph_of(self.path)
@@ -161,24 +162,27 @@ class FloatGraph(OnnxFile):
             for name in expected.keys() & actual.keys()
         }
 
-        def after(node) -> float:
+        def output_error(node) -> float:
             known = [errors[name] for name in node.output if name in errors]
             if known:
                 return max(known)
-            # An activation was merged into the node, whose own output is gone.
+            # An activation was fused into the node, so the node's output no longer exists.
             reader = readers.get(node.output[0])
-            return after(reader) if reader is not None else 0.0
+            return output_error(reader) if reader is not None else 0.0
 
-        def brought_in(node) -> float:
+        def introduced_error(node) -> float:
             before = max((errors.get(name, 0.0) for name in node.input), default=0.0)
-            return math.sqrt(max(after(node) ** 2 - before**2, 0.0)) if before < math.inf else 0.0
+            return (
+                math.sqrt(max(output_error(node) ** 2 - before**2, 0.0))
+                if before < math.inf
+                else 0.0
+            )
 
-        return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
+        return [node.name for node in sorted(nodes, key=introduced_error, reverse=True)]
 
 
 Quantize = Callable[[FloatGraph, Path, Collection[str]], None]
-"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating
-point."""
+"""Writes the quantized version of a graph to a file. The named nodes stay in floating point."""
 
 
 def _unshare_weights(graph) -> None:
@@ -193,8 +197,8 @@ def _unshare_weights(graph) -> None:
 
 
 def save(model, path: Path) -> None:
-    """Write a model, with its weights in a second file if it is too large for one."""
-    # the size of all of it cannot be asked of a model that is too large
+    """Write a model to a file, with external weights if it is too large for one file."""
+    # ``ByteSize`` fails for a model that is too large
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < MOST_BYTES:
         onnx.save(model, path)
         return
@@ -202,12 +206,12 @@ def save(model, path: Path) -> None:
 
 
 def _graph_of(path: Path):
-    """Return the graph in a file; its weights are left out where they are in another one."""
+    """Return the graph in a file without loading external weights."""
     return onnx.load(path, load_external_data=False).graph
 
 
 def has_attention(path: Path) -> bool:
-    """Return True if the graph multiplies activations with each other after a softmax."""
+    """Return True if a graph multiplies two activations and has a softmax (attention)."""
     graph = _graph_of(path)
     types = {node.op_type for node in graph.node}
     constants = {tensor.name for tensor in graph.initializer}
@@ -218,10 +222,10 @@ def has_attention(path: Path) -> bool:
 
 
 def nodes_of_scores(path: Path) -> list[str]:
-    """Return names of the softmaxes of a graph, and of what is done to their inputs.
+    """Return the names of softmax nodes and of the elementwise nodes that compute their inputs.
 
-    There masks are added to attention's scores. A range that holds minus infinity, or -10,000,
-    leaves nothing of the scores in 8 bits.
+    These nodes add masks to attention scores. With minus infinity or -10,000 in the range, 8 bits
+    cannot represent the scores.
     """
     graph = _graph_of(path)
     makers = {name: node for node in graph.node for name in node.output}
@@ -237,16 +241,15 @@ def nodes_of_scores(path: Path) -> list[str]:
 
 
 def unsigned_activations(model) -> None:
-    """Change activations from signed to unsigned 8-bit integers, in place.
+    """Convert activations from signed to unsigned 8-bit integers in place.
 
-    The same numbers come out: the zero point is moved by 128 with the range. Kernels of x86
-    processors multiply unsigned activations with signed weights; on signed ones they take up to
-    four times as long.
+    Results do not change: range and zero point move by 128. Kernels on x86 multiply unsigned
+    activations with signed weights; with signed activations they are up to four times slower.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        With QuantizeLinear and DequantizeLinear around its operators.
+        Model with QuantizeLinear and DequantizeLinear around its operators.
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     of_weights: set[str] = set()
@@ -260,13 +263,13 @@ def unsigned_activations(model) -> None:
         if values.dtype == np.int8:
             unsigned = (values.astype(np.int16) + 128).astype(np.uint8)
             constants[name].CopyFrom(onnx.numpy_helper.from_array(unsigned, name))
-    del model.graph.value_info[:]  # they hold the types of what lies between
+    del model.graph.value_info[:]  # the types of inner tensors have changed
 
 
 def compress_weights(source: Path, target: Path) -> None:
-    """Write a model whose large fp32 weights are stored in bfloat16, half of the size.
+    """Write a model with its large fp32 weights stored in bfloat16, half the size.
 
-    The graph casts them back, which ONNX Runtime does once, when it makes a session.
+    The graph casts them back to fp32; ONNX Runtime does so once, when it creates a session.
     """
     ml_dtypes = require("ml_dtypes", "nano")
     model = onnx.load(source)
@@ -289,7 +292,7 @@ def compress_weights(source: Path, target: Path) -> None:
     save(model, target)
 
 
-# What these take is quantized where the node before them is, and on its account.
+# Operators that inherit quantization from their predecessor and introduce no error themselves.
 _PASSED_ON = {
     *("Clip", "Flatten", "Identity", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceSum"),
     *("Relu", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
@@ -297,11 +300,11 @@ _PASSED_ON = {
 
 
 def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
-    """Quantize weights and activations, the latter with ranges found on calibration data.
+    """Quantize weights and activations with ranges from calibration data.
 
-    Where the graph has attention, and 8 bits for what it adds, scales and normalizes between its
-    products more than double the error, all of this stays in floating point: a small BERT is a
-    seventh faster with it, and a ViT useless (0.38 instead of 0.04).
+    In graphs with attention, operators other than products stay in floating point if quantizing
+    them more than doubles the error. A small BERT is a seventh faster with them quantized; a ViT
+    becomes useless (error 0.38 instead of 0.04).
     """
     _quantize_statically(graph, target, [*excluded, *graph.in_floats])
     if excluded or not has_attention(graph.path):  # not the first trial, or nothing to decide
@@ -316,10 +319,10 @@ def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[st
 
 
 def _quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
-    kinds = quantization.QuantType
+    dtypes = quantization.QuantType
     feeds = iter(graph.feeds)
     with quiet(), ExitStack() as stack:
-        stack.callback(ort.set_default_logger_severity, 2)  # warnings, as it is by default
+        stack.callback(ort.set_default_logger_severity, 2)  # the default: warnings
         ort.set_default_logger_severity(3)
         quantization.quantize_static(
             graph.path,
@@ -328,14 +331,14 @@ def _quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[s
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             reduce_range=saturates_int8(),
-            activation_type=kinds.QUInt8 if _is_x86() else kinds.QInt8,
-            weight_type=kinds.QInt8,
+            activation_type=dtypes.QUInt8 if _is_x86() else dtypes.QInt8,
+            weight_type=dtypes.QInt8,
             nodes_to_exclude=[*excluded, *nodes_of_scores(graph.path)],
             use_external_data_format=graph.external,
             calibration_cache_path=graph.ranges,
             extra_options={
-                # Attention's products of two activations lose accuracy and gain no time; what
-                # follows a product takes its floats as they come out of the accumulators.
+                # Quantized products of two activations (attention) lose accuracy and gain no time.
+                # Outputs of products stay in floating point, as the accumulators have them.
                 "MatMulConstBOnly": True,
                 "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
             },
@@ -343,13 +346,13 @@ def _quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[s
 
 
 def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
-    """Quantize weights, and activations with the ranges that they have in each call.
+    """Quantize weights in advance, and activations with the ranges of each call.
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
     """
     registry = require("onnxruntime.quantization.registry", "nano")
     # ResNet50 with dynamically quantized convolutions takes 20 times as long as in fp32.
-    operators = [kind for kind in registry.IntegerOpsRegistry if kind != "Conv"]
+    operators = [name for name in registry.IntegerOpsRegistry if name != "Conv"]
     with quiet():
         quantization.quantize_dynamic(
             graph.path,
@@ -364,10 +367,10 @@ def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[s
 
 
 def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
-    """Quantize weights and activations with NNCF, which corrects biases.
+    """Quantize weights and activations with NNCF, including bias correction.
 
-    Where the graph has attention, outliers of activations are moved into the weights (SmoothQuant,
-    Xiao et al., 2022).
+    In graphs with attention, activation outliers are moved into the weights (SmoothQuant, Xiao et
+    al., 2022).
     """
     transformer = nncf.ModelType.TRANSFORMER if has_attention(graph.path) else None
     overflow = nncf.OverflowFix.ENABLE if saturates_int8() else nncf.OverflowFix.DISABLE
@@ -378,7 +381,7 @@ def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(graph.feeds),
             model_type=transformer,
-            # Its quantized embeddings make ONNX Runtime restore the whole table in each call.
+            # NNCF's quantized embeddings make ONNX Runtime dequantize the whole table in each call.
             ignored_scope=nncf.IgnoredScope(list(excluded), types=["Gather"], validate=False),
             advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
         )
@@ -388,7 +391,7 @@ def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str
 
 
 def _changed(source, quantized) -> list:
-    """Nodes that compute and that another graph lacks, or has with quantized inputs."""
+    """Return the computing nodes that a quantized graph lacks or feeds with quantized inputs."""
     restored = {
         name
         for node in quantized.node
@@ -402,7 +405,7 @@ def _changed(source, quantized) -> list:
 
 
 def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray]:
-    """Values of inner tensors of a graph, those that it has."""
+    """Return the values of inner tensors that a graph computes, by name."""
     model = onnx.load(path)
     made = {name for node in model.graph.node for name in node.output}
     names = sorted(made.intersection(watched))

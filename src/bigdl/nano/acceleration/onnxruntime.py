@@ -1,6 +1,6 @@
-"""ONNX Runtime for every framework: networks, models that run them, and the methods.
+"""ONNX Runtime for all frameworks: networks, facades of accelerated models, and methods.
 
-A framework calls :func:`onnxruntime_methods` with its exporter and its class of models.
+A framework calls :func:`onnxruntime_methods` with its exporter and its model class.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
 
 _NO_NEGATIVE = "bigdl.no_negative"
-"""Key in a file's metadata: names of inputs that must not be negative."""
-# Of a session, kept when a network is pickled.
+"""Metadata key of an ONNX file: names of inputs that must not be negative."""
+# Session settings that are kept when a network is pickled.
 _SETTINGS = (
     *("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode"),
     *("execution_order", "graph_optimization_level", "inter_op_num_threads"),
@@ -46,32 +46,32 @@ _BFLOAT16 = "tensor(bfloat16)"
 
 
 class OnnxNetwork:
-    """A network that is ready to run; any number of threads may call it.
+    """A thread-safe network in an ONNX Runtime inference session.
 
     Parameters
     ----------
     file : OnnxFile
     names : sequence of str, optional
-        Names of the inputs in the order in which :meth:`infer` gets them, by default the session's.
-        An input that the network does not use need not be one of the session's.
+        Input names in the order in which :meth:`infer` gets the arrays; the session's order by
+        default. Inputs that the network does not use may be missing from the session.
     threads : int, optional
-        Threads of one call; by default one for each physical core that the process may use,
-        within its CPU quota. ONNX Runtime alone would take those of the whole machine.
+        Threads per call; by default one for each physical core that the process may use, within
+        its CPU quota. ONNX Runtime's default would be all cores of the machine.
     session_options : onnxruntime.SessionOptions, optional
-        Used as they are if `threads` is None; their thread counts are set if it is given.
+        Used unchanged if `threads` is None; otherwise their thread counts are set.
 
     Attributes
     ----------
     session : onnxruntime.InferenceSession
     options : onnxruntime.SessionOptions
-        What the session was made with.
+        Options of the session.
     thread_num : int or None
-        The threads that were asked for, by their number or in options of a session.
+        Requested number of threads, from `threads` or the session options.
 
     Raises
     ------
     UsageError
-        If the session options are none, or ONNX Runtime cannot run the network.
+        If the session options have a wrong type, or ONNX Runtime cannot run the network.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class OnnxNetwork:
         ort = require("onnxruntime", "nano")
         self.file = file
         self.options = _session_options(ort, threads, session_options)
-        asked = threads is not None or session_options is not None
-        self.thread_num = (self.options.intra_op_num_threads or None) if asked else None
+        requested = threads is not None or session_options is not None
+        self.thread_num = (self.options.intra_op_num_threads or None) if requested else None
         self._open(names)
 
     def _open(self, names: Sequence[str] | None) -> None:
@@ -98,7 +98,7 @@ class OnnxNetwork:
                 str(self.file.path), self.options, providers=["CPUExecutionProvider"]
             )
         self._run_options = ort.RunOptions()
-        self._run_options.log_severity_level = 4  # what goes wrong is in the exceptions
+        self._run_options.log_severity_level = 4  # exceptions already have the message
         ends = (*self.session.get_inputs(), *self.session.get_outputs())
         self._has_bfloat16 = any(port.type == _BFLOAT16 for port in ends)
         ports = {port.name: port_dtype(port) for port in self.session.get_inputs()}
@@ -114,10 +114,10 @@ class OnnxNetwork:
         ]
 
     def __deepcopy__(self, memo: Mapping) -> OnnxNetwork:
-        return self  # nothing in it changes
+        return self  # immutable
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle its file and the settings of its session, which is opened again."""
+        """Return the ONNX file and the session settings for pickling."""
         return {
             "file": self.file,
             "names": self.input_names,
@@ -138,9 +138,9 @@ class OnnxNetwork:
         return [port.name for port in self.session.get_outputs()]
 
     def forbid_negative(self, positions: Iterable[int]) -> None:
-        """Refuse negative integers in these inputs from now on, also where the file is saved.
+        """Reject negative integers in these inputs from now on, and record that in the file.
 
-        ONNX takes a negative index for a place from the end, which a framework may refuse.
+        ONNX counts a negative index from the end; the original framework may reject it.
         """
         names = {self.input_names[each] for each in positions} - self._not_negative
         if names:
@@ -148,20 +148,20 @@ class OnnxNetwork:
             self._not_negative |= names
             text = "\n".join(sorted(self._not_negative))
             entry = onnx.StringStringEntryProto(key=_NO_NEGATIVE, value=text)
-            # protocol buffers are merged by putting one after the other
+            # concatenated protocol buffers are merged
             with open(self.file.path, "ab") as file:
                 file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
 
     def feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return arrays by the names of the session's inputs, in the types that it takes.
+        """Return the arrays by session input name, cast to the session's dtypes.
 
-        An input of bfloat16, which NumPy lacks, is fed as float32.
+        A bfloat16 input is passed as float32, because NumPy lacks bfloat16.
 
         Raises
         ------
         UsageError
-            If an array has a type that cannot be cast, e.g. floats where integers are needed, or
-            holds negative integers where the original model refuses them.
+            If an array cannot be cast, e.g. from floats to integers, or has negative integers that
+            the original model rejects.
         """
         for name in self._not_negative:
             array = arrays[self.input_names.index(name)]
@@ -179,7 +179,7 @@ class OnnxNetwork:
         }
 
     def infer(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the network's outputs, which are the caller's.
+        """Run the network and return its outputs; the caller owns the arrays.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class OnnxNetwork:
             If an array does not fit the network.
         """
         feed = self.feed(arrays)
-        # Measured: binding inputs and outputs costs more than the copy of the outputs it saves.
+        # Measured: binding inputs and outputs costs more than the output copy that it saves.
         try:
             if self._has_bfloat16:
                 return self._run_with_bfloat16(feed)
@@ -196,7 +196,7 @@ class OnnxNetwork:
             raise runtime_error(error) from error
 
     def _run_with_bfloat16(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the session with values that convert between its bfloat16 and NumPy's float32."""
+        """Run the session with conversion between its bfloat16 and NumPy's float32."""
         ort = require("onnxruntime", "nano")
         types = {port.name: port.type for port in self.session.get_inputs()}
         values = {
@@ -212,9 +212,9 @@ class OnnxNetwork:
 
 
 def port_dtype(port: Any) -> np.dtype:
-    """Return the dtype of the arrays of a session's input or output.
+    """Return the NumPy dtype of a session's input or output.
 
-    Texts have dtype object, and bfloat16, which NumPy lacks, is converted from and to float32.
+    Strings have dtype object. bfloat16 is float32, because NumPy lacks bfloat16.
 
     Parameters
     ----------
@@ -223,8 +223,7 @@ def port_dtype(port: Any) -> np.dtype:
     Raises
     ------
     UsageError
-        If it is no tensor, such as the maps that converted classifiers return, or a tensor of a
-        type that arrays cannot hold.
+        If it is not a tensor (converted classifiers return maps), or NumPy lacks its dtype.
     """
     if port.type == "tensor(string)":
         return np.dtype(object)
@@ -243,7 +242,7 @@ def port_dtype(port: Any) -> np.dtype:
 
 
 def _bfloat16_value(ort: Any, array: np.ndarray) -> Any:
-    """Return floats as an OrtValue of bfloat16, rounded to nearest."""
+    """Convert a float array to a bfloat16 OrtValue, rounding to nearest."""
     bfloat16 = require("ml_dtypes", "nano").bfloat16
     words = np.ascontiguousarray(array).astype(bfloat16).view("uint16")
     number = require("onnx", "nano").TensorProto.BFLOAT16
@@ -251,7 +250,7 @@ def _bfloat16_value(ort: Any, array: np.ndarray) -> Any:
 
 
 def _floats(value: Any) -> np.ndarray:
-    """Return an OrtValue of bfloat16 as float32, which holds each of its numbers."""
+    """Convert a bfloat16 OrtValue to a float32 array without loss."""
     shape = tuple(value.shape())
     count = math.prod(shape)
     if not count:
@@ -261,7 +260,7 @@ def _floats(value: Any) -> np.ndarray:
 
 
 def runtime_error(error: Exception) -> Exception:
-    """Return what to raise for an exception of ONNX Runtime: a UsageError for a wrong input."""
+    """Convert an exception of ONNX Runtime to a UsageError if the input caused it."""
     text = _reason(error)
     if "invalid dimensions" in text or "Invalid rank" in text:
         return UsageError(
@@ -275,7 +274,7 @@ def runtime_error(error: Exception) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    """The message in one line, without its code."""
+    """Return an exception's message in one line without the error code."""
     text = " ".join(str(error).split())
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     return text.removesuffix(" Please fix either the inputs/outputs or the model.")
@@ -291,7 +290,7 @@ def _session_options(ort, threads: int | None, options: Any):
         )
     if options is None:
         options = ort.SessionOptions()
-        options.log_severity_level = 3  # errors; warnings of the optimizer are of no use to users
+        options.log_severity_level = 3  # errors only: users cannot act on the optimizer's warnings
         options.intra_op_num_threads = min(len(topology().cores), core_count())
     if threads is not None:
         options.intra_op_num_threads = options.inter_op_num_threads = threads
@@ -312,7 +311,7 @@ def _cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 class OnnxRuntimeFacade:
-    """A mix-in for models with a network of ONNX Runtime.
+    """Mix-in for accelerated models that run in ONNX Runtime.
 
     Attributes
     ----------
@@ -329,13 +328,13 @@ class OnnxRuntimeFacade:
 
     @property
     def session_options(self) -> Any:
-        """The ``onnxruntime.SessionOptions`` that the session was made with."""
+        """The session's ``onnxruntime.SessionOptions``."""
         return self.nano_network.options
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
-        """Write the network's file; return what :meth:`load_network` needs to know.
+        """Write the network's file; return the metadata that :meth:`load_network` reads.
 
-        With ``compression="bf16"`` large weights are stored in half of the size.
+        With ``compression="bf16"``, large weights are stored in half the size.
         """
         file = self.nano_network.file
         if compression == "bf16":
@@ -354,16 +353,17 @@ class OnnxRuntimeFacade:
 
     @classmethod
     def load_network(cls, directory: Path, meta: Mapping[str, Any], **options: Any) -> OnnxNetwork:
-        """Return the network of a saved model.
+        """Load the network of a saved model.
 
         Parameters
         ----------
         directory : Path
         meta : mapping
-            What :meth:`save_to` returned; a directory of BigDL 2 knows neither the names of the
-            inputs nor the compression.
+            Metadata from :meth:`save_to`. Models saved by BigDL 2 have neither input names nor
+            compression.
         **options
-            Of :meth:`OpenVINOFacade.load_network`, which are refused.
+            Options of :meth:`OpenVINOFacade.load_network`; any value except the default is an
+            error.
         """
         defaults = {"device": "CPU"} if options.get("device") else {}
         refused = {name: (value, defaults.get(name)) for name, value in options.items()}
@@ -374,15 +374,15 @@ class OnnxRuntimeFacade:
 
 
 Export = Callable[[Any, str, BuildOptions], list[str]]
-"""Writes a source's model to an ONNX file, with flat inputs and outputs; returns the names of its
-inputs in order, among them any that the file lacks because the model does not use them."""
+"""Exports a source's model to an ONNX file with flat inputs and outputs. Returns the input names in
+order, including unused inputs that the file lacks."""
 Wrap = Callable[[Any, OnnxNetwork, str, BuildOptions], Any]
-"""Returns the accelerated model of a source and the network that it became, by a method."""
+"""Builds the accelerated model from a source, its network, the method's name and options."""
 
 
 @dataclass(frozen=True)
 class OnnxRuntimeMethod(Method[ModelSource]):
-    """ONNX Runtime in the precision of the model's operators."""
+    """Method that runs a model in ONNX Runtime in the precision of its operators."""
 
     accelerator: str | None = "onnxruntime"
     export: Export = field(kw_only=True)
@@ -392,14 +392,14 @@ class OnnxRuntimeMethod(Method[ModelSource]):
         return self.model_of(*self.exported(source, options), source, options)
 
     def exported(self, source: ModelSource, options: BuildOptions) -> tuple[OnnxFile, list[str]]:
-        """Return a source's model as an ONNX file, and the names of its inputs."""
+        """Export a source's model; return the ONNX file and the input names."""
         file = OnnxFile()
         return file, self.export(source, str(file.path), options)
 
     def model_of(
         self, file: OnnxFile, names: list[str], source: ModelSource, options: BuildOptions
     ) -> Any:
-        """Return the accelerated model of an ONNX file."""
+        """Build the accelerated model of an exported ONNX file."""
         network = OnnxNetwork(
             file,
             names,
@@ -418,10 +418,9 @@ class OnnxRuntimeMethod(Method[ModelSource]):
 
 @dataclass(frozen=True)
 class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
-    """ONNX Runtime with 8-bit integers.
+    """Method that runs a model in ONNX Runtime with 8-bit integers.
 
-    With an accuracy goal, nodes are left in floating point, those first whose quantization brings
-    the largest error into the network.
+    With an accuracy goal, the nodes that introduce the largest errors stay in floating point.
 
     Attributes
     ----------
@@ -468,7 +467,7 @@ class QuantizedOnnxRuntimeMethod(OnnxRuntimeMethod):
 def onnxruntime_methods(
     export: Export, wrap: Wrap, exporter: str, extra: str = "nano"
 ) -> list[OnnxRuntimeMethod]:
-    """Return the methods that run a framework's models in ONNX Runtime.
+    """Return the ONNX Runtime methods of a framework.
 
     Parameters
     ----------
@@ -477,7 +476,7 @@ def onnxruntime_methods(
     exporter : str
         The package that `export` needs.
     extra : str
-        The extra of the distribution that brings all packages.
+        Extra of the distribution that installs all packages.
     """
     packages = ("onnx", "onnxruntime", exporter)
     common: dict[str, Any] = {"export": export, "wrap": wrap, "extra": extra}

@@ -1,7 +1,7 @@
-"""The precisions of accelerated models: one table, and the options of weights in integers.
+"""Precisions of accelerated models, and options of weight-only quantization.
 
-A :class:`Precision` equals its name. Functions take either, and :data:`PRECISIONS` finds one by
-the other. A new precision is a line of that table and the methods that make models of it.
+A :class:`Precision` equals its name, so functions accept either. :data:`PRECISIONS` maps names to
+precisions. A new precision needs an entry in that table and methods that produce it.
 """
 
 import math
@@ -13,33 +13,33 @@ from bigdl.common.checks import check_choice, check_integer, check_number
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Precision(str):
-    """Number format of a model, or of its weights if these alone are quantized.
+    """Number format of a model, or of its weights in weight-only quantization.
 
     Attributes
     ----------
     name : str
-        As users type it.
+        Name in the public interface.
     bits : int
-        Of a number.
+        Bits per number.
     error_bound : float
         Largest difference of one tensor of an accelerated model's result from the original's, in
-        the Euclidean norm: ``|actual - expected| / |expected|``. Where a result is smaller than
-        those of the other samples, as logits near zero are, it is relative to their median size.
-        Of integers and booleans it is the share of elements that differ.
+        the Euclidean norm: ``|actual - expected| / |expected|``. A result smaller than those of the
+        other samples (logits near zero) is compared with their median size. For integers and
+        booleans, the share of elements that differ.
     rounding : float
-        Relative size of the noise on weights that shows how a model reacts to rounding.
+        Relative size of weight noise used to test a model's sensitivity to rounding.
     colour : str
-        In charts of a search.
+        Colour in charts of search results.
     deviation_bound : float
-        Largest difference by rounding on the sample of a search, relative to the largest value.
-        What integers cost only a metric can tell.
+        Largest rounding difference on the sample of a search, relative to the largest value.
+        Infinite for integers, whose accuracy only a metric can judge.
     quantized : bool
-        True for scaled integers, which a metric may decide about layer by layer.
+        True for scaled integers; a metric may then exclude single layers.
     needs_calibration : bool
-        True if calibration data decide about the scales.
+        True if the scales depend on calibration data.
     hints : mapping of str to str
-        OpenVINO's properties on a CPU. OpenVINO would otherwise compute fp32 networks in bf16
-        wherever a processor has instructions for it, which makes them slower on one without AMX.
+        OpenVINO properties on a CPU. By default OpenVINO computes fp32 networks in bf16 if the
+        processor has bf16 instructions, which is slower without AMX.
 
     Examples
     --------
@@ -82,29 +82,29 @@ PRECISIONS: Mapping[str, Precision] = {each.name: each for each in (INT8, BF16, 
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Options of weights in integers, with activations in floating point.
+    """Options of weight-only quantization; activations stay in floating point.
 
     Attributes
     ----------
     group_size : int or None
-        Number of weights of a row that share one scale; rows that it does not divide get smaller
-        groups. Smaller groups are more exact and take more memory: 128 weights in 4 bits with
-        their scale in 16 take 4.1 bits each, 32 take 4.5. None makes one scale for each row.
+        Weights of a row that share one scale. If a row length is not divisible by it, its groups
+        are smaller. Smaller groups are more accurate and take more memory: with 16-bit scales,
+        groups of 128 take 4.1 bits per weight, groups of 32 take 4.5. None: one scale per row.
     symmetric : bool
-        False to store a zero point with each scale, which is more exact and slower.
+        False to store a zero point with each scale, which is more accurate and slower.
     int8_ratio : float
-        Share of the weights that stay in 8 bits, those first that lose most in 4. Embeddings and
-        the last layer always do.
+        Share of weights stored in 8 bits; weights that lose most in 4 bits come first. Embeddings
+        and the last layer are always in 8 bits.
     awq : bool
         Scale channels by the size of their activations before rounding (Lin et al., 2023).
     scale_estimation : bool
-        Choose scales by the error of each layer's output. Both take longer and use calibration
-        data.
+        Choose scales by the error of each layer's output. This and `awq` take longer and need
+        calibration data.
 
     Raises
     ------
     UsageError
-        If a value makes no sense.
+        If a value is out of range.
 
     Examples
     --------
@@ -135,5 +135,5 @@ class WeightOptions:
 
     @property
     def needs_calibration(self) -> bool:
-        """True if calibration data are used."""
+        """True if calibration data are needed."""
         return self.awq or self.scale_estimation

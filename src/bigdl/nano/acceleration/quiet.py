@@ -1,4 +1,4 @@
-"""Conversions without the messages of converters."""
+"""Suppression of output from exporters and quantizers."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from bigdl.training.progress import in_notebook
 
 
 def _silence(stack: contextlib.ExitStack) -> None:
-    stack.enter_context(preserve_program_state())  # exporters import, and draw random numbers
+    stack.enter_context(preserve_program_state())  # exporters import modules and draw random numbers
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -18,14 +18,14 @@ def _silence(stack: contextlib.ExitStack) -> None:
     if in_notebook():
         _silence_rich(stack)
     root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)  # without one, logging.warning() adds one that stays
+    root.addHandler(handler)  # without a handler, logging.warning() adds a permanent one
     stack.callback(root.removeHandler, handler)
     stack.callback(logging.disable, root.manager.disable)
     logging.disable(max(root.manager.disable, logging.WARNING))
 
 
 def _silence_rich(stack: contextlib.ExitStack) -> None:
-    """Let NNCF's bars be text, too, which goes nowhere: in a notebook they leave empty boxes."""
+    """Print NNCF's progress bars as text, which is discarded; widgets leave boxes in notebooks."""
     with contextlib.suppress(ImportError):
         import rich
 
@@ -38,10 +38,9 @@ _silent = SharedChange(_silence)
 
 
 def quiet() -> SharedChange:
-    """Without warnings, log lines below errors and prints of exporters and quantizers.
+    """Return a context that hides warnings, logs below errors and prints of converters.
 
-    What goes wrong is in the exceptions that they raise. Settings of the whole process are
-    changed, so this belongs around conversions, not around inference. They stay changed while at
-    least one thread wants it.
+    Errors still raise exceptions. The settings are process-wide, so use it around conversions and
+    not around inference. They are restored when the last thread leaves the context.
     """
     return _silent

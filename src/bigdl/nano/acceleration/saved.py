@@ -1,9 +1,8 @@
 """Directories of saved models.
 
-A directory holds the files of one model and ``nano_model_meta.yml``, which says which class of
-model they make and all that it has to know. Nothing in it is a pickle. A graph of PyTorch runs
-code when it is loaded: ``nano_model_meta.yml`` has its digest then, and ends with a signature of
-the user.
+A directory contains the files of one model and ``nano_model_meta.yml``, which has the model class
+and its metadata. No file is a pickle. Loading a PyTorch graph runs code; in that case
+``nano_model_meta.yml`` contains the digest of the graph and ends with the user's signature.
 """
 
 import os
@@ -23,7 +22,7 @@ from bigdl.common.trust import OPTIONS, digest_of, is_signed, untrusted, user_si
 yaml = LazyModule("yaml", "nano")
 
 META_FILE = "nano_model_meta.yml"
-# What the runtimes call their threads.
+# Metadata keys of the thread count, by runtime.
 _THREADS = ("thread_num", "intra_op_num_threads", "inter_op_num_threads")
 _FILES = ("checkpoint", "onnx_path", "xml_path", "weight_path", "package_path", "compile")
 _DIGEST = "code_sha256"
@@ -31,16 +30,16 @@ _SIGNATURE = "signature: "
 
 
 class SavedMeta(dict[str, Any]):
-    """The content of ``nano_model_meta.yml``, and whether code that it names may be run.
+    """Content of ``nano_model_meta.yml``, with a check whether code files are trusted.
 
     Parameters
     ----------
     text : str
-        Of the file.
+        Content of the file.
     path : str or path
-        What messages call the directory; empty if there are only files.
+        Directory name for messages; empty if the model was passed as files.
     trust : bool
-        Whether the caller vouches for the directory.
+        True if the caller trusts the directory.
     """
 
     def __init__(self, text: str, path: str | os.PathLike = "", trust: bool = False):
@@ -50,7 +49,7 @@ class SavedMeta(dict[str, Any]):
         self._signed = f"{signed}\n"
 
     def vouches_for(self, data: bytes) -> bool:
-        """Return True if the content of a file may be run."""
+        """Return True if the caller trusts the directory or the signature covers these bytes."""
         return self.trust or (
             self.get(_DIGEST) == digest_of(data)
             and is_signed(_purpose(self._signed), self._signature.strip())
@@ -58,30 +57,30 @@ class SavedMeta(dict[str, Any]):
 
 
 def _purpose(text: str) -> str:
-    """Return a text that is signed as that of a saved model, and as nothing else."""
+    """Prefix a text so that its signature is valid for saved models only."""
     return f"saved model\n{text}"
 
 
 def write_code(file: Path, data: bytes) -> dict[str, str]:
-    """Write a file that runs code when it is loaded; return the entries of it for the meta."""
+    """Write a file with executable code; return its metadata entries."""
     file.write_bytes(data)
     return {_DIGEST: digest_of(data)}
 
 
 def read_code(file: Path, meta: Mapping[str, Any], content: str) -> bytes:
-    """Return the content of a file that runs code when it is loaded.
+    """Read a file with executable code if it is trusted.
 
     Parameters
     ----------
     file : Path
     meta : SavedMeta
     content : str
-        What the file holds, for the message, e.g. ``"a graph of TorchScript"``.
+        Description of the content for the message, e.g. ``"a graph of TorchScript"``.
 
     Raises
     ------
     UsageError
-        If no program of this user has written it, or it has changed, and nobody vouches for it.
+        If the directory is not trusted and the file is unsigned or has changed.
     """
     data = file.read_bytes()
     if not (isinstance(meta, SavedMeta) and meta.vouches_for(data)):
@@ -91,14 +90,14 @@ def read_code(file: Path, meta: Mapping[str, Any], content: str) -> bytes:
 
 
 def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Make a directory of a model; it appears when it is complete.
+    """Write a model's directory atomically.
 
     Parameters
     ----------
     path : str or path
-        An earlier model there is replaced.
+        Target directory; an existing model is replaced.
     write : callable
-        Called with an empty directory, writes the model's files and returns what goes into
+        Called with an empty directory; writes the model's files and returns the content of
         ``nano_model_meta.yml``, ``ModelType`` first.
 
     Raises
@@ -122,7 +121,7 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
             if _DIGEST in meta:
                 text += f"{_SIGNATURE}{user_signature(_purpose(text))}\n"
             (aside / META_FILE).write_text(text, encoding="utf-8")
-            _put_in_place(aside, target)
+            _move_to_target(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -133,16 +132,16 @@ def open_saved_model(
     thread_num: int | None = None,
     trust: bool = False,
 ) -> Iterator[tuple[Path, SavedMeta]]:
-    """Open the directory of a saved model.
+    """Open the directory of a saved model as a context.
 
     Parameters
     ----------
     path : str, path, or dict of str to binary file
         The directory, or its files by name.
     thread_num : int, optional
-        Threads of the model, instead of those that it was saved with.
+        Number of threads; overrides the saved value.
     trust : bool
-        Whether files in it may run code that no program of this user has signed.
+        True to run code from its files without a valid signature.
 
     Yields
     ------
@@ -153,8 +152,8 @@ def open_saved_model(
     Raises
     ------
     UsageError
-        If the directory or a file of it is missing, or it holds something else, or a link to a
-        file elsewhere.
+        If the directory or a file is missing, the content is invalid, or a link leads to a file
+        outside the directory.
     """
     with ExitStack() as stack:
         if isinstance(path, Mapping):
@@ -189,9 +188,10 @@ def open_saved_model(
 
 
 def _check_links(directory: Path) -> None:
-    """Refuse links to files elsewhere: whoever sees answers of a model can tell its weights.
+    """Raise UsageError for links to files outside the model's directory.
 
-    Those of a mounted ConfigMap or Secret of Kubernetes stay within the directory.
+    A model's answers reveal its weights, and thereby the content of the linked file. Links of a
+    mounted ConfigMap or Secret of Kubernetes stay within the directory.
     """
     root = directory.resolve()
     for file in directory.iterdir():
@@ -199,19 +199,19 @@ def _check_links(directory: Path) -> None:
             raise UsageError(
                 f"{str(file)!r} is a link to a file outside of the directory of the model, whose "
                 f"content the model would show; copy the file there, or pass {OPTIONS} if you "
-                "trust whoever can write it",
+                "trust everybody who can write it",
                 code="path-unusable",
                 path=str(file),
             )
 
 
 class SavedModel:
-    """Base of the accelerated models of all frameworks.
+    """Base class of accelerated models of all frameworks.
 
     Attributes
     ----------
     nano_classes : dict of str to type
-        Every class by its name, which stands in saved directories as ``ModelType``.
+        All model classes by name; saved directories store the name as ``ModelType``.
     """
 
     nano_classes: ClassVar[dict[str, type]] = {}
@@ -231,7 +231,7 @@ class SavedModel:
         return list(self.nano_inputs.names)
 
     def nano_describe(self) -> dict[str, Any]:
-        """Return facts of the wrapper for the saved directory."""
+        """Return the metadata of the wrapper for a saved directory."""
         return {
             "inputs": self.nano_inputs.to_json(),
             "outputs": self.nano_outputs.to_json(),
@@ -246,7 +246,7 @@ def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
     Raises
     ------
     UsageError
-        If the framework, whose models are of the class `base`, has no such class.
+        If the class is unknown or not a subclass of `base`, the framework's model class.
     """
     model_class = SavedModel.nano_classes.get(meta["ModelType"], object)
     if not issubclass(model_class, base):
@@ -267,17 +267,17 @@ def _read_meta(file: Path, path: str | os.PathLike, trust: bool) -> SavedMeta:
         meta = SavedMeta(file.read_text(encoding="utf-8"), path, trust)
     if "ModelType" not in meta:
         raise UsageError(
-            f"{file} does not say what the model is; save the model again",
+            f"{file} has no ModelType; save the model again",
             code="file-damaged",
             path=str(file),
         )
     return meta
 
 
-def _put_in_place(aside: Path, target: Path) -> None:
-    """Replace a directory by a complete one; a file or a foreign directory is not removed."""
+def _move_to_target(aside: Path, target: Path) -> None:
+    """Move a complete directory to the target; never delete a user's file or other directory."""
     if target.is_dir() and not (target / META_FILE).exists() and any(target.iterdir()):
-        for file in aside.iterdir():  # the user's directory with other things in it
+        for file in aside.iterdir():  # the target has other files of the user
             os.replace(file, target / file.name)
         return
     if target.exists() and not target.is_dir():

@@ -1,8 +1,8 @@
-"""Nested values, taken apart into tensors and put together again.
+"""Flattening of nested values to lists of tensors, and the reverse.
 
-A network of another runtime takes and gives flat lists. What a model's arguments and results look
-like around their tensors is kept as a :class:`Structure`, which can be written as JSON, and what
-its calls look like as :class:`CallSignature`. Tensors may be of any framework; none is imported.
+Networks of other runtimes take and return flat lists. A :class:`Structure` describes the nesting of
+a model's arguments and results and can be written as JSON; a :class:`CallSignature` describes its
+calls. Tensors may be of any framework; none is imported.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bigdl.common.errors import UsageError, as_usage_error
 BatchT = TypeVar("BatchT")
 
 _SCALARS = (bool, int, float, str, type(None))
-# Values that hold no tensor.
+# Types of values without tensors.
 _PLAIN = (*_SCALARS, complex, bytes, np.generic, enum.Enum, range, slice)
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """The shape of one nested value.
+    """Nesting of one value: containers, constants and positions of tensors.
 
     Attributes
     ----------
@@ -36,12 +36,12 @@ class Structure:
         ``"dataclass"``.
     children : tuple of Structure
     keys : tuple
-        Of a dict, a named tuple, or a dataclass.
+        Keys or field names of a dict, a named tuple or a dataclass.
     cls : type or str or None
-        The class of a container that is not a builtin one; its name where the structure was read
-        from a file and the class is not known.
+        Class of a container that is not builtin; its name if the structure was read from a file
+        and the class is not imported.
     value
-        Of a constant.
+        Value of a constant.
     """
 
     kind: str
@@ -51,12 +51,12 @@ class Structure:
     value: Any = None
 
     def rebuild(self, leaves) -> Any:
-        """Put a value together.
+        """Build a nested value from a flat list of tensors.
 
         Parameters
         ----------
         leaves : iterable
-            In the order of :func:`flatten`.
+            Tensors in the order of :func:`flatten`.
         """
         leaves = iter(leaves)
         if self.kind == "tensor":
@@ -72,14 +72,14 @@ class Structure:
         return self.cls(**fields) if self.kind != "dict" else _mapping(self.cls, fields)
 
     def take(self, value: Any, name: str, leaves: list) -> None:
-        """Append the tensors of another value of this structure to `leaves`.
+        """Append the tensors of a value with this structure to `leaves`.
 
-        Keys of a dict may come in another order, and a mapping may be of another class.
+        Keys of a dict may be in another order, and a mapping may be of another class.
 
         Raises
         ------
         UsageError
-            If the value is nested in another way, or one of its constants differs.
+            If the value is nested differently, or one of its constants differs.
         """
         if self.kind == "tensor":
             if not is_tensor(value):
@@ -105,7 +105,7 @@ class Structure:
                 child.take(part, f"{name}.{key}", leaves)
 
     def labels(self) -> Iterable[Any]:
-        """Return the key or the place of each child."""
+        """Return the key or index of each child."""
         return self.keys or range(len(self.children))
 
     def _parts(self, value, name) -> list:
@@ -125,7 +125,7 @@ class Structure:
         )
 
     def paths(self, prefix: str) -> list[str]:
-        """A name for each tensor, e.g. ``x``, ``batch.ids``, ``args.0``."""
+        """Return a name for each tensor, e.g. ``x``, ``batch.ids``, ``args.0``."""
         if self.kind == "tensor":
             return [prefix]
         return [
@@ -135,14 +135,14 @@ class Structure:
         ]
 
     def constants(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yield the name and the value of each constant."""
+        """Yield the name and value of each constant."""
         if self.kind == "constant":
             yield prefix, self.value
         for key, child in zip(self.labels(), self.children, strict=True):
             yield from child.constants(f"{prefix}.{key}" if prefix else str(key))
 
     def to_json(self) -> dict:
-        """As JSON; raises UsageError for a constant or a key that JSON does not know."""
+        """Return the structure as a JSON-serializable dict."""
         for each in (self.value, *self.keys):
             if not isinstance(each, _SCALARS):
                 raise UsageError(
@@ -162,9 +162,9 @@ class Structure:
 
     @classmethod
     def from_json(cls, data: dict) -> Structure:
-        """Read what :meth:`to_json` wrote.
+        """Build a structure from the output of :meth:`to_json`.
 
-        A container of a class whose module is not imported comes back as a dict.
+        A container becomes a dict if the module of its class is not imported.
         """
         return cls(
             kind=data["kind"],
@@ -179,7 +179,7 @@ TENSOR = Structure("tensor")
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, Structure]:
-    """Take a nested value apart.
+    """Flatten a nested value to a list of tensors and its structure.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
         Tensors and ndarrays in dicts, lists, tuples, named tuples, dataclasses and subclasses of
         ``Mapping``. Anything else is a constant.
     is_leaf : callable, optional
-        Returns True for what counts as a tensor; :func:`is_tensor` by default.
+        Returns True for values to treat as tensors; :func:`is_tensor` by default.
 
     Returns
     -------
@@ -200,21 +200,21 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
 
 @dataclasses.dataclass(frozen=True)
 class CallSignature:
-    """The inputs of a network and the arguments of calls that they come from.
+    """Signature of a network's calls: maps arguments to a flat list of inputs.
 
-    Values that are no tensors were fixed when the network was made: a call that gives another
-    value is refused.
+    Values other than tensors became constants when the network was built: calls with another value
+    raise an error.
 
     Attributes
     ----------
     parameters : tuple of str
         Names of the named parameters, in order.
     structures : dict of str to Structure
-        What each argument looks like; ``*args`` is a tuple, ``**kwargs`` a dict.
+        Structure of each argument; ``*args`` is a tuple, ``**kwargs`` a dict.
     keyword_only : frozenset of str
-        Parameters that are given by name only.
+        Names of keyword-only parameters.
     star, double_star : str or None
-        Names of ``*args`` and ``**kwargs`` if calls may have them.
+        Names of the ``*args`` and ``**kwargs`` parameters, if any.
     """
 
     parameters: tuple[str, ...]
@@ -224,33 +224,30 @@ class CallSignature:
     double_star: str | None = None
 
     tensor_types: ClassVar[tuple[type, ...]] = (np.ndarray,)
-    """Types of values that are a tensor without another look."""
+    """Types that are recognized as tensors without further checks."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the network's inputs, in the order of the flat list."""
+        """Names of the network's inputs in the order of the flat list."""
         return tuple(
             n for name, structure in self.structures.items() for n in structure.paths(name)
         )
 
     @cached_property
     def _fast(self) -> int | None:
-        """Number of arguments of the most frequent call, tensors by position, if there is one.
-
-        It needs no walk through structures.
-        """
+        """Number of arguments of calls that need no flattening; None if every call needs it."""
         plain = [self.structures[name].kind == "tensor" for name in self.parameters]
         fixed = plain.index(False) if False in plain else len(plain)
         return fixed if fixed == len(self.names) and not self.keyword_only else None
 
     def flatten(self, args: tuple, kwargs: Mapping) -> list:
-        """Return the flat list of tensors of a call.
+        """Flatten the arguments of a call to a list of tensors.
 
         Raises
         ------
         UsageError
-            If an argument is given twice, is unknown, is missing, is nested in another way than in
-            the sample, or is another value than the one that was fixed.
+            If an argument is given twice, unknown or missing, is nested differently than in the
+            sample, or differs from the constant in the network.
         """
         if (
             len(args) == self._fast
@@ -264,22 +261,22 @@ class CallSignature:
         return leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> tuple[tuple, dict]:
-        """Return the arguments of a call from the flat list."""
+        """Build the arguments of a call from the flat list of tensors."""
         leaves = iter(leaves)
         values: dict[str | None, Any] = {
             name: structure.rebuild(leaves) for name, structure in self.structures.items()
         }
         names = [name for name in self.parameters if name not in self.keyword_only]
         if not values.get(self.star):
-            # by name what comes after the last tensor: decorators may fill in such arguments
-            held = [place for place, name in enumerate(names) if self.structures[name].paths(name)]
+            # arguments after the last tensor by name: decorators may fill them in
+            held = [index for index, name in enumerate(names) if self.structures[name].paths(name)]
             names = names[: max(held, default=-1) + 1]
         args = [values[name] for name in names]
         kwargs = {name: values[name] for name in self.parameters if name not in names}
         return (*args, *values.get(self.star, ())), kwargs | values.get(self.double_star, {})
 
     def _bind(self, args: Any, kwargs: Mapping) -> dict[str, Any]:
-        """Return each parameter's value; what is left out keeps the value of the sample."""
+        """Bind call arguments to parameters; missing constants keep the sample's value."""
         positional = [name for name in self.parameters if name not in self.keyword_only]
         if len(args) > len(positional) and self.star is None:
             raise UsageError(
@@ -291,7 +288,7 @@ class CallSignature:
         rest = {}
         for name, value in kwargs.items():
             if name in bound:
-                # The spelling is the old interface's.
+                # The misspelling is BigDL 2.x's.
                 raise UsageError(
                     f"You shouldn't pass arguement {name} as it has been passed as a positional "
                     "arguement.",
@@ -328,7 +325,7 @@ class CallSignature:
         return values
 
     def to_json(self) -> dict:
-        """As JSON."""
+        """Return the signature as a JSON-serializable dict."""
         return {
             "parameters": list(self.parameters),
             "structures": {name: s.to_json() for name, s in self.structures.items()},
@@ -339,7 +336,7 @@ class CallSignature:
 
     @classmethod
     def from_json(cls, data: Mapping, **others: Any) -> Self:
-        """Read what :meth:`to_json` wrote."""
+        """Build a signature from the output of :meth:`to_json`."""
         return cls(
             tuple(data["parameters"]),
             {name: Structure.from_json(s) for name, s in data["structures"].items()},
@@ -351,7 +348,7 @@ class CallSignature:
 
 
 def refuse_objects(structure: Structure, who: str) -> None:
-    """Refuse a nested value in which something is neither a tensor nor a plain constant.
+    """Raise UsageError if a nested value contains anything but tensors and plain constants.
 
     An object may hold tensors of the sample, which would become constants.
 
@@ -359,19 +356,19 @@ def refuse_objects(structure: Structure, who: str) -> None:
     ----------
     structure : Structure
     who : str
-        Begin of the sentence, e.g. ``"Net returns"``.
+        Start of the sentence, e.g. ``"Net returns"``.
 
     Raises
     ------
     UsageError
-        With the class of the object and its place.
+        Names the class of the object and its path.
     """
     for path, value in structure.constants(""):
         if not isinstance(value, _PLAIN):
-            kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            place = f" at {path!r}" if path else ""
+            class_name = f"{type(value).__module__}.{type(value).__qualname__}"
+            where = f" at {path!r}" if path else ""
             raise UsageError(
-                f"{who} an object of the class {kind}{place}, which would become a constant; "
+                f"{who} an object of the class {class_name}{where}, which would become a constant; "
                 "use tensors in tuples, lists, dicts or dataclasses instead, or leave it out "
                 "(use_cache=False for a cache of transformers, which decoders keep in OpenVINO and "
                 "ONNX Runtime)",
@@ -380,7 +377,7 @@ def refuse_objects(structure: Structure, who: str) -> None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return True if a value is an ndarray, or a tensor of any framework."""
+    """Return True if a value is an ndarray or a tensor of any framework."""
     cls = type(value)
     return isinstance(value, np.ndarray) or (
         hasattr(cls, "__array__")
@@ -391,14 +388,14 @@ def is_tensor(value: Any) -> bool:
 
 
 class ModelBatch(NamedTuple):
-    """One batch.
+    """Arguments of one model call, with targets.
 
     Attributes
     ----------
     args, kwargs
         The model's arguments.
     targets : tuple
-        What came with them.
+        Targets of the batch.
     """
 
     args: tuple
@@ -407,18 +404,18 @@ class ModelBatch(NamedTuple):
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of its first tensor, 1 if it has none."""
+    """Return the number of rows of a batch (length of its first tensor), 1 without tensors."""
     leaves, _ = flatten(batch)
     return len(leaves[0]) if leaves and leaves[0].ndim else 1
 
 
 def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
-    """Yield the elements of a user's data.
+    """Yield the elements of the user's data.
 
     Raises
     ------
     UsageError
-        If one cannot be read: it names the data, and not the model that was to have them.
+        If an element cannot be read. The message names the data, not the model.
     """
     advice = "; see that it can be iterated over without the model"
     with as_usage_error(f"{name} cannot be read", advice, code="data-type"):
@@ -438,23 +435,23 @@ def first_batches(
     least: int = 1,
     empty: str = "The calibration data hold no batch; give at least one",
 ) -> Iterator[BatchT]:
-    """Yield as many batches as hold so many rows, and at least a number of batches.
+    """Yield the first batches until they have enough rows and enough batches were yielded.
 
     Parameters
     ----------
     batches : iterable
         Nested tensors.
     rows : int
-        Of all batches together.
+        Minimum total number of rows.
     least : int
-        Number of batches.
+        Minimum number of batches.
     empty : str
-        The sentence of the error.
+        Error message if there are no rows.
 
     Raises
     ------
     UsageError
-        If there is no row.
+        If there are no rows.
     """
     held = 0
     for number, batch in enumerate(batches, start=1):
@@ -467,23 +464,23 @@ def first_batches(
 
 
 def as_array(value: Any) -> Any:
-    """Return a tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
+    """Convert a PyTorch tensor to an ndarray, bfloat16 to float32; pass other values through."""
     if not hasattr(value, "detach"):
         return value
     try:
-        return value.numpy()  # of most tensors, and in a tenth of the time of what follows
+        return value.numpy()  # works for most tensors and is ten times as fast
     except (RuntimeError, TypeError):  # with a gradient, on another device, of bfloat16
         tensor = value.detach().cpu()
         return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
 def cast_array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Return an array of another type; integers keep their values.
+    """Cast an array to another dtype; raise UsageError if integers overflow.
 
     Raises
     ------
     UsageError
-        If an integer does not fit the type, with the name of the input.
+        If an integer does not fit the dtype. The message names the input.
     """
     if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
         limits, low, high = np.iinfo(dtype), int(array.min()), int(array.max())
@@ -504,20 +501,20 @@ def _describe(value: Any, leaves: list, is_leaf: Callable[[Any], bool]) -> Struc
         leaves.append(value)
         return TENSOR
     if isinstance(value, Mapping):
-        keys, kind = tuple(value), "dict"
+        keys, container = tuple(value), "dict"
         children = [value[key] for key in keys]
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        keys, kind, children = tuple(value._fields), "namedtuple", list(value)
+        keys, container, children = tuple(value._fields), "namedtuple", list(value)
     elif isinstance(value, (list, tuple)):
-        kind, children = "list" if isinstance(value, list) else "tuple", list(value)
+        container, children = "list" if isinstance(value, list) else "tuple", list(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        keys, kind = tuple(field.name for field in dataclasses.fields(value)), "dataclass"
+        keys, container = tuple(field.name for field in dataclasses.fields(value)), "dataclass"
         children = [getattr(value, key) for key in keys]
     else:
         return Structure("constant", value=value)
     builtin = type(value) in (dict, list, tuple)
     described = tuple(_describe(child, leaves, is_leaf) for child in children)
-    return Structure(kind, described, keys, None if builtin else type(value))
+    return Structure(container, described, keys, None if builtin else type(value))
 
 
 def _short(value) -> str:
@@ -526,7 +523,7 @@ def _short(value) -> str:
 
 
 def _mapping(cls: type, fields: dict):
-    """A mapping of a class that is built from a dict, or from keywords as dataclasses are."""
+    """Build a mapping of a class from a dict, or from keywords."""
     if dataclasses.is_dataclass(cls):
         return cls(**fields)
     try:
@@ -535,16 +532,18 @@ def _mapping(cls: type, fields: dict):
         return cls(**fields)
 
 
-def _find_class(path: str, kind: str):
-    """A class by its name, but only one of an imported module, and only a container of this kind:
-    a file must not be able to name something to be run."""
+def _find_class(path: str, container: str):
+    """Return a container class by name if its module is imported, else the name.
+
+    A file must not be able to name arbitrary code, so other classes are not returned.
+    """
     module, _, name = path.partition(":")
     cls: Any = sys.modules.get(module)
     for part in name.split("."):
         cls = getattr(cls, part, None)
     fits = isinstance(cls, type) and (
-        (kind == "dict" and issubclass(cls, Mapping))
-        or (kind == "namedtuple" and issubclass(cls, tuple) and hasattr(cls, "_fields"))
-        or (kind == "dataclass" and dataclasses.is_dataclass(cls))
+        (container == "dict" and issubclass(cls, Mapping))
+        or (container == "namedtuple" and issubclass(cls, tuple) and hasattr(cls, "_fields"))
+        or (container == "dataclass" and dataclasses.is_dataclass(cls))
     )
     return cls if fits else path

@@ -1,9 +1,9 @@
-"""Trials in a process of their own: a hang, a crash or a lack of memory ends that and no more.
+"""Trials in a separate process, so that a hang, crash or lack of memory loses only one trial.
 
-One process takes the methods in turn, so that frameworks and runtimes are imported once. A watch
-in the caller's process kills it when a method takes too long or too much memory; the next method
-gets a new one. A method whose process was lost after it had served others is tried once more in a
-new one, so that no row depends on what ran before it.
+One process tries all methods, so that frameworks and runtimes are imported once. A watchdog thread
+in the caller's process kills it if a method exceeds its time or memory limit; the next method gets
+a new process. If a process dies after it has tried other methods, the method is tried once more in
+a new process, so that no row depends on earlier trials.
 """
 
 import ctypes
@@ -33,10 +33,10 @@ from bigdl.nano.acceleration.search.trial import Bench, SearchOptions, Trial, tr
 from bigdl.runtime.pool import CpuSlot, PoolStage, WorkerPool
 
 _ENDING_PROCESS = ("crashed", "out of memory", "timed out")
-"""Statuses after which the process is gone, or had better go."""
-_TICK = 0.1  # seconds between two looks at the process
+"""Statuses after which the process has ended or must be replaced."""
+_TICK = 0.1  # seconds between two checks of the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
-_RUNS_TO_WEIGH = 3
+_RUNS_FOR_MEMORY = 3
 _MEGABYTE = 1 << 20
 _LEAST_TIME = 300.0  # seconds
 _TIMES_OF_ORIGINAL = 20
@@ -45,25 +45,25 @@ _BENCH, _STAGE, _LOG = "bench.pkl", "stage", "output.log"
 
 
 class TrialRunner:
-    """Runs trials in another process, or in this one where the bench cannot be sent.
+    """Runner of trials in a separate process, or in this one if the bench cannot be sent.
 
     Parameters
     ----------
     bench : Bench
     options : SearchOptions
     directory : Path
-        For its files.
+        Directory for the runner's files.
 
     Warns
     -----
     UserWarning
-        If the bench cannot be pickled, or not be loaded in another process.
+        If the bench cannot be pickled, or cannot be loaded in another process.
     """
 
     def __init__(self, bench: Bench, options: SearchOptions, directory: Path):
         self._bench, self._options, self._directory = bench, options, directory
         self._memory_limit = options.memory_limit or int(_SHARE_OF_MEMORY * available_memory())
-        self._pool: Any = None  # in this process
+        self._pool: Any = None  # None: trials run in this process
         self._is_fresh = True
         failure = "cannot be pickled"
         try:
@@ -74,22 +74,22 @@ class TrialRunner:
         except Exception as error:
             warnings.warn(
                 "Methods are tried in this process, where a crash or a hang of one ends the whole "
-                "search, as the model, the data and the metric have to go to another one and they "
+                "search. A separate process needs the model, the data and the metric, but they "
                 f"{failure}: {one_line(error)}",
                 stacklevel=4,
             )
 
     def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
-        """One trial.
+        """Run the trial of one method.
 
         Parameters
         ----------
         name : str
             The method.
         directory : Path
-            Where its model is saved.
+            Directory for the method's model.
         time_limit : float or None
-            Seconds.
+            Time limit in seconds.
         """
         if self._pool is None:
             with self._bench.session():
@@ -102,21 +102,21 @@ class TrialRunner:
         trial.seconds = time.monotonic() - begin
         return trial
 
-    def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
-        """Measure the memory of a model in a fresh process, which is all that it does."""
-        if self._pool is None:  # only a process of its own tells what one model takes
+    def measure_memory(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
+        """Measure the memory that a model needs in a fresh process."""
+        if self._pool is None:  # the memory of one model is measurable in a fresh process only
             why = "its memory is not known, as it ran in the caller's process"
             trial.reason = trial.reason or why
             return
         try:
-            pool = self._open(_make_scale)
+            pool = self._open(_make_memory_meter)
             with pool, _limited(pool, time_limit, self._memory_limit):
                 trial.memory = pool.run([directory if trial.saved else None])[0]
         except BigDLError as error:
             trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process of the trials."""
         if self._pool is not None:
             self._pool.close()
 
@@ -126,7 +126,7 @@ class TrialRunner:
         return WorkerPool([PoolStage("optimize", made, [slot])])
 
     def _attempt(self, name: str, directory: Path, time_limit: float | None) -> Trial:
-        """Return a trial; where it ended the process, there is another before the next one."""
+        """Run one trial; if it ended the process, start a new one for the next trial."""
         trial = self._outcome(name, directory, time_limit)
         self._is_fresh = trial.status in _ENDING_PROCESS
         if self._is_fresh:
@@ -145,7 +145,7 @@ class TrialRunner:
                 if isinstance(error, WorkerLost):
                     crash = "crashed", self._exit_message(error)
                     status, reason = verdicts[0] if verdicts else crash
-                else:  # what was raised is no Exception but SystemExit, say
+                else:  # for example SystemExit, which is not an Exception
                     status = "fail to convert" if stage == "convert" else "fail to forward"
                     reason = one_line(error)
                 return Trial(name, status, f"{reason}, at stage {stage!r}", stage)
@@ -162,12 +162,12 @@ class TrialRunner:
 def _limited(
     pool: WorkerPool, time_limit: float | None, memory_limit: int
 ) -> Iterator[list[tuple[str, str]]]:
-    """Kill the process of a pool that takes too long or too much memory.
+    """Kill a pool's process if it exceeds the time or memory limit.
 
     Yields
     ------
     list of tuple of str
-        Gets the status and the reason if it was killed.
+        Receives the status and the reason if the process is killed.
     """
     verdicts: list[tuple[str, str]] = []
     begin = time.monotonic()
@@ -176,7 +176,7 @@ def _limited(
     def exceeded() -> tuple[str, str] | None:
         if time_limit is not None and time.monotonic() - begin > time_limit:
             return "timed out", f"it took more than {time_limit:g} s"
-        with suppress(psutil.Error):  # it has just ended
+        with suppress(psutil.Error):  # the process has just ended
             if max(psutil.Process(pid).memory_info().rss for pid in pool.pids[0]) > memory_limit:
                 megabytes = memory_limit // _MEGABYTE
                 return "out of memory", f"the process took more than {megabytes} MB"
@@ -189,7 +189,7 @@ def _limited(
                 pool.kill()
                 return
 
-    thread = threading.Thread(target=watch, name="bigdl-watch", daemon=True)
+    thread = threading.Thread(target=watch, name="bigdl-watchdog", daemon=True)
     thread.start()
     try:
         yield verdicts
@@ -198,32 +198,32 @@ def _limited(
         thread.join()
 
 
-# What follows runs in the other process.
+# The following functions run in the separate process.
 
 
 def _make_trials(files: Path, options: SearchOptions) -> Callable[[tuple[str, Path]], Trial]:
     _set_up(files, options)
     bench = _read(files)
 
-    def run(order: tuple[str, Path]) -> Trial:
-        name, directory = order
+    def run(task: tuple[str, Path]) -> Trial:
+        name, directory = task
         with bench.session():
             trial = try_method(bench, name, options, directory, (files / _STAGE).write_text)
-        _give_memory_back()
+        _release_memory()
         return trial
 
     return run
 
 
-def _make_scale(files: Path, options: SearchOptions) -> Callable[[Path | None], float]:
+def _make_memory_meter(files: Path, options: SearchOptions) -> Callable[[Path | None], float]:
     _set_up(files, options)
-    return partial(_weigh, files)
+    return partial(_measure_memory, files)
 
 
-def _weigh(files: Path, saved: Path | None) -> float:
-    """Megabytes that loading and running a model adds to a process with its framework in it."""
-    _read(files)  # imports what it needs
-    _give_memory_back()
+def _measure_memory(files: Path, saved: Path | None) -> float:
+    """Return the megabytes that loading and running a model adds to a process."""
+    _read(files)  # imports the framework
+    _release_memory()
     before = psutil.Process().memory_info().rss
     bench = _read(files)
     with bench.session():
@@ -232,10 +232,10 @@ def _weigh(files: Path, saved: Path | None) -> float:
         else:
             candidate = bench.load(saved)
             bench.drop_original()
-        _give_memory_back()
+        _release_memory()
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
-        for _ in range(_RUNS_TO_WEIGH):
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        for _ in range(_RUNS_FOR_MEMORY):
             candidate(bench.batches()[0])
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
@@ -243,7 +243,7 @@ def _weigh(files: Path, saved: Path | None) -> float:
 
 
 def _set_up(files: Path, options: SearchOptions) -> None:
-    """Be the first to go when the machine runs out of memory, leave no file, print to one."""
+    """Raise the OOM score, use a scratch directory and redirect output to a log file."""
     os.environ[SCRATCH] = str(files)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
@@ -258,7 +258,7 @@ def _read(files: Path) -> Bench:
         return pickle.load(file)
 
 
-def _give_memory_back() -> None:
+def _release_memory() -> None:
     gc.collect()
     with suppress(AttributeError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)
@@ -271,23 +271,23 @@ def search(
     directory: Path,
     progress: Callable[[Trial | str], None],
 ) -> list[Trial]:
-    """Try methods one after the other.
+    """Run the trials of a search, one method after the other.
 
     Parameters
     ----------
     bench : Bench
     names : sequence of str
-        The original first.
+        Names of the methods, the original first.
     options : SearchOptions
     directory : Path
-        Gets a directory ``<name>`` for each model that was saved.
+        Directory for the models; each is saved in a subdirectory ``<name>``.
     progress : callable
-        Told the name of each method as its trial begins, and the trial when it is over.
+        Called with the name of each method when its trial starts, and with the trial when it ends.
 
     Returns
     -------
     list of Trial
-        If the original does not work, it is the only one.
+        Finished trials; only the original's if the original does not run.
     """
     files = directory / ".work"
     files.mkdir()
@@ -299,7 +299,7 @@ def search(
             progress(name)
             trial = runner.run(name, directory / name, seconds)
             if options.objective == "memory" and trial.usable:
-                runner.weigh(trial, directory / name, seconds)
+                runner.measure_memory(trial, directory / name, seconds)
             if not trial.saved:
                 shutil.rmtree(directory / name, ignore_errors=True)
             trials.append(trial)

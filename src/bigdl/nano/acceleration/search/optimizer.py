@@ -1,4 +1,4 @@
-"""The part of InferenceOptimizer that does not depend on the framework."""
+"""Framework-independent base class of InferenceOptimizer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import pandas
 
 Model = TypeVar("Model")
-# Arguments of ``quantize`` that are the model, or choose the method.
+# Arguments of ``quantize`` that hold the model or select the method.
 _SELECTION = {
     *("model", "precision", "accelerator", "approach", "method", "kwargs"),
     *("use_ipex", "channels_last", "calib_dataloader"),
@@ -53,19 +53,19 @@ _SELECTION = {
 
 
 class ModelData(Protocol):
-    """Arguments of ``quantize`` about the model's input, as a dataclass of the framework."""
+    """Dataclass of a framework with the data arguments of ``quantize``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def source(self, model: Any) -> Any:
-        """Return the source of a model; its ``data`` calibrate."""
+        """Return the source of a model, with its calibration data."""
 
 
 class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
-    """Applies methods to a model, or tries them and keeps their results.
+    """Base of InferenceOptimizer: applies methods to a model, or tries them and keeps the results.
 
-    A framework's class has the methods ``trace``, ``quantize``, ``optimize``, ``save`` and
-    ``load``, whose signatures hold its keywords.
+    A framework's class adds ``trace``, ``quantize``, ``optimize``, ``save`` and ``load``, whose
+    signatures have the framework's keywords.
     """
 
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]]
@@ -74,18 +74,18 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     quantize: ClassVar[Callable[..., Any]]
 
     _framework: ClassVar[str]
-    """Its name in the registry."""
+    """Name of the framework in the registry."""
     _methods: ClassVar[Mapping[str, Method]]
     """All methods of the framework."""
     _data_class: ClassVar[type[ModelData]]
     _always: ClassVar[frozenset[str]] = frozenset()
-    """Options that every method accepts, besides those of every framework."""
+    """Framework-specific options that every method accepts."""
     _data_argument: ClassVar[str]
     """Name of the argument of ``optimize`` that holds the inputs."""
     _model_class: ClassVar[type]
     _accelerated_class: ClassVar[type]
     _nouns: ClassVar[tuple[str, str]]
-    """Names for a model in the two errors of :meth:`_check_model`."""
+    """Nouns for a model in the two errors of :meth:`_check_model`."""
 
     _results: Results | None = None
     _bench: Bench
@@ -93,16 +93,16 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @classmethod
     def build(cls, model: Model, method: str, **arguments: Any) -> Model:
-        """Apply one method of the registry by its name.
+        """Apply one registered method to a model.
 
         Parameters
         ----------
         model
-            Not changed.
+            The original model; it is not changed.
         method : str
-            A name of the registry, e.g. ``"openvino_int8_bf16"``.
+            Name in the registry, e.g. ``"openvino_int8_bf16"``.
         **arguments
-            Those of ``quantize`` that apply to the method.
+            Arguments of ``quantize`` that apply to the method.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         Raises
         ------
         UsageError
-            As of ``quantize``.
+            See ``quantize``.
 
         Examples
         --------
@@ -147,7 +147,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         data: ModelData,
         strict: bool = True,
     ) -> Model:
-        """Return the model that a method makes: checked, built, compared, and raced."""
+        """Check the arguments, build the accelerated model, compare it and warn if it is slower."""
         model = resolve_placeholder(model)
         cls._check_model(model, method)
         method.require()
@@ -165,7 +165,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         return built
 
     _accelerated = staticmethod(build_and_check)
-    """Returns the model that a method makes of a source, compared with the original."""
+    """Builds a method's model from a source and compares it with the original."""
 
     @classmethod
     @abc.abstractmethod
@@ -174,7 +174,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:
-        """Refuse what is no model, or not an original one where a method needs that."""
+        """Raise UsageError if `model` has a wrong type, or is accelerated but must not be."""
         if not isinstance(model, cls._model_class):
             raise UsageError(
                 f"model should be a {cls._nouns[0]}. A {type(model).__name__} was given.",
@@ -189,16 +189,16 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @classmethod
     def _takes(cls, model: Any, method: Method | None) -> bool:
-        """Return True if a method takes an accelerated model."""
+        """Return True if a method accepts an accelerated model."""
         return False
 
     @staticmethod
     @abc.abstractmethod
     def _score_of(metric: Any, data: Any, source: Any) -> Callable[[Any], float]:
-        """Return a function from a model to its score on data."""
+        """Return a function that scores a model on data."""
 
     def summary(self) -> None:
-        """Print the table of methods.
+        """Print the table of tried methods.
 
         Raises
         ------
@@ -208,15 +208,15 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         print(render(self._searched("optimization result", "summary")))
 
     def results(self) -> pandas.DataFrame:
-        """Return all figures of the search.
+        """Return all metrics of the search.
 
         Returns
         -------
         pandas.DataFrame
-            One row for each method, by name, with columns ``status``, ``reason``, ``latency``
-            (ms) and ``speedup`` with their spreads ``…_low`` and ``…_high``, ``throughput``
-            (samples/s), ``accuracy``, ``difference`` (from the
-            original's result, relative), ``memory`` (MB), ``threads``, ``saved``, ``seconds``.
+            One row per method, indexed by name. Columns: ``status``, ``reason``, ``latency`` (ms)
+            and ``speedup`` with their intervals ``…_low`` and ``…_high``, ``throughput``
+            (samples/s), ``accuracy``, ``difference`` (relative, from the original's result),
+            ``memory`` (MB), ``threads``, ``saved`` and ``seconds``.
 
         Raises
         ------
@@ -226,12 +226,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         return self._searched("optimization result", "results").to_pandas()
 
     def plot(self, path: Any) -> None:
-        """Draw the methods that work, by latency and accuracy.
+        """Plot the usable methods by latency and accuracy.
 
         Parameters
         ----------
         path : str or path
-            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
+            ``.html`` or ``.svg``; with matplotlib installed also its formats, e.g. ``.png``.
 
         Raises
         ------
@@ -243,16 +243,17 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     @property
     def optimized_model_dict(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each method ``"status"``, ``"latency"`` (ms), ``"accuracy"`` and ``"model"``.
+        """Status, latency (ms), accuracy and model of each tried method.
 
-        Beside these, ``"latency_low"`` and ``"latency_high"`` hold the spread of the latency, and
-        ``"speedup"``, ``"speedup_low"`` and ``"speedup_high"`` the speed beside the original's.
-        The model is loaded when it is asked for; it is None where a method failed.
+        Keys of an entry are ``"status"``, ``"latency"``, ``"accuracy"`` and ``"model"``;
+        ``"latency_low"`` and ``"latency_high"`` for the interval of the latency; and ``"speedup"``,
+        ``"speedup_low"`` and ``"speedup_high"`` relative to the original. The model is loaded on
+        first access; it is None if the method failed.
         """
         return {name: _ModelRow(self, trial) for name, trial in (self._results or {}).items()}
 
     def get_model(self, method_name: str) -> Model:
-        """Return the model that a method made.
+        """Return the model of a tried method.
 
         Parameters
         ----------
@@ -261,13 +262,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         Returns
         -------
         model
-            Ready for inference; for ``"original"`` the user's own.
+            Model ready for inference; the user's model for ``"original"``.
 
         Raises
         ------
         UsageError
-            If :meth:`optimize` was not called, or there is no such method, or it was not tried or
-            failed.
+            If :meth:`optimize` was not called, or the method is unknown, was not tried or failed.
         """
         results = self._searched("optimized model", "get_model")
         find_method(method_name, self._framework)
@@ -291,7 +291,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         use_ipex: bool | None,
         accuracy_criterion: float | None,
     ) -> tuple[Model, str]:
-        """Return the best model of this kind, and its method's option."""
+        """Return the best model with these properties, and the description of its method."""
         results = self._searched("optimized model", "get_best_model")
         check_member("accelerator", accelerator, ACCELERATORS)
         check_member("precision", precision, (None, *PRECISIONS))
@@ -310,7 +310,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         kept = [name for name in related if results.keeps_accuracy(name, accuracy_criterion)]
         if not kept:
             warnings.warn(
-                "No model of this kind keeps the accuracy of the original within "
+                "No model with these properties keeps the accuracy of the original within "
                 f"{accuracy_criterion:.3g} of its value, so the original is returned",
                 stacklevel=3,
             )
@@ -324,13 +324,13 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         if trial.saved and directory.exists():
             try:
                 return type(self).load(directory, self._bench.model, trust=results.is_temporary)
-            except UntrustedFileError as error:  # somebody else wrote into cache_dir
+            except UntrustedFileError as error:  # another user wrote to cache_dir
                 warnings.warn(f"The model is built again: {error}", stacklevel=4)
         return self._bench.build(self._methods[trial.method], trial.threads).model
 
     @abc.abstractmethod
     def _original(self, trial: Trial) -> Model:
-        """Return the user's model, as it is returned if nothing is better."""
+        """Return the user's model in the state in which ``get_model`` returns it."""
 
     def _searched(self, noun: str, caller: str) -> Results:
         if self._results is None:
@@ -341,19 +341,19 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         return self._results
 
     def _to_try(self, options: SearchOptions) -> dict[str, Method]:
-        """Return the methods that options name."""
+        """Return the methods that the search options select."""
         names = choose(self._methods, self.ALL_INFERENCE_ACCELERATION_METHOD, options)
         return {name: self._methods[name] for name in names}
 
     def _search(self, bench: Bench, options: SearchOptions, data: Any = None) -> None:
-        """Try the methods of a bench, keep the results and print their table.
+        """Run the trials of a bench, keep the results and print their table.
 
         Parameters
         ----------
         bench : Bench
         options : SearchOptions
         data : optional
-            What the bench took its samples from, for the key of the cache.
+            Data from which the bench takes its samples; part of the cache key.
         """
         names = list(bench.methods)
         cache, key = Cache(options.cache_dir), None
@@ -391,7 +391,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
                 path.write_text(render(results), encoding="utf-8")
 
     def _key(self, bench: Any, options: SearchOptions, data: Any) -> str | None:
-        """Return a digest of all that the results depend on; None keeps them out of the cache."""
+        """Return a digest of everything that affects the results; None disables the cache."""
         return None
 
     def _check_original(self, trial: Trial) -> None:
@@ -400,8 +400,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         if trial.stage == "score":
             raise UsageError(
                 "Your metric is incompatible with validation_data, or with the model: "
-                f"{trial.reason}; a metric of the parameters pred and target takes the model's "
-                "result and what comes after the inputs in a batch, any other (model, "
+                f"{trial.reason}; a metric with the parameters pred and target is called with the "
+                "model's result and the values after the inputs of a batch, any other with (model, "
                 "validation_data)",
                 code="metric-unsupported",
             )
@@ -422,7 +422,7 @@ _ROW = ("status", "latency", "accuracy", "speedup", *_SPREADS)
 
 
 class _ModelRow(UserDict):
-    """One entry of ``optimized_model_dict``, whose model is loaded when it is asked for."""
+    """Entry of ``optimized_model_dict``; loads its model on first access."""
 
     def __init__(self, optimizer: BaseInferenceOptimizer, trial: Trial):
         super().__init__({key: getattr(trial, key) for key in _ROW})

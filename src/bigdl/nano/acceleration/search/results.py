@@ -1,12 +1,13 @@
-"""Methods that a search tries, and its results: as a table, as a chart, kept for the next search.
+"""Selection of the methods of a search, and its results: table, chart and cache.
 
-Without a directory, the last few are kept as long as the process lives, so that a cell of a
-notebook can be run again. With one they stay, each in a directory named by its key.
+Without a cache directory, the last few results are kept while the process lives, so that a notebook
+cell can be run again. With a cache directory they are permanent, each in a subdirectory named by
+its key.
 
-The key, a digest of all that results depend on, answers "is this the same model on the same data as
-last time?", also across processes. Objects are written by :mod:`pickle` into a hash, with their
-classes and functions replaced by a digest of their code, and tensors by one of their bytes.
-Whatever makes a digest differ without a reason costs a search, no more.
+The key is a digest of everything that affects the results: model, data and options. It is valid
+across processes. :mod:`pickle` writes the objects into a hash; classes and functions are replaced
+by a digest of their code, and tensors by a digest of their bytes. If a digest differs without a
+reason, the search runs again.
 """
 
 from __future__ import annotations
@@ -44,24 +45,23 @@ def choose(
 ) -> list[str]:
     """Return the names of the methods to try, the original first.
 
-    ``search_mode="default"`` means the methods among `everything` that are tried unasked,
-    ``"extended"`` all that are known, ``"grid"`` `everything`, or what is left of it by
-    ``accelerator``, ``precision`` and ``use_ipex``, with the methods of a precision that
-    `everything` lacks; it is implied where one of these is given and the mode is not
-    ``"extended"``. ``includes`` are tried whatever the mode.
+    ``search_mode="default"`` selects the default methods among `everything`, ``"all"`` selects
+    `everything` and ``"extended"`` all `known` methods. ``accelerator``, ``precision`` and
+    ``use_ipex`` filter the methods; with one of them, ``"default"`` acts as ``"all"``. A precision
+    that `everything` lacks adds its methods. ``includes`` replaces the selection in every mode.
 
     Parameters
     ----------
     known : mapping of str to Method
         All methods of the framework.
     everything : collection of str
-        Names that ``search_mode="all"`` means.
+        Names that ``search_mode="all"`` selects.
     options : SearchOptions
 
     Raises
     ------
     UsageError
-        If a method to include is unknown.
+        If a name in ``includes`` is unknown.
     """
     filters = (options.accelerator, options.precision, options.use_ipex)
     mode = options.search_mode
@@ -78,12 +78,12 @@ def choose(
                 )
         names = [name for name in known if name in options.includes]
     else:
-        unasked = mode == "default" and filters == (None, None, None)
+        defaults_only = mode == "default" and filters == (None, None, None)
         names = [
             name
             for name, method in known.items()
             if (mode == "extended" or name in everything or method.precision in rare)
-            and (method.default or not unasked)
+            and (method.default or not defaults_only)
             and fits(method, *filters)
         ]
     excluded = options.excludes or ()
@@ -99,7 +99,7 @@ def fits(
     precisions: tuple | None = None,
     use_ipex: bool | None = None,
 ) -> bool:
-    """Return True if a method is one of these runtimes and precisions; None restricts nothing."""
+    """Return True if a method matches the accelerators and precisions; None matches all."""
     return (
         (accelerators is None or method.accelerator in accelerators)
         and (precisions is None or method.precision in precisions)
@@ -111,21 +111,21 @@ _FILE = "results.json"
 
 
 class Results(UserDict[str, Trial]):
-    """Trials of a search by the names of their methods, and the directory of its models.
+    """Trials of a search by method name, with the directory of the saved models.
 
-    The directory is removed when this object goes, or the interpreter ends, unless :meth:`keep` is
-    called.
+    The directory is removed when this object is deleted or the interpreter exits, unless
+    :meth:`keep` is called.
 
     Parameters
     ----------
     trials : list of Trial
-        The original first.
+        All trials, the original first.
     directory : Path
-        Holds a directory ``<name>`` for each model that was saved.
+        Directory with a subdirectory ``<name>`` for each saved model.
     direction : {"max", "min"}
-        Which accuracy is better.
+        Whether a larger or smaller accuracy is better.
     objective : str
-        Figure by which the best model is chosen: ``"latency"``, ``"throughput"`` or ``"memory"``.
+        Metric that ranks the models: ``"latency"``, ``"throughput"`` or ``"memory"``.
     """
 
     def __init__(self, trials: list[Trial], directory: Path, direction: str, objective: str):
@@ -137,21 +137,21 @@ class Results(UserDict[str, Trial]):
 
     @property
     def is_temporary(self) -> bool:
-        """True if only this process has written in the directory, and removes it."""
+        """True if only this process writes to the directory, and removes it."""
         return self._removal.alive
 
     @property
     def original(self) -> Trial:
-        """The trial that all others are compared with."""
+        """Trial of the original model, the baseline of all others."""
         return self[ORIGINAL]
 
     @property
     def scored(self) -> bool:
-        """True if there was a metric."""
+        """True if the models were scored with a metric."""
         return self.original.accuracy is not None
 
     def check_criterion(self, criterion: float | None) -> None:
-        """Refuse a criterion that is no fraction, or that stands without a metric."""
+        """Raise UsageError for a criterion that is not a fraction, or has no metric."""
         if criterion is None:
             return
         if not self.scored:
@@ -164,10 +164,10 @@ class Results(UserDict[str, Trial]):
         check_number("accuracy_criterion", criterion, 0)
 
     def keeps_accuracy(self, name: str, criterion: float | None) -> bool:
-        """Return True if a model's accuracy is within a relative drop from the original's.
+        """Return True if a model's accuracy is within a relative drop of the original's.
 
-        The drop is relative to the original's absolute value; where that is 0, nothing worse than
-        it is accepted. A score that is no number is never accepted.
+        The drop is relative to the original's absolute value; if that is 0, no drop is accepted.
+        NaN is never accepted.
         """
         score = self[name].accuracy
         if criterion is None or name == ORIGINAL:
@@ -178,28 +178,28 @@ class Results(UserDict[str, Trial]):
         return goal.met(self.original.accuracy, score)
 
     def best(self, names: list[str]) -> str | None:
-        """Return the best of these methods by the objective; None if none was measured.
+        """Return the best usable method by the objective, or None if none was measured.
 
-        The original is the best where noise does not separate it from the fastest.
+        The original wins if it is within noise of the fastest.
         """
         best, equal = self.ranking(names)
         return ORIGINAL if ORIGINAL in equal else best
 
     def ranking(self, names: Collection[str]) -> tuple[str | None, list[str]]:
-        """Return the method with the best median, and those that noise does not separate from it.
+        """Return the method with the best median and the methods within noise of it.
 
-        Memory has no noise: it is measured once, in a process of its own.
+        Memory has no noise: it is measured once in a fresh process.
         """
-        measured = {name: self._figure(self[name]) for name in names if self[name].usable}
-        spreads = {name: figure for name, figure in measured.items() if figure is not None}
+        measured = {name: self._objective_of(self[name]) for name in names if self[name].usable}
+        spreads = {name: spread for name, spread in measured.items() if spread is not None}
         if not spreads:
             return None, []
         best = max(spreads, key=lambda name: spreads[name].middle)
         others = [name for name in spreads if name != best]
         return best, [name for name in others if not spreads[best].exceeds(spreads[name])]
 
-    def _figure(self, trial: Trial) -> MedianInterval | None:
-        """Return what trials are compared by; larger is better."""
+    def _objective_of(self, trial: Trial) -> MedianInterval | None:
+        """Return a trial's value of the objective, or None; larger is better."""
         if self.objective == "memory":
             return None if trial.memory is None else MedianInterval.of([-trial.memory])
         if self.objective == "throughput" and trial.points and self.original.points:
@@ -211,19 +211,19 @@ class Results(UserDict[str, Trial]):
         return MedianInterval(trial.speedup, low, high)
 
     def to_pandas(self) -> Any:
-        """Return one row for each method.
+        """Return a table with one row per method.
 
         Returns
         -------
         pandas.DataFrame
-            With the attributes of :class:`Trial` but the points; the index is the method.
+            Attributes of :class:`Trial` except ``points`` and ``stage``, indexed by method.
         """
         pandas = require("pandas", "nano")
         rows = [asdict(trial) for trial in self.values()]
         return pandas.DataFrame(rows).drop(columns=["points", "stage"]).set_index("method")
 
     def keep(self, directory: Path) -> None:
-        """Write the trials beside the models, and move all to a directory in which they stay."""
+        """Write the trials to the models' directory and move it to a permanent path."""
         content = {
             "direction": self.direction,
             "objective": self.objective,
@@ -237,7 +237,7 @@ class Results(UserDict[str, Trial]):
 
     @classmethod
     def read(cls, directory: Path) -> Results | None:
-        """Return what :meth:`keep` wrote; None if there is nothing that can be read."""
+        """Read the results that :meth:`keep` wrote, or return None if they are unreadable."""
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             trials = [
@@ -256,7 +256,7 @@ class Results(UserDict[str, Trial]):
             return None
 
 
-_COLUMNS: dict[str, tuple[int, str, str]] = {  # title: width, attribute of a trial, its form
+_COLUMNS: dict[str, tuple[int, str, str]] = {  # title: width, attribute of a trial, format
     "method": (32, "method", "{}"),
     "status": (20, "status", "{}"),
     "latency(ms)": (14, "latency", "{:.4g}"),
@@ -272,7 +272,7 @@ _OF_OBJECTIVES: dict[str, dict[str, tuple[int, str, str]]] = {
 
 
 def render(results: Results) -> str:
-    """Return a table with one row for each method, and below it why methods failed.
+    """Return a table with one row per method, followed by the reasons of failures.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def render(results: Results) -> str:
     Returns
     -------
     str
-        Ends with a line break.
+        Text that ends with a line break.
     """
     columns = _COLUMNS | _OF_OBJECTIVES[results.objective]
     widths = [width for width, _, _ in columns.values()]
@@ -303,25 +303,25 @@ def render(results: Results) -> str:
 
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 460, 50
-_ROW = 26  # of a chart without a metric
+_ROW = 26  # height of a row in a chart without a metric
 
 
 def write_chart(results: Results, path: Path, precisions: Mapping[str, Precision]) -> None:
-    """Draw the methods that work.
+    """Draw a chart of the usable methods.
 
     Parameters
     ----------
     results : Results
-        With a metric, latency is drawn against accuracy; without one, as bars.
+        With a metric, latency is plotted against accuracy; without one, as bars.
     path : Path
-        Its suffix says in which form: ``.html`` and ``.svg`` need no library, others matplotlib.
+        The suffix selects the format: ``.html`` and ``.svg`` need no library, others matplotlib.
     precisions : mapping of str to Precision
-        The precision of each method, which decides the colour.
+        Precision of each method, which selects the colour.
 
     Raises
     ------
     UsageError
-        If the file cannot be written, or not in this form.
+        If the file cannot be written, or not in this format.
     """
     trials = [trial for trial in results.values() if trial.usable]
     scored = results.scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
@@ -363,7 +363,7 @@ def _in_rows(trials, precisions: Mapping[str, Precision]) -> Chart:
 
 
 def _with_latencies(across: AxisScale, left: float, right: float, bottom: float) -> Chart:
-    """Return a chart with latencies along its lower side."""
+    """Return an empty chart with a latency axis."""
     chart = Chart(_WIDTH, bottom + _MARGIN)
     for value in across.ticks():
         chart.line([(across(value), _MARGIN), (across(value), bottom)], "#ddd")
@@ -373,7 +373,7 @@ def _with_latencies(across: AxisScale, left: float, right: float, bottom: float)
 
 
 def _bounds(trials) -> list[float]:
-    """Return the ends of the spreads of latencies."""
+    """Return the ends of all latency intervals."""
     return [value for trial in trials for value in _spread_of(trial)]
 
 
@@ -385,7 +385,7 @@ def _spread_of(trial) -> tuple[float, float]:
 
 
 def _ends(trial, across: AxisScale, y: float) -> list[tuple[float, float]]:
-    """Return the ends of a line for the spread of a latency."""
+    """Return the end points of a line for a trial's latency interval."""
     return [(across(value), y) for value in _spread_of(trial)]
 
 
@@ -393,22 +393,22 @@ def _title(trial) -> str:
     return f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x)"
 
 
-# Packages whose classes and functions are known by their names, as their versions are digested.
+# Packages whose classes and functions are digested by name; their versions are digested, too.
 _LIBRARIES = {"torch", "numpy", "pandas", "pytorch_lightning", "lightning", "torchmetrics"}
 
 
 def fingerprint(*objects: Any) -> str | None:
-    """A digest of some objects.
+    """Return a digest of objects, or None if one cannot be pickled.
 
     Parameters
     ----------
     *objects
-        Anything.
+        Objects of any type.
 
     Returns
     -------
     str or None
-        Hexadecimal; None if one of them cannot be pickled.
+        Hexadecimal digest; None if an object cannot be pickled.
     """
     target = _Hash()
     try:
@@ -419,7 +419,7 @@ def fingerprint(*objects: Any) -> str | None:
 
 
 class _Hash:
-    """A file that keeps the digest of what is written to it only."""
+    """Writable file that keeps only the digest of its content."""
 
     def __init__(self):
         self.digest = hashlib.blake2b(digest_size=20)
@@ -466,7 +466,7 @@ class _DigestPickler(pickle.Pickler):
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         codes = list(_codes_in(function.__code__))
         names = sorted({name for code in codes for name in code.co_names}.intersection(known))
-        # functions and classes of the same module that it calls, and plain values that it reads
+        # functions and classes of the same module that it uses, and plain values that it reads
         used = [
             (name, known[name])
             for name in names
@@ -487,7 +487,7 @@ def _functions_in(member: Any) -> list[FunctionType]:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions inside it."""
+    """Yield the code objects of a function and of its inner functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -517,25 +517,25 @@ _of_this_process: dict[str | None, Results] = {}
 
 
 class Cache:
-    """Results of earlier searches.
+    """Cache of the results of earlier searches.
 
     Parameters
     ----------
     directory : str, path or None
-        None: in this process only.
+        Directory of the cache; None keeps results in this process only.
     """
 
     def __init__(self, directory: str | os.PathLike | None):
         self._directory = None if directory is None else Path(directory)
 
     def find(self, key: str | None) -> Results | None:
-        """Return the results of an equal search, or None."""
+        """Return the cached results of an equal search, or None."""
         if key is not None and self._directory is not None:
             return Results.read(self._directory / key)
         return _of_this_process.get(key)
 
     def new_directory(self) -> Path:
-        """Return an empty directory for the models of a search."""
+        """Create an empty directory for the models of a search."""
         sentence = f"No directory can be made in cache_dir {self._directory}"
         with as_usage_error(
             sentence, text=attrgetter("strerror"), code="path-unusable", path=str(self._directory)
@@ -545,7 +545,7 @@ class Cache:
             return Path(tempfile.mkdtemp(prefix="bigdl-nano-optimize-", dir=self._directory))
 
     def put(self, key: str | None, results: Results) -> None:
-        """Keep results."""
+        """Add results to the cache."""
         if key is None:
             return
         if self._directory is not None:

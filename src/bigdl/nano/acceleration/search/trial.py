@@ -1,9 +1,9 @@
-"""One trial of a search: a method is built, run, timed, scored and saved.
+"""One trial of a search: build a method's model, run, time, score and save it.
 
-Other programs, the frequency of the processor and its temperature change during a search of
-minutes. Each model is therefore timed in rounds, a few calls of the original and a few of its own,
-and is judged by the median over the rounds of the ratio of the two. Calls come in blocks, each
-after one that is not counted, so that a model does not pay for the caches that the other filled.
+Load, frequency and temperature of the processor change during a search of several minutes. Each
+model is therefore timed in rounds of a few calls of the original and a few of the model. Its
+speed-up is the median over rounds of the ratio of the two. Calls come in blocks that start with one
+warm-up call, so that a model does not pay for caches that the other has filled.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _ROUNDS = 10
 _WARM_UPS = 2
 _PROBES = 3
 _FEWEST = 2  # calls in a round
-_LEAST = 0.4  # seconds that all rounds take; less tells nothing on a machine with other work
-_BUDGET = 10.0  # seconds that they take at most
+_LEAST = 0.4  # seconds of all rounds at least; less is not reliable on a busy machine
+_BUDGET = 10.0  # seconds of all rounds at most
 _HOPELESS = 4.0  # times as slow as the original: not timed further
-_SETTLING = 0.005  # seconds in which threads of a runtime go to sleep that wait for its next call
+_SETTLING = 0.005  # seconds until a runtime's spinning threads sleep
 
 Block = Callable[[int, float], list[float]]
 """Times at least two and at most `count` calls of a model within `limit` seconds; returns the
-seconds of each."""
+seconds of each call."""
 
 
 class Timing(NamedTuple):
-    """Measured speed of a model.
+    """Measured latency and speed-up of a model.
 
     Attributes
     ----------
     latency : MedianInterval
         Milliseconds of a call.
     speedup : MedianInterval
-        How many times as fast as the original, of pairs of rounds.
+        Speed relative to the original, from pairs of rounds.
     stopped : bool
-        True if timing was given up because the model is far slower than the original.
+        True if timing was stopped early because the model is far slower than the original.
     """
 
     latency: MedianInterval
@@ -69,8 +69,8 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
     original, model : callable
         See :data:`Block`.
     runs : int
-        Calls of the model; fewer, but at least 20, where they would take more than ten seconds,
-        and more where they would take less than half of one.
+        Calls of the model. There are fewer, but at least 20, if they would take more than ten
+        seconds, and more if they would take less than 0.4 seconds.
     """
     model(_WARM_UPS, _BUDGET)
     original(1, _BUDGET)
@@ -84,16 +84,16 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
     for number in range(_ROUNDS):
         # the order alternates, so that neither always runs first
         if number % 2:
-            theirs, own = original(calls, room), model(calls, room)
+            reference_s, model_s = original(calls, room), model(calls, room)
         else:
-            own, theirs = model(calls, room), original(calls, room)
-        ratios.append(median(theirs) / median(own))
-        latencies.append(1e3 * median(own))
+            model_s, reference_s = model(calls, room), original(calls, room)
+        ratios.append(median(reference_s) / median(model_s))
+        latencies.append(1e3 * median(model_s))
     return Timing(MedianInterval.of(latencies), MedianInterval.of(ratios))
 
 
 def time_alone(model: Block, runs: int) -> Timing:
-    """Time the original."""
+    """Time the original model."""
     model(_WARM_UPS, _BUDGET)
     calls = _calls_per_round(runs, median(model(_PROBES, _BUDGET)))
     rounds = [median(model(calls, _BUDGET / _ROUNDS)) for _ in range(_ROUNDS)]
@@ -103,7 +103,7 @@ def time_alone(model: Block, runs: int) -> Timing:
 
 
 def block(candidate: Candidate, batches: Sequence[ModelBatch]) -> Block:
-    """A block of calls of a model with one batch after the other."""
+    """Return a function that times a block of calls, cycling through the batches."""
 
     def call(number: int) -> None:
         batch = batches[number % len(batches)]
@@ -125,21 +125,21 @@ def block(candidate: Candidate, batches: Sequence[ModelBatch]) -> Block:
 
 
 def _calls_per_round(runs: int, seconds: float) -> int:
-    """Calls in a round where a call, or one of each model, takes this long."""
+    """Return the number of calls per round, given the seconds of one call."""
     wanted = max(math.ceil(runs / _ROUNDS), math.ceil(_LEAST / _ROUNDS / max(seconds, 1e-6)))
     return max(_FEWEST, min(wanted, int(_BUDGET / _ROUNDS / max(seconds, 1e-6))))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be timed.
+    """Model to be timed, with its runtime context.
 
     Attributes
     ----------
     model
-        Accelerated, or the user's.
+        An accelerated model, or the user's.
     context : callable
-        Makes the context in which the model is run, with its threads and its precision.
+        Creates the context in which the model runs: thread count and precision.
     """
 
     model: Any
@@ -151,10 +151,10 @@ class Candidate:
 
 
 class Bench(abc.ABC):
-    """A model, a sample of its input, its data and its metric, as a search sees them.
+    """Framework adapter of a search: builds, runs, scores and saves models.
 
-    A bench is pickled to the process in which methods are tried. There :meth:`session` is entered
-    once, and the other methods are called within it.
+    A bench has the model, a sample of its input, its data and its metric. It is pickled to the
+    process that runs the trials. There, each trial calls the other methods inside :meth:`session`.
 
     Parameters
     ----------
@@ -163,25 +163,25 @@ class Bench(abc.ABC):
     model
         The user's model.
     thread_num : int or None
-        Threads of the original when methods are compared with it.
+        Number of threads of the original during comparisons.
     metric : optional
-        As of ``optimize``.
+        See ``optimize``.
 
     Attributes
     ----------
     has_metric : bool
         True if there is a metric for :meth:`score`.
     library_threads : int
-        Threads of the numeric libraries of the process in which methods are tried.
+        Threads of the numeric libraries in the process that runs the trials.
     """
 
     library_threads: int
     _batches: list[ModelBatch]
-    """Inputs as the user gave them."""
+    """The user's inputs."""
     _source: Any
-    """The model as methods see it."""
+    """The model and its sample, as methods take it."""
     _options: Any
-    """Options with which methods are built."""
+    """Build options of the methods."""
 
     def __init__(
         self, methods: Mapping[str, Method], model: Any, thread_num: int | None, metric: Any
@@ -193,15 +193,15 @@ class Bench(abc.ABC):
         return {key: value for key, value in vars(self).items() if key != "_source"}
 
     def session(self) -> AbstractContextManager:
-        """Return the surroundings of a search: the caller's threads, the model's mode."""
+        """Return the context of a trial, e.g. the caller's threads and the model's mode."""
         return nullcontext()
 
     @abc.abstractmethod
     def build(self, method: Method, threads: int | None) -> Candidate:
-        """Apply a method."""
+        """Build a method's model."""
 
     def batches(self, size: int | None = None) -> list[ModelBatch]:
-        """Return inputs for timing: as the user gave them, or the first rows over and over."""
+        """Return the batches for timing; with a size, the rows are repeated to that size."""
         if size is None:
             return self._batches
         return [self._resized(batch, size) for batch in self._batches]
@@ -215,31 +215,31 @@ class Bench(abc.ABC):
         )
 
     def references(self) -> list[Any]:
-        """Return the original's results on several samples, which tell the usual size of values."""
+        """Return the original's results on several inputs, to know their typical magnitude."""
         return [probe.expected for probe in self._source.probes(self._options)]
 
     def alternative(self, batch: ModelBatch) -> Any:
-        """Return what the original gives by another way that is as right; None without one."""
+        """Return the original's result by an equally valid code path, or None."""
         return None
 
     @abc.abstractmethod
     def score(self, candidate: Candidate) -> float:
-        """The user's metric."""
+        """Return a model's score by the user's metric."""
 
     save: ClassVar[Callable[..., None]]
     """Writes an accelerated model to a directory."""
 
     @abc.abstractmethod
     def load(self, directory: Path) -> Candidate:
-        """Read what :meth:`save` wrote, without the original where that is possible."""
+        """Load a model that :meth:`save` wrote, without the original if possible."""
 
     def drop_original(self) -> None:
-        """Let go of the user's model: this bench only measures loaded ones from now on."""
+        """Release the user's model; afterwards this bench only measures loaded models."""
         self.model = None
         vars(self).pop("_source", None)
 
 
-_REMARKABLE = 0.25
+_DIFFERENCE_TO_REPORT = 0.25
 
 
 ACCELERATORS = (None, "onnxruntime", "openvino", "jit")
@@ -253,12 +253,12 @@ _OBJECTIVES = ("latency", "throughput", "memory")
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Arguments of ``optimize`` that do not depend on the framework; they mean what they do there.
+    """Framework-independent arguments of ``optimize``; see its documentation for their meaning.
 
     Raises
     ------
     UsageError
-        If one makes no sense.
+        If a value is invalid.
     """
 
     direction: str = "max"
@@ -291,7 +291,7 @@ class SearchOptions:
         check_choice("objective", self.objective, _OBJECTIVES)
         check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
         _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
-        # The spelling of this text is the old interface's.
+        # The misspelling is BigDL 2.x's.
         _check_tuple("precision", self.precision, (None, *PRECISIONS), "precison must be a tuple.")
         check_positive("latency_sample_num", self.latency_sample_num)
         check_threads(self.thread_num)
@@ -316,7 +316,7 @@ class SearchOptions:
 
 
 def check_member(name: str, value: Any, allowed: tuple) -> None:
-    """Refuse an accelerator or a precision that does not exist."""
+    """Raise UsageError for an unknown accelerator or precision."""
     if value not in allowed:
         raise UsageError(
             f"{_WRONG[name]} {value!r} was given.",
@@ -341,20 +341,20 @@ def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> Non
 
 @dataclass(frozen=True)
 class LatencyMeasurement:
-    """One measurement.
+    """Latency and speed-up of a model for one batch size and thread count.
 
     Attributes
     ----------
     threads : int or None
-        None: as the runtime decides.
+        Number of threads; None for the runtime's default.
     batch_size : int
-        Samples in a call.
+        Samples per call.
     latency : MedianInterval
         Milliseconds of a call.
     speedup : MedianInterval
-        Times as fast as the original on the same batch, in alternation with it.
+        Speed relative to the original on the same batch, measured in alternation.
     stopped : bool
-        True if timing was given up because the model is far slower than the original.
+        True if timing was stopped early because the model is far slower than the original.
     """
 
     threads: int | None
@@ -365,49 +365,48 @@ class LatencyMeasurement:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
-        """Return the measurement that :func:`dataclasses.asdict` and JSON have written."""
+        """Build a measurement from the dict that ``dataclasses.asdict`` and JSON produce."""
         spreads = {name: MedianInterval(*content[name]) for name in ("latency", "speedup")}
         return cls(**{**content, **spreads})
 
 
 @dataclass
 class Trial:
-    """One row of a search.
+    """Trial of one method: a row of the search results.
 
     Attributes
     ----------
     method : str
     status : str
-        ``"successful"``, ``"early stopped"`` (it works and is far slower than the original),
-        ``"lack dependency"``, ``"fail to convert"``, ``"differs"`` (it was converted, and gives
-        other results than the original), ``"fail to forward"``, ``"timed out"``, ``"crashed"`` or
-        ``"out of memory"``.
+        ``"successful"``, ``"early stopped"`` (works, but far slower than the original), ``"lack
+        dependency"``, ``"fail to convert"``, ``"differs"`` (converted, but gives other results than
+        the original), ``"fail to forward"``, ``"timed out"``, ``"crashed"`` or ``"out of memory"``.
     reason : str
-        Why it failed, in one line.
+        Reason of the failure in one line.
     stage : str
-        The last thing that was tried: ``"convert"``, ``"forward"``, ``"measure"``, ``"score"`` or
+        Last stage that started: ``"convert"``, ``"forward"``, ``"measure"``, ``"score"`` or
         ``"save"``.
     latency, latency_low, latency_high : float or None
-        Milliseconds of a call as measured: the median of the rounds, and their spread.
+        Measured milliseconds per call: median of the rounds, and its interval.
     speedup, speedup_low, speedup_high : float or None
-        Times as fast as the original, measured in alternation with it: the median of the pairs,
-        and their spread. It decides, since the speed of a machine changes during a search.
+        Speed relative to the original, measured in alternation: median of the pairs, and its
+        interval. It ranks the methods, because the speed of a machine changes during a search.
     throughput : float or None
-        Samples per second as measured, at the best of the batch sizes.
+        Measured samples per second at the best batch size.
     accuracy : float or None
-        The user's metric.
+        Score by the user's metric.
     difference : float or None
         Largest deviation from the original's result on the sample, relative to its largest value;
-        None where the original does not give the same result twice.
+        None if the original is not deterministic.
     memory : float or None
-        Megabytes (2**20 bytes) that a fresh process takes to load and run the model.
+        Megabytes (2**20 bytes) that a fresh process needs to load and run the model.
     threads : int or None
     points : list of LatencyMeasurement
-        All that was measured.
+        All measurements.
     saved : bool
-        Whether the model lies in the directory.
+        True if the model was saved.
     seconds : float
-        What the trial took.
+        Duration of the trial in seconds.
     """
 
     method: str
@@ -430,7 +429,7 @@ class Trial:
     seconds: float = 0.0
 
     def summarize(self) -> None:
-        """Set the figures of the trial by the measurements with its thread count."""
+        """Set latency, speed-up and throughput from the measurements with the chosen threads."""
         chosen = [point for point in self.points if point.threads == self.threads]
         first = chosen[0]
         self.latency, self.latency_low, self.latency_high = first.latency
@@ -439,21 +438,21 @@ class Trial:
 
     @property
     def latency_spread(self) -> str | None:
-        """The spread of the latency as text."""
+        """Interval of the latency as text."""
         return _range_of(self.latency_low, self.latency_high, ".4g")
 
     @property
     def speedup_spread(self) -> str | None:
-        """The speed-up and its spread as text."""
+        """Speed-up and its interval as text."""
         spread = _range_of(self.speedup_low, self.speedup_high, ".2f")
         if self.speedup is None or spread is None:
             return None if self.speedup is None else f"{self.speedup:.2f}x"
         return f"{self.speedup:.2f}x ({spread})"
 
     def relative_throughput(self, original: Trial) -> MedianInterval:
-        """Return samples per second at the best batch size, at the original's measured speed.
+        """Return the best throughput (samples/s), scaled to the original's measured speed.
 
-        Trials are compared by it, since the speed of a machine changes during a search.
+        It ranks trials independently of changes of the machine's speed during a search.
         """
         speeds = {p.batch_size: 1e3 * p.batch_size / p.latency.middle for p in original.points}
         spreads = [
@@ -465,19 +464,19 @@ class Trial:
 
     @property
     def usable(self) -> bool:
-        """True if there is a model."""
+        """True if the trial has produced a model."""
         return self.status in ("successful", "early stopped")
 
 
 def _difference(result: Any, reference: Any, others: Sequence[Any] = ()) -> float:
-    """Return the largest deviation of a result, relative to the reference's largest value.
+    """Return the largest deviation from a reference, relative to its largest value.
 
-    Of a reference whose values are smaller than those of other samples, these count.
+    If the values of other samples are larger, the deviation is relative to their median maximum.
 
     Raises
     ------
     UsageError
-        If the two hold different numbers of tensors, or differ in a shape.
+        If the number of tensors or a shape differs.
     """
     values, expected = (flatten(each)[0] for each in (result, reference))
     if len(values) != len(expected):
@@ -485,17 +484,17 @@ def _difference(result: Any, reference: Any, others: Sequence[Any] = ()) -> floa
             f"its result holds {len(values)} tensors, the original's {len(expected)}",
             code="model-output",
         )
-    largest = [_largest(place, expected, others) for place in range(len(expected))]
+    largest = [_largest(index, expected, others) for index in range(len(expected))]
     return max(map(_deviation, values, expected, largest), default=0.0)
 
 
-def _largest(place: int, expected: list, others: Sequence[Any]) -> float:
-    """Return the median over samples of the largest absolute value of one tensor of a result."""
-    tensors = [expected[place]]
+def _largest(index: int, expected: list, others: Sequence[Any]) -> float:
+    """Return the median over samples of one output tensor's largest absolute value."""
+    tensors = [expected[index]]
     for each in others:
         leaves = flatten(each)[0]
         if len(leaves) == len(expected):
-            tensors.append(leaves[place])
+            tensors.append(leaves[index])
     arrays = [np.abs(np.asarray(as_array(each)).astype(np.float64)) for each in tensors]
     return float(median(each.max(initial=0.0) for each in arrays))
 
@@ -520,7 +519,7 @@ def _range_of(low: float | None, high: float | None, form: str) -> str | None:
 
 
 class _Failure(Exception):
-    """A trial is over; its status and its reason."""
+    """Failure of a trial, with its status and reason."""
 
 
 def try_method(
@@ -528,32 +527,32 @@ def try_method(
     name: str,
     options: SearchOptions,
     directory: Path,
-    say: Callable[[str], object] = str,
+    report_stage: Callable[[str], object] = str,
 ) -> Trial:
-    """Build a method, run, time and score its model, and save it.
+    """Build, run, time, score and save one method's model.
 
     Parameters
     ----------
     bench : Bench
-        Within its session.
+        The bench, inside its session.
     name : str
-        The method.
+        Name of the method.
     options : SearchOptions
-        What is measured.
+        Options of the search.
     directory : Path
-        Where the model is saved; it does not exist.
-    say : callable
-        Called with the name of each stage as it begins.
+        Directory for the model; it does not exist yet.
+    report_stage : callable
+        Called with the name of each stage when it starts.
 
     Returns
     -------
     Trial
-        Also if the method fails.
+        The trial, also if the method failed.
     """
     begin = time.monotonic()
     trial = Trial(name)
     try:
-        _Attempt(bench, bench.methods[name], options, directory, trial, say).go()
+        _Attempt(bench, bench.methods[name], options, directory, trial, report_stage).run()
     except _Failure as failure:
         trial.status, trial.reason = failure.args
     trial.seconds = time.monotonic() - begin
@@ -567,9 +566,9 @@ class _Attempt:
     options: SearchOptions
     directory: Path
     trial: Trial
-    say: Callable[[str], object]
+    report_stage: Callable[[str], object]
 
-    def go(self) -> None:
+    def run(self) -> None:
         missing = self.method.missing()
         if missing:
             raise _Failure("lack dependency", missing)
@@ -598,14 +597,14 @@ class _Attempt:
         return candidate, points
 
     def _compare(self, candidate: Candidate) -> None:
-        """The result on the sample, and how far it is from the original's."""
+        """Compare a candidate's result on the sample with the original's; raise if it differs."""
         batch = self.bench.batches()[0]
         reference, result = self._original()(batch), candidate(batch)
         if self.method.name == ORIGINAL:
             return
         again = self._original()(batch)
         if not _difference(again, reference) <= FP32.deviation_bound:
-            return  # random, or not finite: there is nothing to compare with
+            return  # the original is random or not finite: no reference
         others = self.bench.references()
         difference = _difference(result, reference, others)
         other = self.bench.alternative(batch)
@@ -614,7 +613,7 @@ class _Attempt:
         self.trial.difference = difference
         if not difference <= self.method.precision.deviation_bound:
             raise _Failure("differs", _deviates(difference))
-        if difference > _REMARKABLE:
+        if difference > _DIFFERENCE_TO_REPORT:
             self.trial.reason = _deviates(difference)
 
     def _timed(self, candidate, threads, size) -> LatencyMeasurement:
@@ -633,11 +632,11 @@ class _Attempt:
 
     def _save(self, model: Any) -> None:
         self.trial.stage = "save"
-        self.say("save")
+        self.report_stage("save")
         try:
             self.bench.save(model, self.directory)
             self.trial.saved = True
-        except Exception as error:  # it is built anew where it is asked for
+        except Exception as error:  # get_model builds it again
             self.trial.reason = f"cannot be saved: {one_line(error)}"
 
     def _original(self) -> Candidate:
@@ -646,7 +645,7 @@ class _Attempt:
     @contextmanager
     def _stage(self, stage: str, status: str) -> Iterator[None]:
         self.trial.stage = stage
-        self.say(stage)
+        self.report_stage(stage)
         try:
             yield
         except _Failure:
@@ -669,7 +668,7 @@ def _deviates(difference: float) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception says that memory ran out."""
+    """Return True if an exception reports lack of memory."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(
         part in text for part in ("can't allocate memory", "out of memory", "bad_alloc")
