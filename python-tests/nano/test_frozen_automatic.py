@@ -209,14 +209,14 @@ def test_a_result_may_be_as_far_away_as_the_allowed_precision():
     expected = layers(x)
     assert fp32.fp32 < 1e-5
     assert 1e-4 < bf16.bf16 < 2e-2
-    assert fp32.judged(expected * (1 + 1e-7))[1] is None
-    assert "is allowed" in fp32.judged(expected * (1 + 1e-3))[1]
-    assert bf16.judged(expected * (1 + 0.5 * bf16.bf16))[1] is None
-    assert "is allowed" in bf16.judged(expected * (1 + 2 * bf16.bf16))[1]
+    assert fp32.judge(expected * (1 + 1e-7))[1] is None
+    assert "is allowed" in fp32.judge(expected * (1 + 1e-3))[1]
+    assert bf16.judge(expected * (1 + 0.5 * bf16.bf16))[1] is None
+    assert "is allowed" in bf16.judge(expected * (1 + 2 * bf16.bf16))[1]
     one_row = expected.clone()
     one_row[0] *= 1 + 1.5 * bf16.bf16_row  # less than is allowed of all together
-    assert bf16.judged(one_row)[1] is not None
-    assert bf16.judged(expected * float("nan"))[1] is not None
+    assert bf16.judge(one_row)[1] is not None
+    assert bf16.judge(expected * float("nan"))[1] is not None
 
 
 def test_backbones_of_nano_are_known_to_be_pure():

@@ -555,7 +555,10 @@ WRONG = {
         "cores of each of 2 processes",
     ),
     "cores that are no lists": ({"cpu_for_each_process": [0]}, "a list of core numbers for each"),
-    "cores that are not there": ({"cpu_for_each_process": [[9999]]}, "of those that this one may"),
+    "cores that are not there": (
+        {"cpu_for_each_process": [[9999]]},
+        "among the cores that this process may",
+    ),
     "no cores": ({"cpu_for_each_process": [[]]}, "at least one core for each process"),
     "unknown precision": ({"precision": 8}, "precision must be None"),
     "buckets": ({"bucket_cap_mb": -1}, "bucket_cap_mb should be a positive number, got -1"),

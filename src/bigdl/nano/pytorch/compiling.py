@@ -1,4 +1,4 @@
-"""The choice whether TorchInductor compiles a model's layers, by the time of a fit's own steps."""
+"""Decision whether TorchInductor compiles a model's layers, based on timed training steps."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix
 from bigdl.nano.pytorch.training.rates import AS_WRITTEN, COMPILED, COMPILING, StepRates
 from bigdl.nano.pytorch.training.steps import CompiledForward, ForwardOverride, computing_children
 
-_STEPS = 20  # as written, and compiled, whose medians are compared
-_COMPILING = 2  # the steps in which layers are compiled, forwards and backwards
-SECONDS, SECONDS_PER_LAYER = 10, 1  # that compiling takes, measured from 5 to 45 seconds
-_MARGIN = 2  # of what it may take: another size of batch is compiled again
-_SHARE_SAVED = 0.3  # of a step; measured: from -0.6 to 0.35
-LEAST_GAIN = 1.05  # from which on the compiled layers stay
+_STEPS = 20  # steps before and after compilation whose medians are compared
+_COMPILING = 2  # steps in which forward and backward passes are compiled
+SECONDS, SECONDS_PER_LAYER = 10, 1  # compile time; measured: 5 to 45 seconds in all
+_MARGIN = 2  # safety factor of the compile time: another batch size compiles again
+_SHARE_SAVED = 0.3  # expected share of a step's time; measured: -0.6 to 0.35
+LEAST_GAIN = 1.05  # smallest speed-up for keeping compiled layers
 
 
-class CompilerChoice:
-    """Lets TorchInductor compile a model's layers in the middle of a fit, if that pays.
+class InductorAutotuner:
+    """Compiles a model's layers with TorchInductor during a fit if that saves time.
 
-    The first steps run as written. If a third of the time of those that are left would repay
-    compiling, the layers are compiled; if their steps are no faster, the model's own code goes on.
+    The first steps run without compilation. If 30 % of the remaining training time exceeds the
+    compile time, the layers are compiled. If the compiled steps are not faster, the original code
+    is restored.
 
     Parameters
     ----------
     module : Module
     rates : StepRates
-        Of the fit's steps.
+        Rates of the fit's steps.
     steps_left : callable
-        Returns how many steps there will be; None if nobody knows.
-    tell : callable
-        Gets a phrase for the settings.
+        Returns the number of remaining steps; None if unknown.
+    notify : callable
+        Called with a short description of the decision.
     """
 
     def __init__(
@@ -42,28 +43,28 @@ class CompilerChoice:
         module: nn.Module,
         rates: StepRates,
         steps_left: Callable[[], float | None],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ):
-        self._module, self._rates, self._tell = module, rates, tell
+        self._module, self._rates, self._notify = module, rates, notify
         self._steps_left = steps_left
         self._replaced = AttributePatch()
         self._chosen = False
 
     @property
     def is_compiled(self) -> bool:
-        """True while compiled layers run."""
+        """True while compiled layers are in use."""
         return self._replaced.active
 
     @property
     def phase(self) -> str:
-        """The kind of the next step, for the rates."""
+        """Phase of the next step, for the step rates."""
         if not self._replaced.active:
             return AS_WRITTEN
         compiled = self._rates.steps(COMPILING) >= _COMPILING
         return COMPILED if compiled else COMPILING
 
     def begin(self, prefix: AutomaticPrefix) -> None:
-        """Choose, before a step."""
+        """Decide before a step whether to compile or to restore the original code."""
         if self._chosen or prefix.is_building:
             return
         if self._replaced.active:
@@ -75,12 +76,12 @@ class CompilerChoice:
             self._consider()
 
     def undo(self) -> None:
-        """Leave the module as it was."""
+        """Restore the original forward methods."""
         self._replaced.undo()
 
     def _consider(self) -> None:
         left = self._steps_left()
-        steps = self._rates.steps(AS_WRITTEN) if left is None else left  # as many as there were
+        steps = self._rates.steps(AS_WRITTEN) if left is None else left  # guess: as many again
         layers = sum(1 for part in self._module.modules() if not list(part.children()))
         cost = _MARGIN * (SECONDS + SECONDS_PER_LAYER * layers)
         if steps * self._rates.seconds(AS_WRITTEN) * _SHARE_SAVED > cost:
@@ -105,4 +106,4 @@ class CompilerChoice:
 
     def _end(self, phrase: str) -> None:
         self._chosen = True
-        self._tell(phrase)
+        self._notify(phrase)

@@ -1,4 +1,4 @@
-"""Optimizers: an Adam for models with large embeddings and dense layers."""
+"""Adam optimizer for models with large sparse embeddings and dense layers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -13,25 +13,25 @@ __all__ = ["SparseAdam"]
 
 
 class SparseAdam(torch.optim.Optimizer):
-    """Adam (Kingma and Ba, 2015) that takes sparse and dense gradients.
+    """Adam (Kingma and Ba, 2015) for sparse and dense gradients.
 
-    ``torch.optim.Adam`` refuses the gradients of ``nn.Embedding(sparse=True)`` and
-    ``torch.optim.SparseAdam`` all others. Of a sparse gradient only the rows that occur in it are
-    updated, moments included ("lazy Adam"); dense ones get ordinary Adam.
+    ``torch.optim.Adam`` rejects the gradients of ``nn.Embedding(sparse=True)``, and
+    ``torch.optim.SparseAdam`` rejects dense gradients. For a sparse gradient, only the rows in it
+    are updated, including their moments ("lazy Adam"). Dense gradients use ordinary Adam.
 
     Parameters
     ----------
     params : iterable of Tensor or dict
-        As for any optimizer of PyTorch.
+        Parameters or parameter groups, as for any PyTorch optimizer.
     lr : float
     betas : tuple of two floats
-        Decays of the first and second moment.
+        Decay rates of the first and second moment.
     eps : float
 
     Raises
     ------
     UsageError
-        If a value is out of its range.
+        If a value is out of range.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class SparseAdam(torch.optim.Optimizer):
     >>> optimizer = SparseAdam([*table.parameters(), *scores.parameters()], lr=0.01)
     >>> scores(table(torch.tensor([3, 7]))).sum().backward()
     >>> optimizer.step()
-    >>> (table.weight != before).any(dim=1).nonzero().flatten()  # rows of the batch alone
+    >>> (table.weight != before).any(dim=1).nonzero().flatten()  # only the rows of the batch
     tensor([3, 7])
     """
 
@@ -69,12 +69,12 @@ class SparseAdam(torch.optim.Optimizer):
         Parameters
         ----------
         closure : callable, optional
-            Computes the loss again and returns it.
+            Recomputes and returns the loss.
 
         Returns
         -------
         Tensor or None
-            The loss of the closure.
+            Loss returned by the closure.
         """
         loss = None
         if closure is not None:

@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.nano.pytorch.compiling import CompilerChoice
-from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, with_prefix
+from bigdl.nano.pytorch.compiling import InductorAutotuner
+from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, replace_prefix_phrase
 from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
@@ -161,7 +161,7 @@ class _FastStrategy(Strategy):
     options: TrainingOptions
     steps: FastSteps | None = None
     prefix: AutomaticPrefix | None = None
-    compiler: CompilerChoice | None = None
+    compiler: InductorAutotuner | None = None
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
     rates = StepRates()
@@ -178,7 +178,7 @@ class _FastStrategy(Strategy):
                 device=self.root_device.type,
                 steps_left=functools.partial(_batches_left, trainer),
                 broadcast=self.broadcast if several else None,
-                tell=self._tell_of_steps,
+                notify=self._on_step_config,
                 on_layout=self._on_layout,
             )
         super().setup(trainer)
@@ -205,17 +205,17 @@ class _FastStrategy(Strategy):
         )
 
     def _tell_of_prefix(self, phrase: str, line: str) -> None:
-        self.settings = with_prefix(self.settings, phrase)
+        self.settings = replace_prefix_phrase(self.settings, phrase)
         rank_zero_info(line)
 
-    def _compiler_choice(self, trainer: Trainer) -> CompilerChoice | None:
+    def _compiler_choice(self, trainer: Trainer) -> InductorAutotuner | None:
         if self.options.inductor != "auto":
             return None
         module = cast("LightningModule", self.lightning_module)
         left = functools.partial(_batches_left, trainer)
-        return CompilerChoice(module, self.rates, left, self._tell_of_compiler)
+        return InductorAutotuner(module, self.rates, left, self._on_compiler)
 
-    def _tell_of_steps(self, line: str) -> None:
+    def _on_step_config(self, line: str) -> None:
         self._described()
         rank_zero_info(line)
 
@@ -225,7 +225,7 @@ class _FastStrategy(Strategy):
         others = self.settings[self._reported :]
         self.settings, self._reported = (*steps.report, *others), len(steps.report)
 
-    def _tell_of_compiler(self, phrase: str) -> None:
+    def _on_compiler(self, phrase: str) -> None:
         self.settings = (*self.settings, phrase)
         rank_zero_info(f"Nano trains with {phrase}")
 

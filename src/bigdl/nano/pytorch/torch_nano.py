@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.pytorch.frozen.automatic import PrefixOfCalls, with_prefix
+from bigdl.nano.pytorch.frozen.automatic import ForwardPrefix, replace_prefix_phrase
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.options import (
@@ -116,7 +116,7 @@ class TorchNano(ABC):
 
     _fabric: Fabric | None = None  # while the loop runs
     _steps: Sequence[FastSteps] = ()
-    _prefixes: Sequence[PrefixOfCalls] = ()
+    _prefixes: Sequence[ForwardPrefix] = ()
     _report: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: object):
@@ -306,7 +306,7 @@ class TorchNano(ABC):
         """Call ``self.train(*args, **kwargs)`` in each process; return the result of the first."""
         options = self._options
         if options.count == 1:
-            with options.tuned_here() as process_report:
+            with options.tuning_context() as process_report:
                 return self._run(0, args, kwargs, process_report)
         registry = self._registry(args, kwargs)
         order = (self, args, kwargs, GlobalState())
@@ -361,10 +361,10 @@ class TorchNano(ABC):
         fabric, options = self._running, self._options
         if not options.inductor:  # which compiles the forward that this replaces
             add = functools.partial(TorchNano._add_setting, self)
-            self._prefixes = [*self._prefixes, PrefixOfCalls(model, options, add)]
+            self._prefixes = [*self._prefixes, ForwardPrefix(model, options, add)]
         reported = 0
 
-        def tell(line: str) -> None:
+        def notify(line: str) -> None:
             nonlocal reported
             self._report = (*steps.report, *self._report[reported:])
             reported = len(steps.report)
@@ -376,7 +376,7 @@ class TorchNano(ABC):
             model,
             calls=True,
             broadcast=fabric.broadcast if together else None,
-            tell=tell,
+            notify=notify,
             relayouts=not together,  # gradients have their buckets by then
         )
         self._steps = [*self._steps, steps]
@@ -399,7 +399,7 @@ class TorchNano(ABC):
 
     def _add_setting(self, phrase: str, line: str) -> None:
         """Say what was done for the frozen part of a model."""
-        self._report = with_prefix(self._report, phrase)
+        self._report = replace_prefix_phrase(self._report, phrase)
         rank_zero_info(line)
 
     def _registry(self, args: tuple, kwargs: Mapping[str, Any]) -> ObjectRegistry:

@@ -32,7 +32,7 @@ from bigdl.nano.pytorch.training.options import (
     TrainingOptions,
     check_lightning_arguments,
     precision_of_plugin,
-    translated,
+    translate_arguments,
 )
 from bigdl.nano.pytorch.training.rates import StepRates
 from bigdl.tuning.spaces import Lazy, holds_lazy
@@ -179,7 +179,7 @@ class Trainer(pl.Trainer):
             frozen_prefix=frozen_prefix,
         )
         rates = AutoLr(auto_lr)
-        kwargs = translated(kwargs)
+        kwargs = translate_arguments(kwargs)
         check_lightning_arguments(kwargs, options.count)
         own = {"auto_lr": auto_lr, "algorithms": algorithms, **kwargs}
         self.hpo_arguments: dict[str, object] = dataclasses.asdict(options) | own
@@ -264,7 +264,7 @@ class Trainer(pl.Trainer):
             )
         sources = (train_dataloaders, datamodule, model)
         self._fitted_on = next((source for source in sources if source is not None), None)
-        with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
+        with self._options.tuning_context() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
             with preserve_start_method():  # Lightning asks for it
                 super().fit(

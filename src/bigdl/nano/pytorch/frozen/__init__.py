@@ -1,14 +1,14 @@
-"""The frozen part of a network that is trained: run without autograd, in another runtime.
+"""Acceleration of the frozen layers of a network in training: no autograd, other runtimes.
 
-In transfer learning most of a network only computes features. What comes before the first weight
-that is trained needs no gradients, so it can run as inference does: in bf16 or int8, in the
-runtime that is fastest (Dai et al., BigDL 2.0, CVPR 2022, report their largest gain for frozen
-layers). Where equal images give equal features, these can be computed once for all epochs.
+In transfer learning most of a network only computes features. Layers before the first trained
+weight need no gradients, so they can run as in inference: in bf16 or int8, and in the fastest
+runtime (Dai et al., BigDL 2.0, CVPR 2022, report their largest gain for frozen layers). If equal
+images give equal features, the features can be computed once for all epochs.
 
 =========================  ======================================================================
-:class:`FrozenSegment`           consecutive frozen modules that run as one
-:class:`FrozenPrefix`      all segments of a model: what was replaced, what was not and why
-:class:`CachedFeatures`    a dataset of a segment's outputs instead of images
+:class:`FrozenSegment`     consecutive frozen modules that run as one
+:class:`FrozenPrefix`      all segments of a model, and the frozen modules that are not replaced
+:class:`CachedFeatures`    dataset of a segment's outputs instead of images
 =========================  ======================================================================
 """
 

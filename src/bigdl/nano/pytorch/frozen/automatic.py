@@ -1,9 +1,10 @@
-"""The frozen part of a model is found while it is trained, and runs fast where that is safe.
+"""Automatic detection and acceleration of a model's frozen layers during training.
 
-The first step is the program's alone. The second notes which modules are called without gradients
-and what they take. If nothing of them changes in the next steps, and those that are left repay
-it, another runtime is built beside the training; what it gives is held against the modules
-themselves, and from then on it runs in training steps. Between steps the model is the program's.
+The first step is not observed. In the second step, the calls of modules without gradients are
+recorded. If these modules do not change in the next steps, and the remaining steps repay the cost,
+another runtime is built in a background thread. Its results are compared with those of the modules;
+if they agree, the runtime replaces the modules during training steps. Between steps the model is
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
 
-_ROWS = 8  # of the sample
-_CLOSE = 2e-6  # relative distance of results in fp32
-_ROUNDING = 1e-3  # relative distance of results in bf16, at least; less: the modules stay in fp32
-_CHANCE = 1.25  # of the largest distance of a row in bf16: two equally good ways differ by rounding
-_LEAST_SECONDS = 0.004  # a step, below which checks and copies cost what there is to gain
-_SHARE_SAVED = 0.3  # of what the modules take; less than usual
-_OBSERVED = 2  # the step that is observed
-_MARGIN = 1.5  # of what building may cost
-_STEPS_SEEN = 2  # in which nothing may change
-_STEPS_PLAIN = 3  # one after the other, in which a segment does not run, until it is given up
-_ROUNDS = 4  # of finding and building
+_ROWS = 8  # rows of the sample
+_CLOSE = 2e-6  # accepted relative distance of fp32 results
+_ROUNDING = 1e-3  # relative distance above which results are bf16's and not fp32's
+_CHANCE = 1.25  # tolerance of a row's largest bf16 distance: rounding differs between kernels
+_LEAST_SECONDS = 0.004  # per step; below this, checks and copies cost the whole gain
+_SHARE_SAVED = 0.3  # expected share of the modules' time, a careful estimate
+_OBSERVED = 2  # number of the step that is observed
+_MARGIN = 1.5  # safety factor of the build time
+_STEPS_SEEN = 2  # steps in which the modules must not change
+_STEPS_PLAIN = 3  # consecutive steps without the segment after which it is removed
+_ROUNDS = 4  # attempts to observe and build
 _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)}
 
 
 class ErrorTolerance:
-    """Distances from exact results: that of the modules, and that which another way may have.
+    """Accuracy that a runtime must reach: the modules' distance from exact results.
 
     Parameters
     ----------
     module : Module
-        Nobody else uses it.
+        A private copy of the modules.
     sample : Tensor
         Its input.
     bf16 : bool
@@ -58,10 +59,10 @@ class ErrorTolerance:
     Attributes
     ----------
     expected : Tensor
-        What the modules give in fp32.
+        Result of the modules in fp32.
     bf16, bf16_row : float
-        Distances of the modules under autocast: of all, and the largest of a row, with some
-        room for chance. 0 where there must be no bf16.
+        Distances of the modules under autocast: overall, and the largest of a row times a
+        tolerance. 0 if bf16 is not allowed.
     """
 
     def __init__(self, module: nn.Module, sample: torch.Tensor, bf16: bool):
@@ -76,17 +77,18 @@ class ErrorTolerance:
 
     @functools.cached_property
     def fp32(self) -> float:
-        """The largest distance of a runtime in fp32: that of the modules to exact numbers.
+        """Largest accepted distance of a runtime in fp32.
 
-        There is some room for another order of sums.
+        It is four times the modules' distance from float64 results, because the order of sums may
+        differ.
         """
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             exact = _in_double(self._module, self._sample)
-        own = 0.0 if exact is None else distance(self.expected, exact)
-        return max(_CLOSE, 4 * own)
+        rounding = 0.0 if exact is None else distance(self.expected, exact)
+        return max(_CLOSE, 4 * rounding)
 
-    def judged(self, result: torch.Tensor) -> tuple[float, str | None]:
-        """Return the relative error of a result, and why it is not good enough."""
+    def judge(self, result: torch.Tensor) -> tuple[float, str | None]:
+        """Return the relative error of a result, and the reason if it is too large."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
             return float("inf"), "gives no such result"
         error = distance(result, self.expected)
@@ -97,7 +99,7 @@ class ErrorTolerance:
         return error, f"has a relative error of {error:.2g}, and {allowed:.2g} is allowed"
 
     def bound(self, error: float) -> float:
-        """Return how far the results of other batches may be, given that of the sample."""
+        """Return the largest accepted error on other batches, given the error on the sample."""
         return 2 * (error + self.bf16) + 4 * (_CLOSE if self.bf16 > _ROUNDING else self.fp32)
 
 
@@ -105,7 +107,7 @@ def _in_double(module: nn.Module, sample: torch.Tensor) -> torch.Tensor | None:
     try:
         exact = copy.deepcopy(module).double()
         return exact(sample.double() if sample.is_floating_point() else sample)
-    except Exception:  # code that names a type
+    except Exception:  # code with a fixed dtype
         return None
 
 
@@ -114,20 +116,20 @@ def _largest_row(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class AutomaticPrefix:
-    """Finds the frozen part of a model in its training steps, and speeds it up.
+    """Finds the frozen layers of a model in its training steps and accelerates them.
 
     Parameters
     ----------
     model : Module
     wanted : bool, optional
-        None builds it if the steps that are left repay it; True builds it in any case, before the
-        next step, which is then the same in each run.
+        None builds the runtime if the remaining steps repay it. True always builds it, before the
+        next step, so that runs are reproducible. False disables it.
     precision : str, optional
-        Of the training, as Lightning names it.
+        Lightning's name of the training's precision.
     steps_left : callable
-        Returns how many steps there will be; None if nobody knows.
-    tell : callable
-        Gets a phrase for the settings, and a line for the log.
+        Returns the number of remaining steps; None if unknown.
+    notify : callable
+        Called with a short phrase for the settings and a line for the log.
 
     Attributes
     ----------
@@ -140,10 +142,10 @@ class AutomaticPrefix:
         wanted: bool | None,
         precision: str | None,
         steps_left: Callable[[], float | None],
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
     ):
         self.segments: list[FrozenSegment] = []
-        self._model, self._wanted, self._tell = model, wanted, tell
+        self._model, self._wanted, self._notify = model, wanted, notify
         self._steps_left = steps_left
         self._bf16 = precision in (None, "bf16-mixed", "16-mixed") and bool(bf16_instructions())
         self._fp32 = precision in (None, "32-true", "bf16-mixed", "16-mixed")
@@ -151,19 +153,19 @@ class AutomaticPrefix:
         self._seen = 0  # steps since the observation
         self._left_alone: list[tuple[str, str]] = []
         self._notes: list[str] = []
-        self._builds: list[_Build] = []
+        self._builds: list[_SegmentBuild] = []
         self._on = self._done = self._converted = False
         self._thread: threading.Thread | None = None
         self._done = wanted is False or getattr(model, "_compiler_ctx", None) is not None
 
     @property
     def is_building(self) -> bool:
-        """True while another runtime is made beside the training."""
+        """True while another runtime is built in the background."""
         return self._thread is not None
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run a training step."""
+        """Return a context that runs one training step."""
         if self._done:
             yield
             return
@@ -171,27 +173,27 @@ class AutomaticPrefix:
         if self._on:
             with self._attached():
                 yield
-            self._safely(self._check)
-        elif self._steps == _OBSERVED:  # the first may be made twice, and is slow
+            self._run_safely(self._check)
+        elif self._steps == _OBSERVED:  # the first step is slow and may be repeated
             observation = Observation(self._model)
-            with observation.watching():
+            with observation.recording():
                 yield
-            self._safely(self._found, observation)
+            self._run_safely(self._on_observed, observation)
         else:
             yield
             if self._builds:
-                self._safely(self._go_on)
+                self._run_safely(self._advance)
 
-    def _safely(self, work: Callable[..., None], *args: object) -> None:
-        """Do something that the training must not suffer from, and with autocast as outside."""
+    def _run_safely(self, work: Callable[..., None], *args: object) -> None:
+        """Call a function without autograd and autocast; if it fails, disable the acceleration."""
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 work(*args)
-        except Exception as error:  # modules may be of any kind
+        except Exception as error:  # modules may raise anything
             self.segments.clear()
             self._builds.clear()
             self._on = False
-            self._left_alone.insert(0, ("it", f"it cannot be looked at ({one_line(error)})"))
+            self._left_alone.insert(0, ("it", f"it cannot be inspected ({one_line(error)})"))
             self._stop()
 
     @contextmanager
@@ -206,11 +208,11 @@ class AutomaticPrefix:
             for segment in reversed(attached):
                 segment.detach()
 
-    # -- found -------------------------------------------------------------------------------------
+    # -- after the observed step -------------------------------------------------------------------
 
-    def _found(self, observation: Observation) -> None:
+    def _on_observed(self, observation: Observation) -> None:
         if any(is_replaced(part) for part in self._model.modules()):
-            self._done = True  # by accelerate_frozen_prefix
+            self._done = True  # accelerate_frozen_prefix has replaced them
             return
         chains, self._left_alone = chains_of(observation, repeated=True)
         self._rounds += 1
@@ -218,8 +220,8 @@ class AutomaticPrefix:
             self._done = True  # nothing is frozen
             return
         if self._wanted is None and torch.are_deterministic_algorithms_enabled():
-            text = "when it is built depends on time, and the training is to be deterministic; "
-            text += "pass frozen_prefix=True"
+            text = "the step in which it is built depends on time, and the training must be "
+            text += "deterministic; pass frozen_prefix=True"
             self._left_alone += [(_name_of(chain), text) for chain in chains]
             chains = []
         for chain in chains:
@@ -235,7 +237,7 @@ class AutomaticPrefix:
         if not self._builds:
             self._stop()
         elif self._wanted:
-            self._go_on()
+            self._advance()
 
     def _consider(self, chain: Chain, seconds: float) -> None:
         first = chain.calls[0]
@@ -246,18 +248,18 @@ class AutomaticPrefix:
             segment = FrozenSegment(chain, bound=0.0)
             segment.sample = segment.sample[:_ROWS].clone()
             segment.output = segment.output[:_ROWS].clone()
-            self._builds.append(_Build(segment, copy.deepcopy(segment.module), seconds))
-        except Exception as error:  # of a copy: modules may hold anything
+            self._builds.append(_SegmentBuild(segment, copy.deepcopy(segment.module), seconds))
+        except Exception as error:  # deepcopy of a module may raise anything
             self._left_alone.append((_name_of(chain), f"it cannot be copied ({one_line(error)})"))
 
-    # -- built -------------------------------------------------------------------------------------
+    # -- building ----------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Build, or wait, or let the segments run."""
+    def _advance(self) -> None:
+        """Start a build, wait for the background thread, or activate finished segments."""
         self._seen += 1
         if self._thread is not None:
             if not self._thread.is_alive():
-                self._after_work()
+                self._on_work_done()
             return
         if self._seen < _STEPS_SEEN and not self._wanted:
             return
@@ -269,14 +271,14 @@ class AutomaticPrefix:
                 if self._steps_left() is not None:
                     self._drop(build, f"the {self._steps_left():.0f} steps left do not repay it")
                 else:
-                    return  # it may yet
+                    return  # more steps may repay it
         if not self._builds:
             self._stop()
             return
         self._start(lambda build: build.prepare(self._bf16))
 
-    def _start(self, work: Callable[[_Build], None]) -> None:
-        """Work on all builds beside the training; at once if the program wants it in any case."""
+    def _start(self, work: Callable[[_SegmentBuild], None]) -> None:
+        """Run a function on all builds in a background thread; wait for it if `wanted` is True."""
 
         def run() -> None:
             for build in self._builds:
@@ -286,28 +288,28 @@ class AutomaticPrefix:
         self._thread.start()
         if self._wanted:
             self._thread.join()
-            self._after_work()
+            self._on_work_done()
 
-    def _after_work(self) -> None:
+    def _on_work_done(self) -> None:
         self._thread = None
         if self._converted:
-            self._switch_on()
+            self._activate()
             return
         self._converted = True
         for build in self._builds:
             build.convert()
-        self._start(_Build.finish)
+        self._start(_SegmentBuild.finish)
 
-    def _repays(self, build: _Build) -> bool:
+    def _repays(self, build: _SegmentBuild) -> bool:
         left = self._steps_left()
-        steps = self._steps if left is None else left  # as many as there were
+        steps = self._steps if left is None else left  # guess: as many again
         return steps * build.seconds * _SHARE_SAVED > _MARGIN * build.cost
 
-    def _drop(self, build: _Build, reason: str) -> None:
+    def _drop(self, build: _SegmentBuild, reason: str) -> None:
         self._builds.remove(build)
         self._left_alone.append((build.segment.name, reason))
 
-    def _switch_on(self) -> None:
+    def _activate(self) -> None:
         self._converted = False
         for build in self._builds:
             if build.reason is None:
@@ -318,36 +320,36 @@ class AutomaticPrefix:
         self._builds.clear()
         self._on = bool(self.segments)
         if self._on:
-            self._say()
+            self._report_state()
         else:
             self._stop()
 
     # -- running -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Leave off what does not run, or is no faster."""
+        """Remove segments that fail, are not faster or are not used."""
         again = False
         for segment in list(self.segments):
             reason = segment.broken
-            if reason is None and segment.opened > 1:
-                reason = "what is between its modules is used"
+            if reason is None and segment.intermediates_used > 1:
+                reason = "outputs of its inner modules are used"
             if reason is None and not self._wanted and segment.is_slow():
                 reason = f"{segment.method} is no faster here"
             if reason is None and segment.plain_calls >= _STEPS_PLAIN:
-                reason = segment.reason or "it is called in another way"
+                reason = segment.reason or "it is called differently"
                 again = self._rounds < _ROUNDS
             if reason is not None:
                 self.segments.remove(segment)
                 self._left_alone.append((segment.name, reason.partition(";")[0]))
-                self._say()
+                self._report_state()
         self._on = bool(self.segments)
         self._done = not self._on and not again
         if not self._on and again:
-            self._steps, self._seen = _OBSERVED - 1, 0  # of the next step
+            self._steps, self._seen = _OBSERVED - 1, 0  # observe the next step
 
     @property
     def report(self) -> str:
-        """Return how each part runs, and why the rest does not."""
+        """How each segment runs, and why other frozen modules are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; runs as written because {segment.reason}" if segment.reason else "")
@@ -358,7 +360,7 @@ class AutomaticPrefix:
 
     @property
     def phrase(self) -> str:
-        """The same for the settings."""
+        """State of the acceleration in a few words, for the settings."""
         if self.segments:
             methods = " and ".join(dict.fromkeys(segment.method for segment in self.segments))
             reasons = [each.reason for each in self.segments if each.reason]
@@ -366,17 +368,17 @@ class AutomaticPrefix:
         name, reason = self._left_alone[0]
         return f"no frozen prefix ({name}: {reason})"
 
-    def _say(self) -> None:
+    def _report_state(self) -> None:
         title = "Frozen prefix" if self.segments else "No frozen prefix"
-        self._tell(self.phrase, f"{title}: {self.report}")
+        self._notify(self.phrase, f"{title}: {self.report}")
 
     def _stop(self) -> None:
         self._done = True
         if self._left_alone:
-            self._say()
+            self._report_state()
 
     def close(self) -> None:
-        """End with the training; the model is as written."""
+        """Stop at the end of the training; restore the model and report the final state."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -385,39 +387,39 @@ class AutomaticPrefix:
                 self._drop(build, "the training was over before it was built")
             self._stop()
         elif self.segments and any(segment.reason for segment in self.segments):
-            self._say()
+            self._report_state()
         self.segments.clear()
         self._done = True
 
 
-class PrefixOfCalls:
-    """The frozen part of a model that a loop calls in training mode.
+class ForwardPrefix:
+    """Acceleration of the frozen layers of a model whose forward calls are the training steps.
 
     Parameters
     ----------
     model : Module
     options : TrainingOptions
-    tell : callable
-        As for :class:`AutomaticPrefix`.
+    notify : callable
+        See :class:`AutomaticPrefix`.
     """
 
     def __init__(
-        self, model: nn.Module, options: TrainingOptions, tell: Callable[[str, str], None]
+        self, model: nn.Module, options: TrainingOptions, notify: Callable[[str, str], None]
     ):
         self._replaced = AttributePatch()
         wanted, precision = options.frozen_prefix, options.precision
-        self.automatic = AutomaticPrefix(model, wanted, precision, lambda: None, tell)
+        self.automatic = AutomaticPrefix(model, wanted, precision, lambda: None, notify)
         if wanted is not False:
-            self._replaced.set(model, "forward", _CallInTraining(model, self.automatic))
+            self._replaced.set(model, "forward", _TrainingForward(model, self.automatic))
 
     def undo(self) -> None:
-        """Leave the model as it was."""
+        """Stop the acceleration and restore the model's forward."""
         self.automatic.close()
         self._replaced.undo()
 
 
-class _CallInTraining(MethodForward):
-    """The forward of a whole model, whose calls in training mode with gradients are steps."""
+class _TrainingForward(MethodForward):
+    """Forward method of a whole model; its calls in training mode are training steps."""
 
     def __init__(self, module: nn.Module, automatic: AutomaticPrefix):
         super().__init__(module)
@@ -435,20 +437,20 @@ class _CallInTraining(MethodForward):
             self._inside = False
 
 
-def with_prefix(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
-    """Return settings with a phrase about the frozen prefix in the place of an earlier one."""
+def replace_prefix_phrase(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
+    """Replace the phrase about the frozen prefix in the settings."""
     others = (each for each in settings if "frozen prefix" not in each)
     return (*others, phrase)
 
 
-class _Build:
-    """The stages of a segment: a copy of its modules, then a network, then a compiled one."""
+class _SegmentBuild:
+    """Build of one segment: copy of the modules, conversion to a network, and compilation."""
 
     def __init__(self, segment: FrozenSegment, module: nn.Module, seconds: float):
         self.segment, self.seconds = segment, seconds
         self.notes: list[str] = []
         self.reason: str | None = None
-        segment.state  # noqa: B018 - from now on nothing may change
+        segment.state  # noqa: B018 - captures the state; later changes are detected
         self._module: Any = module
         self._options = BuildOptions(thread_num=torch.get_num_threads())
         self._methods: list[Any] = []
@@ -456,14 +458,14 @@ class _Build:
         self._source: Any = None
         self._network: Any = None
         weights = sum(parameter.numel() for parameter in module.parameters())
-        self.cost = 1.0 + weights / 2.5e7  # seconds, about
+        self.cost = 1.0 + weights / 2.5e7  # approximate seconds
 
     def prepare(self, bf16: bool) -> None:
-        """Find out what the modules give, and load the runtime; in any thread."""
+        """Compute the reference results and import the runtime; runs in any thread."""
         try:
             _check_data_independent(self._module, self.segment)
         except Exception as error:
-            self.reason = f"its code looks at values of its input ({one_line(error)})"
+            self.reason = f"its code depends on values of its input ({one_line(error)})"
             return
         for name in _RUNTIMES[bf16]:
             method = find_method(name)
@@ -475,23 +477,23 @@ class _Build:
         if not self._methods:
             return
         self.reason = None
-        require("openvino", "nano")  # its import takes long
+        require("openvino", "nano")  # a slow import
 
         lowered = bf16 or self.segment.autocast is not None
         self._accuracy = ErrorTolerance(self._module, self.segment.sample, lowered)
 
     def convert(self) -> None:
-        """Make a network. It sets warnings of the process, so no step may run meanwhile."""
+        """Convert the modules to a network; no step may run, as it sets global warning filters."""
         if self.reason is not None:
             return
         try:
             self._source = TorchSource(self._module, (self.segment.sample,))
             self._network = self._methods[0].convert(self._source, self._options)
-        except Exception as error:  # tracers and frontends raise whatever they like
+        except Exception as error:  # tracers and frontends may raise anything
             self.reason = f"it cannot be converted ({one_line(error)})"
 
     def finish(self) -> None:
-        """Compile and check; in any thread."""
+        """Compile the network, check its accuracy and select the fastest method, in any thread."""
         runs: dict[str, tuple[_ContiguousCall, float]] = {}
         try:
             for method in self._methods if self.reason is None else ():
@@ -499,7 +501,7 @@ class _Build:
                 run = _ContiguousCall(method.model_of(network, self._source, self._options))
                 with torch.no_grad():
                     result = run(self.segment.sample)
-                error, reason = self._accuracy.judged(result)
+                error, reason = self._accuracy.judge(result)
                 if reason is None:
                     runs[method.name] = run, error
                 else:
@@ -511,13 +513,13 @@ class _Build:
                 self.segment.bound = self._accuracy.bound(error)
                 self.segment.use(name, run, error)
                 self.reason = None
-        except Exception as error:  # runtimes raise whatever they like
+        except Exception as error:  # runtimes may raise anything
             self.reason = f"it cannot be built ({one_line(error)})"
         finally:
             self._network = self._source = self._module = self._accuracy = None
 
     def _fastest(self, runs: dict[str, tuple[_ContiguousCall, float]]) -> str:
-        """Return the name of the way that is fastest on this processor."""
+        """Return the name of the fastest method on this processor."""
         sample = self.segment.sample
         calls = {name: functools.partial(run, sample) for name, (run, _) in runs.items()}
         plain = list(runs)[-1]  # fp32, if it is accurate
@@ -528,7 +530,7 @@ class _Build:
 
 
 class _ContiguousCall:
-    """A call of a built model."""
+    """Call of a built model with contiguous input."""
 
     def __init__(self, built: Callable[[torch.Tensor], torch.Tensor]):
         self._built = built
@@ -538,7 +540,7 @@ class _ContiguousCall:
 
 
 def _check_data_independent(module: nn.Module, segment: FrozenSegment) -> None:
-    """Run with tensors that have a shape but no values."""
+    """Run the module with fake tensors, which fails if its code depends on values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

@@ -1,4 +1,4 @@
-"""The frozen prefix in Lightning's Trainer."""
+"""Lightning callback that accelerates frozen layers during a fit."""
 
 import copy
 import os
@@ -20,7 +20,7 @@ _COLLATES = (
     ("torch.utils.data._utils.collate", "default_collate"),
     ("bigdl.nano.pytorch.vision.datasets.folders", "collate_channels_last"),
 )
-_SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
+_SAMPLE_ROWS = 2  # batch normalisation in train mode rejects a single row
 
 require("pytorch_lightning", "nano")
 
@@ -28,40 +28,39 @@ from pytorch_lightning import Callback, Trainer  # noqa: E402
 
 
 class FrozenPrefixCallback(Callback):
-    """Run the frozen part of the model fast while it is fitted.
+    """Callback that accelerates the frozen layers of a model during a fit.
 
-    Modes, weights and ``requires_grad`` are those at the start of training, after a checkpoint was
-    loaded. Afterwards the model is as it was. One line of the log says what was done, and the
-    ``settings`` of Nano's Trainer name it.
+    It uses the modes, weights and ``requires_grad`` at the start of training, after a checkpoint
+    was loaded, and restores the model after training. It logs one line and adds it to the
+    ``settings`` of Nano's Trainer.
 
     Parameters
     ----------
     sample : optional
         A batch of the model's input; by default two samples of the training data, or their first
-        batch where samples have no index.
+        batch for iterable datasets.
     cache_dir : path, optional
-        Where the outputs of the prefix are kept for the samples of the training, computed once and
-        used again while weights, method and data are the same: epochs then go over them instead of
-        images. The model has to begin with the prefix, and the dataset has to give pairs of a
-        tensor and a target that are the same each time; otherwise training goes on with images and
-        the report says why. Validation always takes images. Of several loaders the first is cached.
+        Directory for the outputs of the frozen layers. They are computed once per training sample
+        and reused while weights, method and data are the same; epochs then read them instead of
+        images. The model must start with the frozen layers, and the dataset must return
+        deterministic pairs of a tensor and a target. Otherwise training uses images, and the report
+        has the reason. Validation always uses images. Of several loaders only the first is cached.
     **options
-        Of :func:`accelerate_frozen_prefix`. int8 is calibrated on the training data by default, if
-        their samples have an index.
+        Options of :func:`accelerate_frozen_prefix`. By default int8 is calibrated on the training
+        data, which must then be a map-style dataset.
 
     Attributes
     ----------
     prefix : FrozenPrefix or None
-        That of the last fit; None if it ran in other processes, where it stays.
+        The prefix of the last fit; None if the fit ran in other processes.
     report : str or None
-        What was done in the last fit, as :meth:`FrozenPrefix.report` said at its end. With several
-        processes that of the first.
+        :meth:`FrozenPrefix.report` at the end of the last fit; with several processes, rank 0's.
 
     Raises
     ------
     UsageError
-        In a fit, if the model does not run on the sample, or a training step changes what is cached
-        before it calls the model.
+        During a fit, if the model does not run on the sample, or if ``training_step`` changes
+        cached inputs before it calls the model.
 
     Examples
     --------
@@ -87,20 +86,20 @@ class FrozenPrefixCallback(Callback):
         self.prefix: FrozenPrefix | None = None
         self.report: str | None = None
         self._replaced = AttributePatch()
-        self._cached_in: int | None = None  # an epoch
+        self._cached_in: int | None = None  # epoch
         self._watch_next = False
-        self._watch = ExitStack()  # of the first batch of features
+        self._watch = ExitStack()  # check of the first batch of features
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
             return
         self.prefix = self.report = self._cached_in = None
-        # Already here: whoever counts the steps to come makes the loaders before the fit starts.
+        # Here, because counting the steps creates the loaders before the fit starts.
         if self.cache_dir is not None:
-            self._take_loaders(trainer)
+            self._intercept_loaders(trainer)
 
-    def _take_loaders(self, trainer) -> None:
-        """See each loader of the training before Lightning makes an iterator of it."""
+    def _intercept_loaders(self, trainer) -> None:
+        """Intercept each training loader before Lightning creates its iterator."""
         connector = trainer._data_connector
         prepare = connector._prepare_dataloader
 
@@ -116,7 +115,7 @@ class FrozenPrefixCallback(Callback):
             return loader
         if self.prefix is None:
             self._accelerate(trainer, self._sample(loader), loader)
-        with torch.random.fork_rng(devices=[]):  # as if nothing had been computed
+        with torch.random.fork_rng(devices=[]):  # computing features must not advance the state
             prefix = cast("FrozenPrefix", self.prefix)
             fed = _loader_of_features(
                 trainer, prefix, loader, cast("str | os.PathLike", self.cache_dir)
@@ -126,7 +125,7 @@ class FrozenPrefixCallback(Callback):
         return fed
 
     def on_train_start(self, trainer, pl_module) -> None:
-        if self.prefix is not None:  # it made features
+        if self.prefix is not None:  # created for cached features
             self._report(trainer)
             return
         loader = trainer.train_dataloader
@@ -136,7 +135,7 @@ class FrozenPrefixCallback(Callback):
             self._report(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        # Another iterator over data without an index could take rows away from the training.
+        # A second iterator over an iterable dataset could consume rows of the training.
         if self.prefix is None:
             self._accelerate(trainer, batch, trainer.train_dataloader)
             self._report(trainer)
@@ -153,8 +152,8 @@ class FrozenPrefixCallback(Callback):
         if options.get("precision") == INT8 and "calib_data" not in options:
             if not _has_index(loader):
                 raise UsageError(
-                    "The training data have no samples by index, so that a pass over them for int8 "
-                    "could take rows away from the training; pass calib_data",
+                    "The training data cannot be indexed, and reading them to calibrate int8 could "
+                    "consume rows of the training; pass calib_data",
                     code="argument-missing",
                     argument="calib_data",
                 )
@@ -164,13 +163,13 @@ class FrozenPrefixCallback(Callback):
             self.prefix.notes.append("features are not cached: samples have no index")
 
     def _sample(self, loader: Any) -> object:
-        """Return what the user gave, else some samples as a batch; None if they have no index."""
+        """Return the user's sample, or a batch of a few samples, or None for iterable datasets."""
         if self.sample is not None:
             return self.sample
         if not _has_index(loader):
             return None
         dataset = loader.dataset
-        with torch.random.fork_rng(devices=[]):  # random transforms draw
+        with torch.random.fork_rng(devices=[]):  # random transforms must not advance the state
             rows = [dataset[index] for index in range(min(_SAMPLE_ROWS, len(dataset)))]
             return (loader.collate_fn or default_collate)(rows)
 
@@ -207,7 +206,7 @@ class FrozenPrefixCallback(Callback):
         self._replaced.undo()
 
     def __getstate__(self) -> dict:
-        # Runtimes do not travel to other processes, nor does what belongs to a running fit.
+        # Runtimes and the state of a running fit cannot be pickled.
         return {
             **self.__dict__,
             "prefix": None,
@@ -223,7 +222,7 @@ class FrozenPrefixCallback(Callback):
 
 
 def _has_index(loader: object) -> bool:
-    """Return True if a loader makes batches of samples that a dataset gives by their number."""
+    """Return True if a loader batches samples of a map-style dataset."""
     dataset = getattr(loader, "dataset", None)
     if dataset is None or isinstance(dataset, IterableDataset):
         return False
@@ -234,22 +233,22 @@ def _has_index(loader: object) -> bool:
 def _loader_of_features(
     trainer: Trainer, prefix: FrozenPrefix, loader: Any, directory: str | os.PathLike
 ) -> Any:
-    """Return a loader like the given one over the cached features of its samples.
+    """Return a loader over the cached features of the samples, or the loader itself.
 
     Parameters
     ----------
     trainer : Trainer
-        In a fit. Of several processes the first computes the features.
+        Trainer of the fit; rank 0 computes the features.
     prefix : FrozenPrefix
-        Its notes say what was done, or why not.
+        A note about the result is added to it.
     loader : DataLoader
-        Its sampler, batches and workers are those of the result.
+        The loader; its sampler, batch size and workers are kept.
     directory : path
 
     Returns
     -------
     DataLoader
-        The given one, if features cannot take the place of its samples.
+        A new loader; `loader` itself if its samples cannot be replaced by features.
     """
     features, reason = None, None
     if trainer.global_rank == 0:
@@ -262,16 +261,16 @@ def _loader_of_features(
     if features is None:
         note = f"features are not cached: {reason}"
     else:
-        prefix.segments[0].takes_cached = True  # in the other processes
+        prefix.segments[0].accepts_cached = True  # on the other ranks, too
         done = "read from" if features.reused else "computed into"
         note = f"features of {len(features)} samples {done} {features.directory}"
-    if note not in prefix.notes:  # loaders may be made again for each epoch
+    if note not in prefix.notes:  # loaders may be created again for each epoch
         prefix.notes.append(note)
-    return loader if features is None else _over(loader, features)
+    return loader if features is None else _with_dataset(loader, features)
 
 
 def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
-    """Return why features cannot take the place of samples, before any is computed."""
+    """Return the reason why features cannot replace samples, or None."""
     if type(loader) is not DataLoader:
         return f"the training data are a {type(loader).__name__}, not a DataLoader"
     from pytorch_lightning.utilities.model_helpers import is_overridden
@@ -290,10 +289,10 @@ def _why_not_cached(trainer: Trainer, loader: Any) -> str | None:
     return None
 
 
-def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
-    """Return the loader over other samples; its sampler, which knows their number only, stays."""
+def _with_dataset(loader: DataLoader, features: CachedFeatures) -> DataLoader:
+    """Copy a loader with another dataset of the same length; keep its sampler."""
     other = copy.copy(loader)
-    # A loader guards its attributes; what Lightning keeps of its constructor names the images.
+    # DataLoader forbids setting attributes, and Lightning's record of its arguments has the images.
     kept = {
         name: value
         for name, value in vars(loader).items()
@@ -305,21 +304,21 @@ def _over(loader: DataLoader, features: CachedFeatures) -> DataLoader:
 
 
 def _watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
-    """Refuse a training step that changes a batch of features as if it held images.
+    """Raise UsageError if the training step changes a batch of features before using it.
 
     Parameters
     ----------
     prefix : FrozenPrefix
     batch : structure of Tensor
-        That the training step is given.
+        The batch that the training step gets.
     """
 
     def check(module: torch.nn.Module, inputs: tuple) -> None:
-        # A layout of memory may have been changed, but no value.
+        # The memory layout may have changed, but not the values.
         if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in batch):
             raise UsageError(
                 "training_step changes the images before the model is called, so cached features "
-                "cannot take their place; leave cache_dir out, or let the dataset change them",
+                "cannot replace them; leave cache_dir out, or change the images in the dataset",
                 code="argument-conflict",
                 argument="cache_dir",
             )

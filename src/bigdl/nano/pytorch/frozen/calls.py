@@ -1,9 +1,9 @@
-"""The calls of frozen modules in one run of a model, and which of them can run as one.
+"""Recording of the calls of frozen modules, and selection of calls that can run as one.
 
-Each module notes its calls for the time of the run. A call is frozen if no gradient can come out
-of it: nothing in it is trained, or gradients are off, and none flows through its input.
-Neighbours are joined where one's output is the next one's input, so that a convolution, its norm
-and its activation stay one in another runtime.
+During one run of a model, each module records its calls. A call is frozen if its output needs no
+gradient: its parameters are not trained or gradients are off, and its input has no gradient.
+Consecutive calls are joined if one's output is the next one's input, so that another runtime can
+fuse a convolution, its norm and its activation.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from torch.utils._pytree import tree_leaves
 
 from bigdl.common.errors import one_line
 from bigdl.nano.attribute_patch import AttributePatch
-from bigdl.nano.pytorch.frozen.purity import Trace, why_mode_matters
+from bigdl.nano.pytorch.frozen.purity import RandomStateTrace, why_mode_matters
 from bigdl.nano.pytorch.frozen.state import ModulesState
-from bigdl.nano.pytorch.training.steps import ForwardOverride, is_model, undisturbed
+from bigdl.nano.pytorch.training.steps import ForwardOverride, is_model, state_preserved
 
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One call of a module in a run of the model.
+    """Recorded call of a module.
 
     Attributes
     ----------
     input, output : Tensor or None
-        None if it takes, or gives, something else than one tensor.
+        None if the module takes or returns anything but one tensor.
     frozen : bool
-        Whether no gradient can come out of it.
+        True if no parameter in the module gets a gradient.
     tracked : bool
-        Whether gradients flow through its input.
+        True if its input requires a gradient.
     autocast : torch.dtype or None
-        In which it was called.
+        Dtype of autocast during the call.
     impure : str or None
-        Why it does more than compute.
+        Reason why the call is not a pure computation.
     seconds : float
-        That it took.
+        Duration of the call.
     """
 
     name: str
@@ -57,18 +57,18 @@ class ModuleCall:
     autocast: torch.dtype | None = None
     impure: str | None = None
     seconds: float = 0.0
-    before: int = 0  # version of the input when the call began
-    version: int = 0  # of the output when it ended
+    before: int = 0  # version of the input at the start of the call
+    version: int = 0  # version of the output at the end of the call
     inner: list[ModuleCall] = field(default_factory=list)
 
 
 def autocast_now() -> torch.dtype | None:
-    """Return the type in which autocast computes on the CPU now."""
+    """Return the current autocast dtype on the CPU, or None."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def is_transformed() -> bool:
-    """Return True within torch.func, forward derivatives, modes of tensors, and inference mode."""
+    """Return True under torch.func transforms, forward-mode AD, tensor modes or inference mode."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
@@ -79,14 +79,14 @@ def is_transformed() -> bool:
 
 
 class Observation:
-    """Notes the calls of a model's modules.
+    """Recorder of the calls of a model's modules.
 
     Attributes
     ----------
     root : ModuleCall
-        Stands for the run; its ``inner`` are the calls that nothing else has made.
+        Root of the call tree; its ``inner`` are the outermost calls.
     counts : Counter
-        How often each module was called.
+        Number of calls of each module.
     """
 
     def __init__(self, model: nn.Module):
@@ -98,20 +98,20 @@ class Observation:
         self._replaced = AttributePatch()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note the calls that this thread makes within."""
+    def recording(self) -> Iterator[None]:
+        """Return a context that records this thread's module calls."""
         try:
             compiled = {m for m in self._model.modules() if _is_compiled(m)}
             within = {part for module in compiled for part in module.modules()}
             for name, module in self._model.named_modules():
                 if is_model(module) and module not in within:
-                    self._replaced.set(module, "forward", _Observed(self, name, module))
+                    self._replaced.set(module, "forward", _ObservedForward(self, name, module))
             yield
         finally:
             self._replaced.undo()
 
-    def call(self, observed: _Observed, args: tuple, kwargs: dict) -> object:
-        """Run a module as written, and note what went in and what came out."""
+    def call(self, observed: _ObservedForward, args: tuple, kwargs: dict) -> object:
+        """Run a module's original forward and record input, output and side effects."""
         module, parent = observed.module, self._stack[-1]
         self.counts[module] += 1
         if parent.frozen or threading.get_ident() != self._thread or is_transformed():
@@ -127,19 +127,21 @@ class Observation:
         try:
             if call.frozen and not call.tracked:
                 call.input = single if single is not None and tensors[0] is single else None
-                return self._noted(call, observed, args, kwargs)
+                return self._run_observed(call, observed, args, kwargs)
             return observed.forward(*args, **kwargs)
         finally:
             self._stack.pop()
 
-    def _noted(self, call: ModuleCall, observed: _Observed, args: tuple, kwargs: dict) -> object:
+    def _run_observed(
+        self, call: ModuleCall, observed: _ObservedForward, args: tuple, kwargs: dict
+    ) -> object:
         if call.input is None:
             return observed.forward(*args, **kwargs)
         call.before = call.input._version
         try:
-            state, trace = ModulesState([observed.module]), Trace()
-        except Exception as error:  # tensors without memory of their own, on another device
-            call.impure = f"what it holds cannot be looked at ({one_line(error)})"
+            state, trace = ModulesState([observed.module]), RandomStateTrace()
+        except Exception as error:  # e.g. tensors without memory or on another device
+            call.impure = f"its contents cannot be inspected ({one_line(error)})"
             return observed.forward(*args, **kwargs)
         started = time.perf_counter()
         output = observed.forward(*args, **kwargs)
@@ -148,9 +150,9 @@ class Observation:
             call.impure = state.unknown or trace.why_changed() or _why_written(state)
             if type(output) is torch.Tensor:
                 call.output, call.version = output, output._version
-                call.impure = call.impure or _why_entangled(call, state)
+                call.impure = call.impure or _why_aliased(call, state)
         except Exception as error:
-            call.impure = f"what it holds cannot be looked at ({one_line(error)})"
+            call.impure = f"its contents cannot be inspected ({one_line(error)})"
         return output
 
 
@@ -159,28 +161,28 @@ def _why_written(state: ModulesState) -> str | None:
     return changed and f"a run changes it ({changed.partition(';')[0]})"
 
 
-def _why_entangled(call: ModuleCall, state: ModulesState) -> str | None:
-    """Return what a result has to do with tensors that there were before."""
-    given, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
-    if output is given:
+def _why_aliased(call: ModuleCall, state: ModulesState) -> str | None:
+    """Return the reason if a result shares memory with the input or weights, or input changed."""
+    argument, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
+    if output is argument:
         return None
-    if _shares(output, [given, *state.tensors]):
+    if _shares_memory(output, [argument, *state.tensors]):
         return "its result is a part of its input or weights"
-    return "it changes its input in place" if call.before != given._version else None
+    return "it changes its input in address" if call.before != argument._version else None
 
 
-def _shares(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    place = output.untyped_storage().data_ptr()
-    return any(place == other.untyped_storage().data_ptr() for other in others)
+def _shares_memory(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    address = output.untyped_storage().data_ptr()
+    return any(address == other.untyped_storage().data_ptr() for other in others)
 
 
 class MethodForward(ForwardOverride):
-    """Another way of a module's forward that compilers read as the method that it stands for.
+    """Replacement of a module's forward that compilers treat as the original method.
 
-    TorchScript and Dynamo take a ``forward`` for a method, and read the code of its function.
+    TorchScript and Dynamo expect a method as ``forward`` and read the code of its function.
     """
 
-    @property  # type: ignore[misc]  # what isinstance asks for
+    @property  # type: ignore[misc]  # isinstance uses it
     def __class__(self) -> type:
         return types.MethodType
 
@@ -190,8 +192,8 @@ class MethodForward(ForwardOverride):
         raise AttributeError(name)
 
 
-class _Observed(MethodForward):
-    """The forward of a module that notes its calls."""
+class _ObservedForward(MethodForward):
+    """Forward method of a module that records its calls."""
 
     def __init__(self, observation: Observation, name: str, module: nn.Module):
         super().__init__(module)
@@ -204,14 +206,14 @@ class _Observed(MethodForward):
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    optimized = type(module).__module__.startswith("torch._dynamo.")  # whose import takes a second
+    optimized = type(module).__module__.startswith("torch._dynamo.")  # avoids its slow import
     script = isinstance(module, torch.jit.ScriptModule)
     return optimized or script or module._compiled_call_impl is not None
 
 
 @dataclass(eq=False)
 class Chain:
-    """Calls of neighbours that can run as one, within one call of what contains them."""
+    """Consecutive calls with a common caller that can run as one."""
 
     parent: ModuleCall
     calls: list[ModuleCall]
@@ -220,17 +222,17 @@ class Chain:
 def chains_of(
     observation: Observation, repeated: bool = False
 ) -> tuple[list[Chain], list[tuple[str, str]]]:
-    """Return the chains of frozen calls, and the names of frozen modules that cannot be replaced.
+    """Return chains of frozen calls, and the frozen modules that cannot be replaced.
 
     Parameters
     ----------
     observation : Observation
     repeated : bool
-        Whether a module may have been called more than once.
+        True to accept modules that were called more than once.
     """
     left_alone: list[tuple[str, str]] = []
     all_chains = list(_chains(observation.root, observation.counts, left_alone, repeated))
-    # Of a single layer the way into another runtime costs more.
+    # For a single layer the overhead of another runtime exceeds the gain.
     chains: list[Chain] = []
     seen: set[str] = set()
     for chain in all_chains:
@@ -244,24 +246,24 @@ def chains_of(
 def find_frozen(
     model: nn.Module, args: tuple, kwargs: dict
 ) -> tuple[list[Chain], list[tuple[str, str]]]:
-    """Run a model in the modes that it is in, and find what is frozen.
+    """Run a model in its current modes and find its frozen calls.
 
     Parameters
     ----------
     model : Module
-        Neither it nor the random state is changed.
+        The model; it and the random state are not changed.
     args, kwargs
-        A sample of its input.
+        Sample of its input.
 
     Returns
     -------
     chains : list of Chain
-        Neighbours that can run as one.
+        Consecutive calls that can run as one.
     left_alone : list of (str, str)
-        Name of a frozen module, and why it cannot be replaced.
+        Names of frozen modules that cannot be replaced, with the reason.
     """
     observation = Observation(model)
-    with undisturbed(model), torch.enable_grad(), observation.watching():
+    with state_preserved(model), torch.enable_grad(), observation.recording():
         model(*args, **kwargs)
     return chains_of(observation)
 
@@ -276,16 +278,16 @@ def _chains(
             reason = reason or "it is called more than once"
         watched = _is_watched(call.module)
         joins = bool(chain) and _follows(chain[-1], call)
-        given = chain[0].input if joins else call.input
-        if call.output is not None and call.output is given and call.version != call.before:
-            reason = reason or "it changes its input in place"
+        argument = chain[0].input if joins else call.input
+        if call.output is not None and call.output is argument and call.version != call.before:
+            reason = reason or "it changes its input in address"
         if not call.frozen or reason or watched or not joins:
             yield Chain(parent, chain)
             chain = []
         if not call.frozen:
             yield from _chains(call, counts, left_alone, repeated)
         elif reason is None and watched:
-            yield Chain(parent, [call])  # its own hooks see what they saw, neighbours' would not
+            yield Chain(parent, [call])  # in a longer chain, hooks would see other tensors
         elif reason is None:
             chain.append(call)
         elif _layers_with_weights([call]):
@@ -294,7 +296,7 @@ def _chains(
 
 
 def _follows(last: ModuleCall, call: ModuleCall) -> bool:
-    """Return True if a call takes what another gave, as it gave it."""
+    """Return True if a call's input is the unchanged output of the previous call."""
     same = last.output is call.input and last.version == call.before
     return same and last.autocast == call.autocast
 
@@ -305,7 +307,7 @@ def _layers_with_weights(calls: list[ModuleCall]) -> int:
 
 
 def _why_not_replaceable(call: ModuleCall) -> str | None:
-    """Return why a frozen module cannot be replaced; None if it can."""
+    """Return the reason why a frozen module cannot be replaced, or None."""
     if call.tracked:
         return "gradients flow through its input to modules before it"
     for name, part in call.module.named_modules(prefix=call.name):
@@ -321,7 +323,7 @@ def _why_not_replaceable(call: ModuleCall) -> str | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return True if a module has hooks of the user's; those of Nano's own training do not mind."""
+    """Return True if a module has hooks of the user; Nano's training hooks are ignored."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(
         not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
@@ -329,6 +331,6 @@ def _is_watched(module: nn.Module) -> bool:
 
 
 def _owner_of(hook: object) -> str:
-    """Return the module in which the class of a bound method is, or the function."""
+    """Return the Python module that defines a hook or the class of a bound method."""
     owner = getattr(hook, "__self__", None)
     return str(getattr(hook if owner is None else type(owner), "__module__", ""))

@@ -1,6 +1,6 @@
-"""Features on disk: the outputs of a frozen segment for each sample of a dataset.
+"""Cached features: outputs of a frozen segment for each sample of a dataset, on disk.
 
-A training may be fed with them instead of images.
+Training can use them instead of images.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from collections.abc import Sized
 
 
-_COMPARED = 8  # samples
+_COMPARED = 8  # samples that are read twice
 _MANIFEST, _FEATURES, _TARGETS = "manifest.json", "features.npy", "targets.pt"
 
 
 class CachedFeatures(Dataset):
-    """Pairs of features and targets. Made by ``FrozenPrefix.cached``.
+    """Dataset of pairs of features and targets, created by ``FrozenPrefix.cached``.
 
     Parameters
     ----------
     segment : FrozenSegment
     dataset : Dataset
-        Of pairs of an input of the segment and a target.
+        Dataset of pairs of an input of the segment and a target.
     directory : path
-        Holds ``features.npy``, which is mapped into memory, ``targets.pt`` and
-        ``manifest.json``, which says what they were made of.
+        Directory with ``features.npy``, which is memory-mapped, ``targets.pt`` and
+        ``manifest.json``, which identifies weights and data.
     batch_size : int
-        Rows that are computed together.
+        Batch size for computing features.
 
     Attributes
     ----------
     reused : bool
-        Whether the directory held them already.
+        True if the directory already had the features.
 
     Examples
     --------
@@ -93,12 +93,12 @@ class CachedFeatures(Dataset):
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / _MANIFEST).unlink(missing_ok=True)
         shape = (_length(dataset), *segment.output.shape[1:])
-        # Aside, then renamed: a dataset that was opened before keeps its own file.
+        # Written to another file, then renamed: an open dataset keeps its mapped file.
         aside = self.directory / (_FEATURES + ".part")
         features = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
         targets: Any = []
         for images, of_images in DataLoader(dataset, batch_size, collate_fn=_collate):
-            results = segment.enter(images)
+            results = segment.compute(images)
             if results is None:
                 raise UsageError(
                     f"{segment.name} cannot be cached: {segment.reason}", code="model-unsupported"
@@ -108,7 +108,7 @@ class CachedFeatures(Dataset):
         features.flush()
         aside.replace(self.directory / _FEATURES)
         if isinstance(targets[0], (int, float, torch.Tensor)):
-            targets = default_collate(targets)  # is read at once
+            targets = default_collate(targets)  # one tensor loads faster
         torch.save(targets, self.directory / _TARGETS)
 
     def _open(self) -> None:
@@ -134,13 +134,13 @@ class CachedFeatures(Dataset):
 
 
 def _collate(samples: list) -> tuple[torch.Tensor, list]:
-    """Return a batch of images, and the list of their targets without arrays of NumPy."""
+    """Return a batch of images and the list of their targets, with ndarrays as tensors."""
     images, targets = zip(*samples, strict=True)
     return default_collate(list(images)), default_convert(list(targets))
 
 
 def _check_deterministic(dataset: Dataset) -> None:
-    """Refuse a dataset that draws at random; of one that cannot say so, take some samples twice."""
+    """Raise UsageError for a dataset with random transforms; if unknown, read samples twice."""
     source = dataset
     while isinstance(source, Subset):
         source = source.dataset
@@ -159,14 +159,14 @@ def _some_inputs(dataset: Dataset) -> torch.Tensor:
 
 
 def _fingerprint_of(segment: FrozenSegment, dataset: Dataset) -> dict:
-    """Return what the features depend on."""
+    """Return the properties that determine the features."""
     weights = hashlib.sha256()
     for module in segment.modules:
         for name, tensor in module.state_dict().items():
             weights.update(name.encode())
             weights.update(_bytes_of(tensor))
     return {
-        "format": 3,  # of the files
+        "format": 3,  # file format
         "weights": weights.hexdigest(),
         "code": code_of(segment.modules),
         "modules": list(segment.names),
@@ -178,9 +178,9 @@ def _fingerprint_of(segment: FrozenSegment, dataset: Dataset) -> dict:
 
 
 def code_of(modules: Iterable[torch.nn.Module]) -> str | None:
-    """Return a hash of the layers' settings and of the program's code in them.
+    """Return a hash of modules' settings and of the user's code in them.
 
-    Equal weights in another network, such as one with another activation, are another function.
+    Networks with equal weights can differ, for example in an activation.
     """
     classes = {type(each) for module in modules for each in module.modules()}
     named = sorted(classes, key=lambda each: f"{each.__module__}.{each.__qualname__}")
@@ -188,7 +188,7 @@ def code_of(modules: Iterable[torch.nn.Module]) -> str | None:
 
 
 def _data_fingerprint(dataset: Dataset) -> str:
-    """Return a hash of the files that a dataset lists, else of its arrays and of some samples."""
+    """Return a hash of a dataset's files, or of its arrays and some samples."""
     digest = hashlib.sha256()
     while isinstance(dataset, Subset):
         digest.update(f"{list(dataset.indices)}\n".encode())
@@ -206,7 +206,7 @@ def _data_fingerprint(dataset: Dataset) -> str:
 
 
 def _arrays_fingerprint(dataset: Dataset) -> str | None:
-    """Return a hash of all arrays and tensors that are attributes of a dataset."""
+    """Return a hash of all arrays and tensors among a dataset's attributes."""
     arrays = [
         (name, each)
         for name, value in sorted(vars(dataset).items())

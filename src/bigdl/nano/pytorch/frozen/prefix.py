@@ -1,4 +1,4 @@
-"""The frozen segments of a model, and the function that makes them fast."""
+"""Frozen segments of a model, and the function that accelerates them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from bigdl.nano.pytorch.inference.source import (
     batches_of,
     split_batch,
 )
-from bigdl.nano.pytorch.training.steps import undisturbed
+from bigdl.nano.pytorch.training.steps import state_preserved
 
-# For each precision the methods in the order in which they are tried; the modules themselves,
-# without autograd, come last.
+# Methods of each precision in the order in which they are tried. The original modules without
+# autograd come last.
 _METHODS: dict[str | None, tuple[str, ...]] = {
-    None: ("openvino_bf16", "openvino_fp32"),  # the fastest, or the modules themselves
+    None: ("openvino_bf16", "openvino_fp32"),  # the fastest of these and the original modules
     FP32: (),
     BF16: ("openvino_bf16", "openvino_fp32"),
     INT8: ("openvino_int8", "onnxruntime_int8_qlinear"),
@@ -51,47 +51,47 @@ def accelerate_frozen_prefix(
     method: str | None = None,
     threads: int | None = None,
 ) -> FrozenPrefix:
-    """Run the frozen part of a model as inference does, while the rest of it is trained.
+    """Accelerate the frozen layers of a model while its other layers are trained.
 
-    The model keeps its class, modules, parameters and state dict. Frozen modules whose input needs
-    no gradient, in modes in which they always compute the same, get another ``forward``; others
-    stay as they are, and the report says why. If a weight, a mode or ``requires_grad`` of a
-    replaced module changes later, the module runs as written again.
+    The model keeps its class, modules, parameters and state dict. Frozen modules get another
+    ``forward`` if their input needs no gradient and they are deterministic in their current mode.
+    Others are not changed, and the report has the reason. If a weight, a mode or ``requires_grad``
+    of a replaced module changes later, its original code runs again.
 
     Parameters
     ----------
     model : Module
-        In the modes that it is trained in.
+        The model in its training modes.
     sample : Tensor, tuple, list or dict
         A small batch of its input, with or without targets.
     precision : {"fp32", "bf16", "int8"}, optional
-        ``"fp32"`` means the modules themselves without autograd, equal to the last bit. By default
-        bfloat16 and float32 of OpenVINO and the modules themselves are measured on the sample, and
-        the fastest runs.
+        ``"fp32"`` runs the original modules without autograd, with bit-identical results. By
+        default, OpenVINO in bfloat16 and float32 and the original modules are timed on the sample,
+        and the fastest is used.
     calib_data : DataLoader or batches, optional
-        Needed for int8.
+        Calibration data, required for int8.
     sample_size : int
-        How many rows of it are used.
+        Number of rows of `calib_data` to use.
     metric : callable, optional
-        From the model to a figure that is better when higher. int8 is then used only if it costs
-        no more than `tolerance` of the figure; otherwise bf16.
+        Function that returns a score of the model; higher is better. int8 is then used only if the
+        relative loss is at most `tolerance`; otherwise bf16.
     tolerance : float
-        Largest loss as a share of the figure.
+        Largest relative loss of the score.
     method : str, optional
-        A method of the registry instead of the best for the precision, e.g.
-        ``"jit_bf16_ipex"``.
+        Name of a registered method, e.g. ``"jit_bf16_ipex"``; by default the best for the
+        precision.
     threads : int, optional
-        By default as many as torch uses.
+        Number of threads; torch's by default.
 
     Returns
     -------
     FrozenPrefix
-        Its ``release`` undoes everything; so does the end of a ``with`` block.
+        Call ``release`` or leave the ``with`` block to restore the model.
 
     Raises
     ------
     UsageError
-        If an argument does not fit, or the model does not run on the sample.
+        If an argument is invalid, or the model does not run on the sample.
 
     Examples
     --------
@@ -124,23 +124,23 @@ def accelerate_frozen_prefix(
     prefix = FrozenPrefix(model, sample, precision, method, calib_data, sample_size, threads)
     prefix.build()
     if metric is not None and prefix.segments:
-        prefix.keep_if(metric, tolerance)
+        prefix.keep_if_accurate(metric, tolerance)
     return prefix
 
 
 class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
-    """The frozen segments of a model. Made by :func:`accelerate_frozen_prefix`.
+    """The frozen segments of a model, created by :func:`accelerate_frozen_prefix`.
 
     Attributes
     ----------
     model : Module
     segments : list of FrozenSegment
-        What was replaced.
+        Replaced modules.
     left_alone : list of (str, str)
-        Names of frozen modules that were not, and why.
+        Names of frozen modules that were not replaced, with the reason.
     precision : Precision or None
     notes : list of str
-        What was decided on the way.
+        Decisions during the build, as sentences.
 
     Examples
     --------
@@ -166,7 +166,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     ):
         if not isinstance(model, nn.Module):
             raise UsageError(
-                f"A torch.nn.Module is needed, but a {type(model).__name__} was given",
+                f"model should be a torch.nn.Module, but a {type(model).__name__} was given",
                 code="model-type",
             )
         self.model, self.precision = model, precision
@@ -177,23 +177,23 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         self._find()
 
     def _find(self) -> None:
-        """Set `segments` and `left_alone`."""
+        """Find the frozen segments; set `segments` and `left_alone`."""
         args, kwargs, _ = self._sample
         try:
             chains, self.left_alone = find_frozen(self.model, args, kwargs)
         except Exception as error:
             raise UsageError(
                 f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
-                "a batch of its input as it is in training",
+                "a batch of its input as in training",
                 code="model-input",
             ) from error
         self._starts_at_input = bool(chains) and any(
             chains[0].calls[0].input is value for value in (*args, *kwargs.values())
         )
-        self.segments = self._that_change_nothing(chains)
+        self.segments = self._segments_without_effect(chains)
 
-    def _that_change_nothing(self, chains: list[Chain]) -> list[FrozenSegment]:
-        """Return segments that leave the result as it is; chains are taken apart if need be."""
+    def _segments_without_effect(self, chains: list[Chain]) -> list[FrozenSegment]:
+        """Return the segments that do not change the model's result; split chains if necessary."""
         expected = self._result()
         segments: list[FrozenSegment] = []
         for chain in chains:
@@ -208,7 +208,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         return segments
 
     def _result(self) -> object:
-        with undisturbed(self.model), torch.no_grad():
+        with state_preserved(self.model), torch.no_grad():
             torch.manual_seed(0)
             return self.model(*self._sample.args, **self._sample.kwargs)
 
@@ -222,10 +222,10 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         finally:
             for segment in segments:
                 segment.detach()
-        return not any(segment.opened for segment in segments)
+        return not any(segment.intermediates_used for segment in segments)
 
     def build(self) -> None:
-        """Build all segments anew and attach them."""
+        """Build all segments and attach them."""
         self.release()
         inputs = self._calibration() if self.precision == INT8 else {}
         for segment in self.segments:
@@ -266,9 +266,9 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         segment.use(name, runs[name])
 
     def _calibration(self) -> dict[FrozenSegment, list[torch.Tensor]]:
-        """Return what goes into each segment for the first rows of the data."""
+        """Return each segment's inputs for the first rows of the calibration data."""
         seen: dict[FrozenSegment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
-        with ExitStack() as hooks, undisturbed(self.model), torch.no_grad():
+        with ExitStack() as hooks, state_preserved(self.model), torch.no_grad():
             for segment, inputs in seen.items():
                 hook = segment.modules[0].register_forward_pre_hook(
                     lambda module, args, inputs=inputs: inputs.append(args[0].detach().clone())
@@ -279,31 +279,31 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 self.model(*batch.args, **batch.kwargs)
         return seen
 
-    def keep_if(self, metric: Callable[[nn.Module], float], tolerance: float) -> None:
-        """Go back to bf16 if a figure of the model has suffered too much."""
+    def keep_if_accurate(self, metric: Callable[[nn.Module], float], tolerance: float) -> None:
+        """Switch to bf16 if the model's score is too low."""
         self.release()
         plain = float(metric(self.model))
         self.attach()
         fast = float(metric(self.model))
         enough = plain - fast <= tolerance * abs(plain)
-        figures = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
-        self.notes.append(f"{figures}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
+        scores = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
+        self.notes.append(f"{scores}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
         if not enough:
             self.precision, self._method = BF16, None
             self.build()
 
     def attach(self) -> None:
-        """Let the segments run in the model."""
+        """Replace the frozen modules by the built segments."""
         for segment in self.segments:
             segment.attach()
 
     def release(self) -> None:
-        """Let the model run as written."""
+        """Restore the original modules."""
         for segment in self.segments:
             segment.detach()
 
     def refresh(self) -> None:
-        """Find and build everything anew, after weights, modes or ``requires_grad`` changed."""
+        """Find and build all segments again after weights, modes or ``requires_grad`` changed."""
         self.release()
         self.notes.clear()
         self._find()
@@ -312,18 +312,18 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     def cached(
         self, dataset: Dataset, directory: str | os.PathLike, batch_size: int = 32
     ) -> CachedFeatures:
-        """Return the dataset with the outputs of the segment instead of images, computed once.
+        """Return a dataset with the segment's outputs instead of images, computed once.
 
-        The model takes them in place of its input.
+        The model accepts these features instead of its input.
 
         Parameters
         ----------
         dataset : Dataset
-            Of pairs of an input of the model and a target; without random transforms.
+            Dataset of pairs of an input of the model and a target, without random transforms.
         directory : path
-            Where they are kept. They are used again while weights and data are the same.
+            Directory of the features. They are reused while weights and data are the same.
         batch_size : int
-            Rows that are computed together.
+            Batch size for computing features.
 
         Returns
         -------
@@ -332,8 +332,8 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         Raises
         ------
         UsageError
-            If samples are drawn at random, or the model does not begin with a single segment
-            whose results have another shape than its inputs.
+            If samples are random, the model does not start with a frozen segment, or the segment's
+            outputs have the shape of its inputs.
 
         Examples
         --------
@@ -353,7 +353,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 "The model does not begin with a frozen segment:\n" + self.report(),
                 code="model-unsupported",
             )
-        if not self.segments[0].takes_features():
+        if not self.segments[0].has_distinct_feature_shape():
             raise UsageError(
                 "Features can be cached only where their shape differs from an image's, but both "
                 f"are {tuple(self.segments[0].sample.shape[1:])}",
@@ -362,14 +362,14 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         dtype = self.segments[0].output.dtype
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise UsageError(
-                f"Features are kept in float32, which does not hold {dtype}",
+                f"Features are stored in float32, which cannot represent {dtype}",
                 code="model-unsupported",
             )
-        self.segments[0].takes_cached = True
+        self.segments[0].accepts_cached = True
         return CachedFeatures(self.segments[0], dataset, directory, batch_size)
 
     def report(self) -> str:
-        """Return what runs how, and why the rest does not."""
+        """Return a report: how each segment runs, and why other frozen modules are not replaced."""
         lines = [
             f"{segment.name}: {segment.method}, relative error {segment.error:.2g}"
             + (f"; runs as written because {segment.reason}" if segment.reason else "")
@@ -383,4 +383,4 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         self.release()
 
     def __getstate__(self) -> dict:
-        raise TypeError("What runs a frozen part belongs to its process")
+        raise TypeError("A FrozenPrefix cannot be pickled: its runtimes belong to this process")

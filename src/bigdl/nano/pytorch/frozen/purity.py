@@ -1,9 +1,9 @@
-"""The check that a module's forward depends on its input, its tensors and attributes alone.
+"""Analysis whether a module's forward is a pure function of its input, tensors and attributes.
 
-Layers of torch are known. Of others the code is read: ``forward`` and all that it reaches may
-set no attribute and no global, and may use no name that is neither torch's nor a constant nor a
-function that passes the same test. What code does with objects is seen in a run of the module:
-attributes and random numbers are compared before and after (:class:`Trace`).
+Layers of torch are known to be pure. For other modules the bytecode is analysed: ``forward`` and
+the functions that it calls must not set attributes or globals. They may use only torch, constants,
+and functions that pass the same test. Effects on objects show in a run of the module: attributes
+and random states are compared before and after (:class:`RandomStateTrace`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, f
 
 
 def is_constant(value: object) -> bool:
-    """Return True for values that nobody can change."""
+    """Return True for immutable values."""
     if isinstance(value, tuple | frozenset):
         return all(map(is_constant, value))
     return isinstance(value, _CONSTANTS)
 
 
 def why_mode_matters(part: nn.Module) -> str | None:
-    """Return why a layer in the mode that it is in may not always compute the same."""
+    """Return the reason why a layer's result is not deterministic in its mode, or None."""
     if isinstance(part, NORMS) and (part.training or part.running_mean is None):
         if part.running_mean is None and not part.training:
             return "has no running statistics, so an image's result depends on its batch"
@@ -73,7 +73,7 @@ def why_mode_matters(part: nn.Module) -> str | None:
 
 
 def reads_mode(part: nn.Module) -> bool:
-    """Return True if the forward of a module that is not torch's reads its mode."""
+    """Return True if a custom module's forward reads ``training``."""
     if _is_of_torch(type(part)):
         return False
     code = getattr(type(part).forward, "__code__", None)
@@ -81,47 +81,48 @@ def reads_mode(part: nn.Module) -> bool:
 
 
 def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any]]) -> str | None:
-    """Return why a module (without those in it) may do more than compute; None if it does not.
+    """Return the reason why a module (without its submodules) may have side effects, or None.
 
     Parameters
     ----------
     part : Module
     uses : dict
-        Gets the globals that its code reads, with their values.
+        Receives the globals that its code reads, with their values.
     """
-    kind, own = type(part), vars(part).get("forward")
-    if isinstance(part, torch.jit.ScriptModule) or not (own is None or _as_written(part, own)):
-        return "it has a forward of its own, whose code cannot be read"
-    if _is_of_torch(kind):
+    cls, forward = type(part), vars(part).get("forward")
+    is_original = forward is None or _as_written(part, forward)
+    if isinstance(part, torch.jit.ScriptModule) or not is_original:
+        return "its forward was replaced by one whose code cannot be read"
+    if _is_of_torch(cls):
         return None
     for name, value in vars(part).items():
         if name != "forward" and isinstance(value, _FUNCTIONS):
             reason = _PurityAnalyzer(part, uses).why_function(value)
             if reason:
                 return f"{reason} (its attribute {name})"
-    reader = _PurityAnalyzer(part, uses)
-    for base in kind.__mro__:
+    analyzer = _PurityAnalyzer(part, uses)
+    for base in cls.__mro__:
         for name in _AROUND if is_of_user(base) else ():
             if name in vars(base):
-                return f"{base.__name__} has its own {name}"
-    return reader.why()
+                return f"{base.__name__} overrides {name}"
+    return analyzer.why()
 
 
-def is_of_user(kind: type) -> bool:
-    """Return True for a class that is neither Python's nor of torch or Lightning."""
-    return kind.__module__.split(".")[0] not in _KNOWN
+def is_of_user(cls: type) -> bool:
+    """Return True for a class that is neither Python's, torch's nor Lightning's."""
+    return cls.__module__.split(".")[0] not in _KNOWN
 
 
 def _as_written(part: nn.Module, forward: object) -> bool:
-    """Return True for the method of the class itself, and for those by which Nano trains."""
+    """Return True for the method of the class, and for Nano's replacements in training."""
     if type(forward).__module__.startswith("bigdl.nano.pytorch."):
         return True
     method = (getattr(forward, "__func__", None), getattr(forward, "__self__", None))
     return method[0] is type(part).forward and method[1] is part
 
 
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith("torch.nn.modules.")
+def _is_of_torch(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.modules.")
 
 
 def _code_of_torch(code: types.CodeType) -> bool:
@@ -132,23 +133,23 @@ _TORCH_FOLDER = torch.__file__.removesuffix("__init__.py")
 
 
 class _PurityAnalyzer:
-    """Reads the code of one module's forward, and of what it reaches."""
+    """Bytecode analysis of one module's forward and of the functions that it calls."""
 
     def __init__(self, part: nn.Module, uses: dict):
-        self._kinds = [type(part), *(type(value) for value in vars(part).values())]
+        self._types = [type(part), *(type(value) for value in vars(part).values())]
         self._uses = uses
         self._read: set[types.CodeType] = set()
-        self._named = {"forward"}  # methods that have been looked up
+        self._named = {"forward"}  # names of analysed methods
 
     def why(self) -> str | None:
         return self._methods("forward")
 
     def _methods(self, name: str) -> str | None:
-        """Read all methods of a name, of the module and of the objects that it holds."""
-        for kind in self._kinds:
-            if kind.__module__ == "builtins":
+        """Analyse all methods of a name in the module's class and its attributes' classes."""
+        for cls in self._types:
+            if cls.__module__ == "builtins":
                 continue
-            for base in kind.__mro__:
+            for base in cls.__mro__:
                 method = vars(base).get(name)
                 if isinstance(method, property):
                     method = method.fget
@@ -160,7 +161,7 @@ class _PurityAnalyzer:
         return None
 
     def why_function(self, function: Any) -> str | None:
-        """Return why a function may do more than compute."""
+        """Return the reason why a function may have side effects, or None."""
         if isinstance(function, functools.partial):
             wrong = [v for v in (*function.args, *function.keywords.values()) if not is_constant(v)]
             return self.why_function(function.func) or (
@@ -193,7 +194,7 @@ class _PurityAnalyzer:
         return self._follow(code)
 
     def _follow(self, code: types.CodeType) -> str | None:
-        """Read the module's own methods that code names."""
+        """Analyse the module's methods that the code refers to."""
         for name in code.co_names:
             if name in self._named:
                 continue
@@ -206,17 +207,17 @@ class _PurityAnalyzer:
     def _code(self, code: types.CodeType, function: types.FunctionType) -> str | None:
         where = function.__qualname__
         cells = set(code.co_freevars)
-        place: Any = None  # what the last instruction has put on the stack, if it is a module
+        module: Any = None  # module on top of the stack after the last instruction
         for step in dis.get_instructions(code):
             if step.opname in _CHANGING or (step.opname == "STORE_DEREF" and step.argval in cells):
                 what = "imports" if step.opname == "IMPORT_NAME" else "changes"
                 return f"{where} {what} {step.argval}"
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found, value = _global(function, step.argval)
-                if not found:
-                    return f"{where} uses {step.argval}, which is not there"
-                place = value if isinstance(value, types.ModuleType) else None
-                reason = None if place else self._why_value(value, where, step.argval)
+                exists, value = _global(function, step.argval)
+                if not exists:
+                    return f"{where} uses {step.argval}, which is not defined"
+                module = value if isinstance(value, types.ModuleType) else None
+                reason = None if module else self._why_value(value, where, step.argval)
                 if reason:
                     return reason
                 if step.argval in function.__globals__:
@@ -224,16 +225,16 @@ class _PurityAnalyzer:
                     self._uses[key] = (function.__globals__, step.argval, value)
                 elif step.argval not in _BUILTINS and not _is_error(value):
                     return f"{where} calls {step.argval}"
-            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and place is not None:
-                reason = self._why_member(place, step.argval, where)
+            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None:
+                reason = self._why_member(module, step.argval, where)
                 if reason:
                     return reason
-                value = getattr(place, step.argval)
-                place = value if isinstance(value, types.ModuleType) else None
-            elif place is not None and step.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG"):
-                if place.__name__.split(".")[0] not in _MODULES:
-                    return f"{where} uses {place.__name__}"
-                place = None
+                value = getattr(module, step.argval)
+                module = value if isinstance(value, types.ModuleType) else None
+            elif module is not None and step.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG"):
+                if module.__name__.split(".")[0] not in _MODULES:
+                    return f"{where} uses {module.__name__}"
+                module = None
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 reason = self._code(constant, function)
@@ -251,7 +252,7 @@ class _PurityAnalyzer:
         return self._why_value(value, where, f"{module.__name__}.{name}")
 
     def _why_value(self, value: object, where: str, name: str) -> str | None:
-        """Return why code that uses a value may do more than compute."""
+        """Return the reason why code that uses a value may have side effects, or None."""
         if is_constant(value) or _owner(value) in ("typing", "torch"):
             return None
         if isinstance(value, type):
@@ -268,7 +269,7 @@ class _PurityAnalyzer:
 
 
 def _owner(value: object) -> str:
-    """Return the package that a value is of."""
+    """Return the top-level package of a value's class."""
     named = value if isinstance(value, type) else type(value)
     return str(named.__module__).split(".")[0] if not isinstance(value, torch.Tensor) else ""
 
@@ -283,14 +284,14 @@ def _global(function: types.FunctionType, name: str) -> tuple[bool, Any]:
     return hasattr(builtins, name), getattr(builtins, name, None)
 
 
-class Trace:
-    """The state that a run of a module must leave as it was: random numbers of all three kinds."""
+class RandomStateTrace:
+    """Snapshot of the random states of torch, Python and NumPy."""
 
     def __init__(self) -> None:
         self._states = list(_random_states())
 
     def why_changed(self) -> str | None:
-        """Return what has been drawn since then."""
+        """Return which random generator was used since the snapshot, or None."""
         for (name, before), (_, now) in zip(self._states, _random_states(), strict=True):
             if before != now:
                 return f"it draws at random ({name})"
@@ -305,7 +306,7 @@ def _random_states() -> Iterator[tuple[str, Any]]:
 
 
 def framework_attributes() -> frozenset[str]:
-    """Return names of attributes that a framework sets on each of its modules."""
+    """Return the attribute names that torch and Lightning set on each module."""
     return _torch_names() | (_lightning_names() if "pytorch_lightning" in sys.modules else set())
 
 

@@ -1,7 +1,7 @@
-"""Frozen modules that run as one, by something else than their own code.
+"""Consecutive frozen modules that another runtime runs as one.
 
-Before each call it is asked whether they would still compute what they computed when the other
-way was made; if not, they run as their author wrote them.
+Before each call the modules are compared with the state for which the runtime was built. If they
+have changed, their original code runs.
 """
 
 from __future__ import annotations
@@ -21,40 +21,39 @@ from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, autocast_now, is_transformed
 from bigdl.nano.pytorch.frozen.state import ModulesState
 
-_MOST_SIZES = 8  # of batches that are compared with what the modules give themselves
-_TIMED = 6  # calls after which it has to be faster
-_GAIN = 0.95  # largest share of the time of the modules themselves
+_MOST_SIZES = 8  # batch sizes whose results are compared with the modules' results
+_TIMED = 6  # calls after which the segment must be faster
+_GAIN = 0.95  # largest accepted time relative to the original modules
 
 
 class FrozenSegment:
     """Consecutive frozen modules that run as one.
 
-    It is found, then built, then attached, which gives its modules a new ``forward``; the first of
-    them runs the whole segment and the others pass its result on. In each call it asks first
-    whether its modules are still what they were. If not, they run as their author wrote them, and
-    ``reason`` says why. ``detach`` takes the new ``forward`` away.
+    ``attach`` replaces ``forward`` of the modules: the first module runs the whole segment, and the
+    others pass its result on. Each call first checks whether the modules have changed. If so, their
+    original code runs, and ``reason`` has the cause. ``detach`` restores ``forward``.
 
     Parameters
     ----------
     chain : Chain
         The calls of the modules.
     bound : float, optional
-        Largest relative distance to what the modules give themselves. With it the first batch of
-        each size is run by both, and calls have to be as the one that was seen (autocast).
+        Largest accepted relative distance from the modules' results. If given, both run the first
+        batch of each size, and autocast must be as in the recorded call.
 
     Attributes
     ----------
     names : tuple of str
     method : str
-        What it runs by.
+        Name of the method that runs the segment.
     error : float
-        Relative L2 distance of its result to that of the modules, on the sample.
+        Relative L2 distance of its result from that of the modules, on the sample.
     reason : str or None
-        Why the modules ran as written in the last call; None if they did not.
+        Reason why the last call ran the original modules; None if it did not.
     autocast : torch.dtype or None
-        In which its modules were called.
+        Autocast dtype of the recorded call.
     broken : str or None
-        Why it does not run any more.
+        Reason why the segment is permanently disabled.
     """
 
     def __init__(self, chain: Chain, bound: float | None = None):
@@ -66,13 +65,13 @@ class FrozenSegment:
         self.method, self.error, self.bound = "eager", 0.0, bound
         self.reason: str | None = None
         self.broken: str | None = None
-        self.takes_cached = False  # what it gave may come in as well
-        self.plain_calls = 0  # one after the other that ran as written
-        self.opened = 0  # how often something between its modules was used
-        self._plain_seconds: dict[int, float] = {}  # by the size of the batch
+        self.accepts_cached = False  # its outputs are valid inputs, too
+        self.plain_calls = 0  # consecutive calls of the original modules
+        self.intermediates_used = 0  # how often the output of an inner module was used
+        self._plain_seconds: dict[int, float] = {}  # by batch size
         self._fast_seconds: dict[int, list[float]] = {}
-        self._between = [_Between.of(call.input, call.output) for call in calls[:-1]]
-        self._layout = _layout_of(self.output)
+        self._intermediates = [_IntermediateSpec.of(call.input, call.output) for call in calls[:-1]]
+        self._layout = _memory_format_of(self.output)
         self.autocast = calls[0].autocast
         self._sizes: set[int] = set()
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
@@ -85,23 +84,23 @@ class FrozenSegment:
 
     @property
     def name(self) -> str:
-        """Return the name of the first module, and of the last if there are more."""
+        """Name of the first module, and of the last if there are several."""
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} … {self.names[-1]}"
 
     @property
     def module(self) -> nn.Module:
-        """Return the modules as one."""
+        """The modules as a single module."""
         return sequence_of(self.modules)
 
     @property
     def state(self) -> ModulesState:
-        """Return what its result depends on, as it was when it was built."""
+        """Snapshot of the modules for which the segment was built."""
         if self._state is None:
             self._state = ModulesState(self.modules)
         return self._state
 
     def eager(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the modules as written, without autograd."""
+        """Run the original modules without autograd."""
         with torch.no_grad():
             for module in self.modules:
                 x = plain_forward(module)(x)
@@ -110,7 +109,7 @@ class FrozenSegment:
     def use(
         self, method: str, run: Callable[[torch.Tensor], torch.Tensor], error: float | None = None
     ) -> None:
-        """Run by something else from now on, with the weights that the modules have now."""
+        """Run the segment with a method from now on, for the current weights of the modules."""
         self.method, self._run = method, run
         if error is None:
             self._state = ModulesState(self.modules)
@@ -120,22 +119,22 @@ class FrozenSegment:
         self._sizes.clear()
 
     def attach(self) -> None:
-        """Give the modules their new ``forward``."""
+        """Replace ``forward`` of the modules."""
         self._thread = threading.get_ident()
         self._forwards = [module.forward for module in self.modules]
-        for place, module in enumerate(self.modules):
-            self._replaced.set(module, "forward", _SegmentForward(self, module, place))
+        for position, module in enumerate(self.modules):
+            self._replaced.set(module, "forward", _SegmentForward(self, module, position))
         if self._parent is not None:
             self._replaced.set(self._parent, "forward", _ParentForward(self, self._parent))
 
     def detach(self) -> None:
-        """Give the modules their own ``forward`` back."""
+        """Restore the original ``forward`` of the modules."""
         self._replaced.undo()
 
     # -- a call ------------------------------------------------------------------------------------
 
     def why_plain(self, x: object) -> str | None:
-        """Return why the modules have to run as written on this input; None if they need not."""
+        """Return the reason why this input must run through the original modules, or None."""
         if self.broken:
             return self.broken
         if not isinstance(x, torch.Tensor) or type(x) not in (torch.Tensor, nn.Parameter):
@@ -157,29 +156,33 @@ class FrozenSegment:
             return "autocast is another"
         try:
             return self.state.why_changed()
-        except Exception as error:  # of tensors that are no longer in this memory
-            return f"what it holds cannot be looked at ({one_line(error)})"
+        except Exception as error:  # e.g. tensors that have moved to another device
+            return f"its contents cannot be inspected ({one_line(error)})"
 
-    def takes_features(self) -> bool:
-        """Return True if its results can be told from its inputs by their shape."""
+    def has_distinct_feature_shape(self) -> bool:
+        """Return True if outputs and inputs have different shapes, so that both can be accepted."""
         image, features = self.sample.shape[1:], self.output.shape[1:]
         return len(features) > 0 and (len(image) != len(features) or image[0] != features[0])
 
-    def enter(self, x: Any) -> torch.Tensor | None:
-        """Return the segment's result; None if the modules have to run as written."""
-        may_be_cached = self.takes_cached and self.takes_features() and isinstance(x, torch.Tensor)
+    def compute(self, x: Any) -> torch.Tensor | None:
+        """Return the segment's result, or None if the original modules must run."""
+        may_be_cached = (
+            self.accepts_cached
+            and self.has_distinct_feature_shape()
+            and isinstance(x, torch.Tensor)
+        )
         if may_be_cached and x.shape[1:] == self.output.shape[1:]:
             return x
         self.reason = self.why_plain(x)
         if self.reason is not None:
             return None
         if self.bound is not None and len(x) not in self._sizes:
-            return self._compared(x)
+            return self._run_both(x)
         started = time.perf_counter()
         try:
             with torch.no_grad():
-                result = self._in_form(self._run(x))
-        except Exception as error:  # runtimes raise whatever they like
+                result = self._match_format(self._run(x))
+        except Exception as error:  # runtimes may raise anything
             if self.bound is None:
                 raise
             self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
@@ -191,7 +194,7 @@ class FrozenSegment:
         return result
 
     def is_slow(self) -> bool:
-        """Return True if it has turned out to take as long as the modules."""
+        """Return True if measured calls are not faster than the original modules."""
         return any(
             len(self._fast_seconds.get(size, ())) == _TIMED
             and min(self._fast_seconds[size]) > _GAIN * plain
@@ -199,20 +202,20 @@ class FrozenSegment:
         )
 
     def original(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the modules give themselves, as they would in this call."""
+        """Return the result of the original modules, for the current call."""
         with torch.no_grad():
             for forward in self._forwards:
                 x = forward(x)
         return x
 
-    def _compared(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Run a batch of a new size by both; the result is that of the modules."""
+    def _run_both(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Run a batch of a new size with both, compare, and return the modules' result."""
         if len(self._sizes) >= _MOST_SIZES:
             self.reason = "batches have many sizes"
             return None
         try:
             with torch.no_grad():
-                other = self._in_form(self._run(x))
+                other = self._match_format(self._run(x))
         except Exception as error:
             self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
             return None
@@ -225,8 +228,8 @@ class FrozenSegment:
         self._sizes.add(len(x))
         return result
 
-    def _in_form(self, result: torch.Tensor) -> torch.Tensor:
-        """Return a result in the type and the layout that the modules give."""
+    def _match_format(self, result: torch.Tensor) -> torch.Tensor:
+        """Convert a result to the dtype and memory format of the modules' output."""
         if self.bound is None:
             return result
         result = result.to(self.output.dtype)
@@ -234,129 +237,138 @@ class FrozenSegment:
             return result.contiguous(memory_format=self._layout)
         return result
 
-    def first(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
-        """Return what the first module gives: the result, or what stands for it until the last."""
+    def first_output(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
+        """Return the first module's output: the result, or a placeholder if more modules follow."""
         x = args[0] if len(args) == 1 and not kwargs else None
         if self._parent is not None and not self._inside:
             return forward(*args, **kwargs)
-        result = self.enter(x)
+        result = self.compute(x)
         if result is None:
             self.plain_calls += 1
             return forward(*args, **kwargs)
         self.plain_calls = 0
         if len(self.modules) == 1:
             return result
-        return _Passing.of(self, 0, _Passed(cast("torch.Tensor", x), result))
+        return _IntermediateTensor.of(self, 0, _SegmentRun(cast("torch.Tensor", x), result))
 
-    def later(self, place: int, forward: Callable[..., Any], args: tuple, kwargs: dict) -> object:
-        """Return what a later module gives; given something of others, it runs as written."""
-        passing = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(passing, _Passing) or not passing.continues(self, place):
-            return forward(*_real(args), **_real(kwargs))
-        if place == len(self.modules) - 1:
-            return passing.passed.result
-        if self._between[place].same:  # an activation in place gives the tensor that it got
-            passing.place = place
-            return passing
-        return _Passing.of(self, place, passing.passed)
+    def next_output(
+        self, position: int, forward: Callable[..., Any], args: tuple, kwargs: dict
+    ) -> object:
+        """Return a later module's output; run its original code unless `args` is a placeholder."""
+        intermediate = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(intermediate, _IntermediateTensor) or not intermediate.continues(
+            self, position
+        ):
+            return forward(*_materialize(args), **_materialize(kwargs))
+        if position == len(self.modules) - 1:
+            return intermediate.run.result
+        if self._intermediates[position].same:  # an in-place activation returns its input
+            intermediate.position = position
+            return intermediate
+        return _IntermediateTensor.of(self, position, intermediate.run)
 
-    def between(self, place: int, passed: _Passed) -> torch.Tensor:
-        """Return what a module in the middle gives, for somebody else who wants it."""
-        self.opened += 1
-        if passed.x._version != passed.version:
+    def compute_intermediate(self, position: int, run: _SegmentRun) -> torch.Tensor:
+        """Compute the output of an inner module, for use outside the segment."""
+        self.intermediates_used += 1
+        if run.x._version != run.version:
             raise RuntimeError(
                 f"{self.names[0]} was given a tensor that has been changed in place before "
-                f"{self.names[place]} was done; pass frozen_prefix=False"
+                f"{self.names[position]} was done; pass frozen_prefix=False"
             )
-        x = passed.x
+        x = run.x
         with torch.no_grad():
-            for forward in self._forwards[: place + 1]:
+            for forward in self._forwards[: position + 1]:
                 x = forward(x)
         return x
 
 
-class _Passed:
-    """The input and the result of a segment while its modules are called one after the other."""
+class _SegmentRun:
+    """Input and result of a segment during the calls of its modules."""
 
     def __init__(self, x: torch.Tensor, result: torch.Tensor):
         self.x, self.version, self.result = x, x._version, result
 
 
-class _Between:
-    """The shape of what a module in the middle gives, and whether it is the tensor it was given."""
+class _IntermediateSpec:
+    """Shape and dtype of an inner module's output, and whether the module returns its input."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, same: bool):
         self.shape, self.dtype, self.same = shape, dtype, same
 
     @classmethod
-    def of(cls, given: torch.Tensor | None, output: torch.Tensor | None) -> _Between:
+    def of(cls, previous: torch.Tensor | None, output: torch.Tensor | None) -> _IntermediateSpec:
         output = cast("torch.Tensor", output)
-        return cls(output.shape, output.dtype, given is output)
+        return cls(output.shape, output.dtype, previous is output)
 
 
-class _Passing(torch.Tensor):
-    """Stands for a tensor between the modules of a segment.
+class _IntermediateTensor(torch.Tensor):
+    """Placeholder for a tensor between the modules of a segment.
 
-    Only the next module takes it as it is. For anybody else it is the tensor itself, which the
-    modules then compute as written.
+    The next module passes it on. Any other use computes the real tensor with the original modules.
     """
 
     segment: FrozenSegment
-    place: int
-    passed: _Passed
+    position: int
+    run: _SegmentRun
     value: torch.Tensor | None
 
     @classmethod
-    def of(cls, segment: FrozenSegment, place: int, passed: _Passed) -> _Passing:
-        form = segment._between[place]
-        size = (len(passed.x), *form.shape[1:])
+    def of(cls, segment: FrozenSegment, position: int, run: _SegmentRun) -> _IntermediateTensor:
+        form = segment._intermediates[position]
+        size = (len(run.x), *form.shape[1:])
         made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=form.dtype)  # type: ignore[attr-defined]  # not in its stubs
-        vars(made).update(segment=segment, place=place, passed=passed, value=None)
+        vars(made).update(segment=segment, position=position, run=run, value=None)
         return made
 
-    def continues(self, segment: FrozenSegment, place: int) -> bool:
-        """Return True if a module of a segment is the next, and nobody has looked."""
-        mine = vars(self)
-        return mine["segment"] is segment and mine["place"] == place - 1 and mine["value"] is None
+    def continues(self, segment: FrozenSegment, position: int) -> bool:
+        """Return True if this is an unused output of the module before `position` in `segment`."""
+        attributes = vars(self)
+        return (
+            attributes["segment"] is segment
+            and attributes["position"] == position - 1
+            and attributes["value"] is None
+        )
 
     @classmethod
-    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
-        return function(*_real(args), **_real(kwargs or {}))
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return function(*_materialize(args), **_materialize(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
-        return function(*_real(args), **_real(kwargs or {}))
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*_materialize(args), **_materialize(kwargs or {}))
 
 
-def _real(values: object) -> Any:
-    """Return arguments with tensors in the place of what stands for them."""
-    return tree_map_only(_Passing, _value_of, values)
+def _materialize(values: object) -> Any:
+    """Replace placeholders in nested arguments by the real tensors."""
+    return tree_map_only(_IntermediateTensor, _value_of, values)
 
 
-def _value_of(passing: _Passing) -> torch.Tensor:
-    mine = vars(passing)
-    if mine["value"] is None:
-        mine["value"] = mine["segment"].between(mine["place"], mine["passed"])
-    return mine["value"]
+def _value_of(intermediate: _IntermediateTensor) -> torch.Tensor:
+    attributes = vars(intermediate)
+    if attributes["value"] is None:
+        attributes["value"] = attributes["segment"].compute_intermediate(
+            attributes["position"], attributes["run"]
+        )
+    return attributes["value"]
 
 
 class _SegmentForward(MethodForward):
-    """The forward of a replaced module, which asks the segment first."""
+    """Forward method of a replaced module; runs the segment if possible."""
 
-    def __init__(self, segment: FrozenSegment, module: nn.Module, place: int):
+    def __init__(self, segment: FrozenSegment, module: nn.Module, position: int):
         super().__init__(module)
-        self.segment, self.place = segment, place
+        self.segment, self.position = segment, position
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
-        if self.place == 0:
-            return self.segment.first(self.forward, args, kwargs)
-        return self.segment.later(self.place, self.forward, args, kwargs)
+        if self.position == 0:
+            return self.segment.first_output(self.forward, args, kwargs)
+        return self.segment.next_output(self.position, self.forward, args, kwargs)
 
 
 class _ParentForward(MethodForward):
-    """The forward of the module that calls those of a segment, which run as one only within it."""
+    """Forward method of the modules' caller; segments only run inside it."""
 
     def __init__(self, segment: FrozenSegment, module: nn.Module):
         super().__init__(module)
@@ -373,23 +385,23 @@ class _ParentForward(MethodForward):
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Return True while a module is one of a segment's that is attached."""
+    """Return True if a module belongs to an attached segment."""
     return type(vars(module).get("forward")) is _SegmentForward
 
 
 def plain_forward(module: nn.Module) -> Callable:
-    """Return a module's ``forward`` as its class has it."""
+    """Return a module's ``forward`` as defined by its class."""
     return types.MethodType(type(module).forward, module)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the relative L2 distance of a tensor to another."""
+    """Return the relative L2 distance between two tensors."""
     one, other = one.detach().float(), other.detach().float()
     scale = torch.linalg.vector_norm(other).clamp_min(1e-12)
     return float(torch.linalg.vector_norm(one - other) / scale)
 
 
-def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
+def _memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
     if tensor.dim() != 4 or tensor.is_contiguous():
         return torch.contiguous_format
     is_last = tensor.is_contiguous(memory_format=torch.channels_last)
@@ -397,5 +409,5 @@ def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def sequence_of(modules: Sequence[nn.Module]) -> nn.Module:
-    """Return modules as one."""
+    """Return modules as a single module."""
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)

@@ -1,8 +1,8 @@
-"""All that the result of a frozen module depends on, and whether it is still as it was.
+"""Captured state of frozen modules, and detection of changes.
 
-A check happens before each accelerated call, so it has to be cheap: half a millisecond for the 320
-tensors of a ResNet50. The values of all dicts are compared by identity, tensors by their version,
-their place in memory, a few elements of each and, in turn, all of their elements.
+The state is checked before each accelerated call, so the check must be cheap: half a millisecond
+for the 320 tensors of a ResNet50. Values of dicts are compared by identity. Tensors are compared by
+version, memory address and a few elements; each check also compares all elements of some tensors.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from bigdl.nano.pytorch.frozen.purity import (
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTENTS = ("_parameters", "_buffers", "_modules")
-_PROBES = 8  # elements of each tensor that are looked at in each call
-_SUMMED = 1 << 19  # bytes that are summed up in each call, in turn
-_DEEPEST = 3  # of lists and dicts in attributes
+_PROBES = 8  # elements of each tensor that are compared in each call
+_SUMMED = 1 << 19  # bytes whose checksums are compared in each call, round-robin
+_DEEPEST = 3  # nesting of lists and dicts in attributes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _version, _requires_grad = operator.attrgetter("_version"), operator.attrgetter("requires_grad")
 
 
 class ModulesState:
-    """The content of modules and the way their code runs, remembered.
+    """Snapshot of modules: tensors, attributes, hooks and code.
 
     Parameters
     ----------
     modules : sequence of Module
-        With all in them. Of these themselves, ``forward`` may be replaced.
+        Modules, including their submodules. ``forward`` of these modules may be replaced.
 
     Attributes
     ----------
     unknown : str or None
-        Why not all of it can be seen; None if it can.
+        Reason why some changes cannot be detected; None if all can.
     """
 
     def __init__(self, modules: Iterable[nn.Module]):
@@ -59,22 +59,24 @@ class ModulesState:
         self._tensors = list(dict.fromkeys(held))
         self._versions = list(map(_version, self._tensors))
         self._fingerprints = list(map(_fingerprint, self._tensors))
-        self._look()
+        self._sample_elements()
 
-    # -- what is remembered ------------------------------------------------------------------------
+    # -- snapshot ----------------------------------------------------------------------------------
 
     def _why_unknown(self, part: nn.Module) -> str | None:
         reason = why_impure(part, self._uses)
         if reason is None and not type(part).__module__.startswith("torch.nn.modules."):
-            for name, value in _own_attributes(part):
+            for name, value in _user_attributes(part):
                 opaque = _why_opaque(value)
                 if opaque:
                     return f"{type(part).__name__}.{name} is {opaque}, which may change"
         return reason and f"{type(part).__name__} may do more than compute: {reason}"
 
     def _remember(self) -> None:
-        """Take attributes as they are now, and which tensors and modules there are."""
-        nested = [c for part in self._parts for _, v in _own_attributes(part) for c in _inside(v)]
+        """Store the current attributes, tensors and submodules."""
+        nested = [
+            c for part in self._parts for _, v in _user_attributes(part) for c in _mutable_parts(v)
+        ]
         self._dicts = [getattr(part, name) for part in self._parts for name in _CONTENTS]
         self._dicts += [each for each in nested if isinstance(each, dict)]
         self._lists = [each for each in nested if isinstance(each, list)]
@@ -87,15 +89,15 @@ class ModulesState:
         self._hooks = [getattr(p, name) for p in self._watched_parts() for name in _HOOKS]
 
     def _remember_code(self) -> None:
-        self._kinds = [type(part) for part in self._parts]
-        kinds = dict.fromkeys(self._kinds)
-        self._codes = [(kind, kind.forward) for kind in kinds]
-        bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_of_user(base))
+        self._types = [type(part) for part in self._parts]
+        classes = dict.fromkeys(self._types)
+        self._codes = [(cls, cls.forward) for cls in classes]
+        bases = dict.fromkeys(base for cls in classes for base in cls.__mro__ if is_of_user(base))
         self._classes = [(vars(base), dict(vars(base))) for base in bases]
 
-    def _look(self) -> None:
-        """Note where the tensors lie, and look at some of their elements."""
-        self._places = list(map(_place, self._tensors))
+    def _sample_elements(self) -> None:
+        """Store addresses, sampled elements and checksums of the tensors."""
+        self._addresses = list(map(_address, self._tensors))
         flat = [_flat(tensor) for tensor in self._tensors if tensor.numel()]
         views: dict[int, list[np.ndarray]] = {}
         for each in flat:
@@ -121,7 +123,7 @@ class ModulesState:
     def _probe(self) -> list[bytes]:
         return [np.concatenate(views).tobytes() for views in self._views]
 
-    # -- whether it is the same --------------------------------------------------------------------
+    # -- detection of changes ----------------------------------------------------------------------
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -129,11 +131,11 @@ class ModulesState:
         return self._tensors
 
     def trains(self) -> bool:
-        """Return True if a tensor wants a gradient."""
+        """Return True if a tensor requires a gradient."""
         return any(map(_requires_grad, self._tensors))
 
     def why_changed(self) -> str | None:
-        """Return what is not as it was; None if all is."""
+        """Return a description of the first change found, or None."""
         if any(self._hooks) or nn.modules.module._has_any_global_hook():
             return "a hook watches a module in it"
         values = list(self._all_values())
@@ -146,9 +148,9 @@ class ModulesState:
                 return f"{name}, which its code uses, has changed"
         if self._sets and any(each != before for each, before in self._sets):
             return "a set that it holds has changed"
-        if list(map(type, self._parts)) != self._kinds:
+        if list(map(type, self._parts)) != self._types:
             return "the class of one of its modules has changed"
-        if any(kind.forward is not forward for kind, forward in self._codes):
+        if any(cls.forward is not forward for cls, forward in self._codes):
             return "the code of one of its modules has changed"
         for now, before in self._classes:
             if len(now) != len(before) or not all(map(operator.is_, now.values(), before.values())):
@@ -156,7 +158,7 @@ class ModulesState:
         return self._why_other_contents()
 
     def _why_other_values(self) -> str | None:
-        """Return what was set; what is equal may be another object."""
+        """Return a description of the changed attribute; ignore equal replacements."""
         left = iter(self._values)
         ignored = framework_attributes() - {"training", *_CONTENTS, *_HOOKS}
         for before, container in zip(self._keys, self._all_dicts(), strict=True):
@@ -165,10 +167,10 @@ class ModulesState:
                 if name not in ignored and not _same(old.get(name), container.get(name)):
                     if name == "training":
                         return "some of its modules changed between train and eval mode"
-                    kind = (
+                    subject = (
                         "weights have" if isinstance(old.get(name), torch.Tensor) else f"{name} has"
                     )
-                    return f"its {kind} changed; call refresh()"
+                    return f"its {subject} changed; call refresh()"
         for now, before in zip(self._lists, self._items, strict=True):
             if len(now) != len(before) or not all(map(_same, now, before)):
                 return "a list that it holds has changed"
@@ -179,21 +181,21 @@ class ModulesState:
 
     def _why_other_contents(self) -> str | None:
         versions = list(map(_version, self._tensors))
-        places = list(map(_place, self._tensors))
-        unwritten = versions == self._versions and places == self._places
+        addresses = list(map(_address, self._tensors))
+        unwritten = versions == self._versions and addresses == self._addresses
         if unwritten and self._probe() == self._seen and self._sums_are_same():
             return None
-        # Written, but perhaps what was there: DDP sends buffers around before each step.
-        moved = places != self._places
+        # Written, but perhaps with equal values: DDP broadcasts buffers before each step.
+        moved = addresses != self._addresses
         one_by_one = versions != self._versions and not moved and self._probe() == self._seen
-        for place, tensor in enumerate(self._tensors):
-            if one_by_one and versions[place] == self._versions[place]:
+        for index, tensor in enumerate(self._tensors):
+            if one_by_one and versions[index] == self._versions[index]:
                 continue
-            if _fingerprint(tensor) != self._fingerprints[place]:
+            if _fingerprint(tensor) != self._fingerprints[index]:
                 return "its weights have changed; call refresh()"
         self._versions = versions
         if not one_by_one:
-            self._look()
+            self._sample_elements()
         return None
 
     def _sums_are_same(self) -> bool:
@@ -209,12 +211,12 @@ class ModulesState:
         return True
 
 
-def _place(tensor: torch.Tensor) -> int:
+def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all memory of a tensor as integers, not a copy."""
+    """Return a view of a tensor's memory as integers."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         flat = tensor.view(-1)
@@ -226,7 +228,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(flat: torch.Tensor) -> Iterator[np.ndarray]:
-    """Return the bytes of integers in chunks, as numbers of 8 bytes as far as possible."""
+    """Yield the memory of integers in chunks of 8-byte numbers, then the remaining bytes."""
     whole = flat.view(torch.uint8).numpy()
     long = len(whole) - len(whole) % 8
     for start in range(0, long, _SUMMED):
@@ -244,32 +246,32 @@ def _fingerprint(tensor: torch.Tensor) -> tuple:
     return tuple(tensor.shape), tensor.dtype, zlib.crc32(_flat(whole).numpy().data)
 
 
-def _own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
+def _user_attributes(part: nn.Module) -> list[tuple[str, Any]]:
     known = framework_attributes()
     return [(name, v) for name, v in vars(part).items() if name not in known and name != "forward"]
 
 
-def _inside(value: object, deepest: int = _DEEPEST) -> Iterator[Any]:
-    """Yield what can be changed within an attribute: lists, dicts, sets."""
+def _mutable_parts(value: object, deepest: int = _DEEPEST) -> Iterator[Any]:
+    """Yield the mutable containers in an attribute: lists, dicts and sets."""
     if is_constant(value) or isinstance(value, torch.Tensor | nn.Module | type) or not deepest:
         return
     if isinstance(value, list | tuple):
         if isinstance(value, list):
             yield value
         for each in value:
-            yield from _inside(each, deepest - 1)
+            yield from _mutable_parts(each, deepest - 1)
     elif isinstance(value, dict):
         yield value
         for each in value.values():
-            yield from _inside(each, deepest - 1)
+            yield from _mutable_parts(each, deepest - 1)
     elif isinstance(value, set):
         yield value
     elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
-        yield from _inside(vars(value), deepest)
+        yield from _mutable_parts(vars(value), deepest)
 
 
 def _why_opaque(value: object, deepest: int = _DEEPEST) -> str | None:
-    """Return what an attribute is, if changes of it cannot be seen."""
+    """Return a description of an attribute whose changes cannot be detected, else None."""
     if is_constant(value) or isinstance(value, type):
         return None
     if isinstance(value, torch.Tensor):
@@ -277,7 +279,7 @@ def _why_opaque(value: object, deepest: int = _DEEPEST) -> str | None:
     if isinstance(value, nn.Module):
         return "a module that is not registered"
     if callable(value) and hasattr(value, "__name__"):
-        return None  # its code is read
+        return None  # purity analyses its code
     if not deepest:
         return "deeply nested"
     if isinstance(value, tuple) and any(isinstance(each, torch.Tensor) for each in value):

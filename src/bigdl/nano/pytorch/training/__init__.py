@@ -1,1 +1,1 @@
-"""Processes and faster steps, which Nano's Trainer, TorchNano and nano share."""
+"""Training processes and faster training steps, shared by Trainer, TorchNano and nano."""

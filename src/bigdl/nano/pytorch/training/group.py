@@ -1,4 +1,4 @@
-"""The process group of a training, as Lightning sees it."""
+"""Cluster environment of Lightning for Nano's local training processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigdl.nano.pytorch.training.options import TrainingOptions
 
 
 def ddp_arguments(group: LocalGroup, options: TrainingOptions) -> dict[str, Any]:
-    """Return arguments of Lightning's DDP strategies in a group of processes."""
+    """Return the arguments of Lightning's DDP strategies for a local process group."""
     return {
         "parallel_devices": [torch.device("cpu")] * options.count,
         "cluster_environment": group,
@@ -23,15 +23,15 @@ def ddp_arguments(group: LocalGroup, options: TrainingOptions) -> dict[str, Any]
 
 
 class LocalGroup(LightningEnvironment):
-    """The place of this process among those that :mod:`.processes` has started.
+    """Lightning environment with the rank of a process that :mod:`.processes` has started.
 
-    In the process that calls ``fit`` there is no group: it has one rank.
+    The process that calls ``fit`` is not in a group: its rank is 0 and its world size 1.
     """
 
     creates_processes_externally = True
 
     def join(self, rank: int, size: int) -> None:
-        """Say which place this process has; Lightning's log is that of the first."""
+        """Set rank and world size; only rank 0 logs."""
         self.set_global_rank(rank)
         self.set_world_size(size)
 
@@ -39,4 +39,4 @@ class LocalGroup(LightningEnvironment):
         return self.global_rank()
 
     def teardown(self) -> None:
-        """Nothing: the environment of the process is the user's."""
+        """Do nothing: the process's environment belongs to the user."""

@@ -1,4 +1,4 @@
-"""Fused optimizers and scaled learning rates: changes of the user's optimizers in training."""
+"""Fused optimizers, aligned memory layouts and scaled learning rates."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _SCALE = "lr_scale"
-_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # what optimizers and cyclic schedules keep
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # keys of optimizers and cyclic schedules
 
 
 def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
@@ -17,15 +17,15 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     Parameters
     ----------
     optimizer : Optimizer
-        Changed only if it is one of PyTorch's own that have such an implementation, the user has
-        not chosen another, and its parameters are dense and float on the CPU or a GPU.
+        Changed only if PyTorch has a fused implementation of its class, the user has not selected
+        another implementation, and its parameters are dense floats on the CPU or a GPU.
     module : Module
-        Whose embeddings may have sparse gradients.
+        Module that is trained; its embeddings may have sparse gradients.
 
     Returns
     -------
     bool
-        Whether it uses that implementation now.
+        True if the optimizer uses the fused implementation.
     """
     if type(optimizer) not in _FUSED or _has_sparse_gradients(module):
         return False
@@ -40,10 +40,10 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 
 
 def align_layouts(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Lay gradients and the optimizers' states out in memory as their parameters are.
+    """Copy gradients and optimizer states to the memory layout of their parameters.
 
-    The fused implementations compute by position in memory: with states of another layout, as a
-    checkpoint or an earlier layout of the module leaves them, they mix up the elements.
+    Fused implementations compute by memory position. If states have another layout, e.g. from a
+    checkpoint or an earlier layout of the module, they mix up elements.
     """
     for optimizer in optimizers:
         for parameter in _parameters(optimizer):
@@ -79,10 +79,10 @@ def _chosen(group: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the fused implementation takes all parameters of an optimizer."""
+    """Return True if the fused implementation supports all parameters of an optimizer."""
     parameters = _parameters(optimizer)
     devices = {each.device.type for each in parameters}
-    if devices == {"cuda"}:  # what it has counted already would have to move there
+    if devices == {"cuda"}:  # existing step counters would have to move to the GPU
         possible = type(optimizer) is not torch.optim.Adagrad and not optimizer.state
     else:
         possible = devices == {"cpu"}
@@ -97,11 +97,11 @@ def _has_sparse_gradients(module: nn.Module) -> bool:
 
 
 def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: int) -> None:
-    """Multiply the learning rates of all parameter groups.
+    """Multiply the learning rates of all parameter groups by a factor.
 
-    A batch of N processes is N times as large, and the rate grows with it (Goyal et al., Accurate,
-    Large Minibatch SGD, 2017). The factor is kept in the group, and so in checkpoints: a rate that
-    has been multiplied is not multiplied again.
+    With N processes the batch is N times as large, and the rate grows with it (Goyal et al.,
+    Accurate, Large Minibatch SGD, 2017). The parameter group and thus checkpoints keep the factor,
+    so a rate is not scaled twice.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -115,7 +115,7 @@ def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: int) -> Non
 
 
 def scale_schedule(scheduler: object, factor: int) -> None:
-    """Multiply the rates from which a scheduler computes those of its optimizer."""
+    """Multiply a scheduler's base and maximum learning rates by a factor."""
     for name in ("base_lrs", "max_lrs"):
         if hasattr(scheduler, name):
             setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
@@ -124,16 +124,16 @@ def scale_schedule(scheduler: object, factor: int) -> None:
 
 
 def warmup_factor(step: int, length: int, processes: int) -> float:
-    """Return the factor of a rate in warm-up: ``1 / processes`` at step 0, and 1 at `length`."""
+    """Return the warm-up factor of a rate: ``1 / processes`` at step 0, 1 at step `length`."""
     start = 1 / processes
     return min(1.0, (1 - start) * step / length + start)
 
 
 class LearningRateRamp:
-    """The rate of an optimizer in several processes, for a loop that is the user's own.
+    """Learning-rate warm-up of an optimizer in several processes, for a custom training loop.
 
-    It grows linearly from the user's rate to `processes` times it within `max_step` steps. Only
-    while a step is made is the rate another than the user's, so schedulers see their own.
+    The rate grows linearly from the user's rate to `processes` times that rate within `max_step`
+    steps. The scaled rate applies during ``step()`` only, so schedulers see the user's rate.
 
     The optimizer gets the attributes ``cur_step``, ``max_step``, ``cur_lr_ratio`` and
     ``max_lr_ratio``.

@@ -1,4 +1,4 @@
-"""Options of a training: its processes, its steps, and the arguments of Lightning's Trainer."""
+"""Training options: processes, steps, and checks of the arguments of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRECISIONS: dict[Any, str | None] = {
     **dict.fromkeys((64, "64", "64-true"), "64-true"),
     **dict.fromkeys((32, "32", "32-true"), "32-true"),
     **dict.fromkeys(("bf16", "bf16-mixed"), "bf16-mixed"),
-    # Processors have no fp16 of their own: where Lightning runs, it takes bfloat16 for it.
+    # CPUs have no fp16 arithmetic: Lightning uses bfloat16 instead.
     **dict.fromkeys((16, "16", "16-mixed"), "16-mixed"),
     "bf16-true": "bf16-true",
     "16-true": "16-true",
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Return `value`, or refuse what is neither True nor False."""
+    """Return `value`, or raise UsageError unless it is a bool."""
     if not isinstance(value, bool):
         raise UsageError(
             f"{name} must be True or False, not {value!r}", code="argument-type", argument=name
@@ -42,37 +42,37 @@ def check_bool(name: str, value: object) -> bool:
 
 @dataclass
 class TrainingOptions:
-    """Arguments of a training beside Lightning's, under the names that users know.
+    """Training arguments that Nano adds to Lightning's, under their public names.
 
     Attributes
     ----------
     num_processes : int
-        Processes that train together; 1 is the calling one.
+        Number of training processes; 1 trains in the calling process.
     distributed_backend : {"subprocess", "spawn", "fork", "ray"}
     process_group_backend : {None, "gloo"}
     cpu_for_each_process : sequence of sequence of int, optional
         Logical cores of each process.
     tune_process : bool
-        Whether the allocator is tuned, and in a single process the number of threads too.
+        Whether to tune the memory allocator and, in a single process, the number of threads.
     precision : str or None
-        Lightning's name; None is float32, or bfloat16 in training where it is measured faster.
+        Lightning's name of a precision. None trains in float32, or in bfloat16 if measured faster.
     channels_last : bool or None
-        None is where it is measured faster.
+        Whether images are stored with channels last; None selects the faster by measurement.
     fused_optimizers : bool
-        Whether optimizers that have a fused implementation use it.
+        Whether to use the fused implementation of optimizers that have one.
     use_ipex : bool
-        Without effect.
+        No effect; accepted for compatibility with BigDL 2.x.
     inductor : bool or "auto"
-        Whether TorchInductor compiles the layers; ``"auto"`` finds out in the steps of a fit.
+        Whether TorchInductor compiles the layers; ``"auto"`` decides by timing steps of the fit.
     bucket_cap_mb : float
-        Megabytes of gradients that travel together between processes.
+        Megabytes of gradients that are all-reduced together.
     frozen_prefix : bool or None
-        None is where the steps that are left repay it.
+        Whether to accelerate frozen layers; None does so if the remaining steps repay the cost.
 
     Raises
     ------
     UsageError
-        If one is wrong.
+        If an argument is invalid.
     """
 
     num_processes: int | None = None
@@ -94,7 +94,7 @@ class TrainingOptions:
         )
         if self.distributed_backend == "k8s":
             raise UsageError(
-                "distributed_backend='k8s' has no launcher of its own any more; start the program "
+                "distributed_backend='k8s' has no launcher any more; start the program "
                 "by a PyTorchJob or torchrun with Lightning's strategy='ddp' instead",
                 code="name-dropped",
                 argument="distributed_backend",
@@ -116,14 +116,14 @@ class TrainingOptions:
             raise UsageError(
                 f"cpu_for_each_process={self.cpu_for_each_process!r} must name the cores of each "
                 f"of {self.count} processes (num_processes): a list of core numbers for each "
-                "process, at least one core for each process, of those that this one may use: "
-                f"{error}",
+                "process, at least one core for each process, among the cores that this process "
+                f"may use: {error}",
                 code="argument-value",
                 argument="cpu_for_each_process",
             ) from None
         if not isinstance(self.precision, int | str | None) or self.precision not in _PRECISIONS:
             raise UsageError(
-                "precision must be None, 64, 32, 16, 'bf16' or a name of Lightning's such as "
+                "precision must be None, 64, 32, 16, 'bf16' or a precision of Lightning such as "
                 f"'bf16-mixed', not {self.precision!r}",
                 code="argument-value",
                 argument="precision",
@@ -143,30 +143,30 @@ class TrainingOptions:
         check_number("bucket_cap_mb", self.bucket_cap_mb, above=0)
         if self.use_ipex:
             _log.warning(
-                "IPEX is discontinued and PyTorch has its optimizations: use_ipex=True means the "
+                "IPEX is discontinued and PyTorch has its optimizations: use_ipex=True selects the "
                 "automatic settings, which are the default"
             )
 
-    def tuned_here(self) -> AbstractContextManager[list[str]]:
-        """Return a context in which this process trains; it says what was done."""
+    def tuning_context(self) -> AbstractContextManager[list[str]]:
+        """Return a context that tunes this process and yields a list of its settings."""
         cores = self.cpu_for_each_process
         return tuned_fit(tuned=self.tune_process, cores=cores[0] if cores else None)
 
     def describe_processes(self) -> list[str]:
-        """Return what is done for several processes, in a few words each."""
+        """Return short descriptions of the settings for several processes."""
         allocator = ["tuned allocator"] if self.tune_process and glibc_tunables() else []
         threads = f"{self.count} processes × {torch.get_num_threads()} threads"
         return [*allocator, threads, f"gradients by {self.bucket_cap_mb:g} MB"]
 
 
-# Names that Lightning 1.6 had, with today's name and value.
+# Arguments of Lightning 1.6 with their current name and the conversion of the value.
 _RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "checkpoint_callback": ("enable_checkpointing", lambda value: value),
     "progress_bar_refresh_rate": ("enable_progress_bar", lambda value: value != 0),
     "replace_sampler_ddp": ("use_distributed_sampler", lambda value: value),
     "weights_summary": ("enable_model_summary", lambda value: value is not None),
 }
-# Names that Lightning 1.6 had, with what says the same today.
+# Removed arguments of Lightning 1.6 with their replacement.
 _ADVICE = {
     "resume_from_checkpoint": "pass ckpt_path to fit",
     "auto_select_gpus": "use devices",
@@ -182,18 +182,18 @@ _ADVICE = {
 }
 
 
-def translated(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments under today's names.
+def translate_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Convert Trainer arguments of Lightning 1.6 to their current names and values.
 
     Parameters
     ----------
     arguments : dict
-        Keywords for ``pytorch_lightning.Trainer``, some of which may be of version 1.6.
+        Keywords for ``pytorch_lightning.Trainer``, possibly of version 1.6.
 
     Raises
     ------
     UsageError
-        If there is no such argument any more.
+        If an argument no longer exists.
     """
     today = {}
     for name, value in arguments.items():
@@ -214,7 +214,7 @@ def translated(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> None:
-    """Refuse what contradicts several processes.
+    """Raise UsageError if an argument contradicts training in several processes.
 
     Raises
     ------
@@ -232,7 +232,7 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
     for name, neutral in (("strategy", "auto"), ("devices", "auto"), ("num_nodes", 1)):
         if arguments.get(name, neutral) != neutral:
             raise UsageError(
-                f"num_processes={num_processes} brings a strategy of its own, which {name}="
+                f"num_processes={num_processes} brings its own strategy, which {name}="
                 f"{arguments[name]!r} contradicts; leave one of them out",
                 code="argument-conflict",
                 argument=name,
@@ -240,7 +240,7 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
 
 
 def precision_of_plugin(plugins: object) -> str | None:
-    """Return the precision that a plugin of the user's sees to, if there is one."""
+    """Return the precision of the first precision plugin, or None."""
     from pytorch_lightning.plugins import Precision
 
     plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins]

@@ -1,9 +1,9 @@
-"""Several processes of this machine that train one model.
+"""Training of one model in several processes of this machine.
 
-:func:`run_processes` starts them, has them meet in a process group, and returns what a function
-returned in each. They are fresh interpreters (:mod:`bigdl.runtime.launch`), whatever started the
-program: a script, a notebook, or a test. They meet through a file in a directory of their own, so
-no port is guessed, and talk over the loopback interface.
+:func:`run_processes` starts the processes, initializes a process group, calls a function in each
+rank and returns the results. By default the processes are new interpreters
+(:mod:`bigdl.runtime.launch`), so scripts, notebooks and tests work alike. Rendezvous uses a file
+in a private directory, so no port is guessed; communication uses the loopback interface.
 """
 
 import multiprocessing
@@ -38,35 +38,35 @@ from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
 
 
 def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: object) -> list[Any]:
-    """Call ``fn(rank, *args)`` in each process, inside of their process group.
+    """Call ``fn(rank, *args)`` in each process of a new process group.
 
     Returns
     -------
     list
-        Results in the order of ranks.
+        Results, ordered by rank.
 
     Raises
     ------
     Exception
-        What `fn` raised first, with the traceback of its process as a note; as a WorkerError
-        if it cannot be pickled.
+        The first exception of `fn`, with its traceback as a note; a WorkerError if the exception
+        cannot be pickled.
     WorkerLost
         If a process was killed.
     UsageError
         If `fn` or `args` cannot be pickled.
     """
-    release_memory()  # the processes are about to need it, and a fork may find no thread
-    room = scratch_directory("bigdl-training-")
+    release_memory()  # for the processes; and a fork requires that no threads exist
+    directory = scratch_directory("bigdl-training-")
     count, cores = options.count, options.cpu_for_each_process
     try:
-        # Patches come first: they hold before anything else is unpickled.
+        # Patches come first: they apply before anything else is unpickled.
         patches = Patches((torch.set_default_dtype, (torch.get_default_dtype(),)))
-        order = (patches, count, room, options.tune_process, fn, args)
+        task = (patches, count, directory, options.tune_process, fn, args)
         if options.distributed_backend not in ("fork", "ray"):
-            return launch(_work, count, order, cores=cores, env=_environment())
-        start = _forked if options.distributed_backend == "fork" else _on_ray
+            return launch(_run_rank, count, task, cores=cores, env=_environment())
+        start = _run_forked if options.distributed_backend == "fork" else _run_on_ray
         results = {}
-        with closing(start(cpu_slots(count, cores), order, room)) as outcomes:
+        with closing(start(cpu_slots(count, cores), task, directory)) as outcomes:
             for rank, outcome in outcomes:
                 succeeded, results[rank] = pickle.loads(outcome)
                 if not succeeded:
@@ -75,33 +75,33 @@ def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: objec
     except WorkerError as error:
         raise error.as_original(f"In process {error.rank} of the training") from None
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:
-    """Return variables of the processes, where the user has not set them."""
-    # Else DDP writes for each of them that all parameters were used, which is as it should be.
+    """Return environment variables of the processes that the user has not set."""
+    # Otherwise each DDP process warns that all parameters were used, which is expected.
     wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": tensorflow_log_level()}
     if any(name == "lo" for _, name in socket.if_nameindex()):
-        # Gloo takes the interface of the host's name otherwise.
+        # Otherwise Gloo uses the interface of the host name.
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def _work(
+def _run_rank(
     rank: int,
     patches: Patches,
     count: int,
-    room: Path,
+    directory: Path,
     tuned: bool,
     fn: Callable[..., Any],
     args: tuple,
 ) -> object:
-    """Call a function in one of the processes, as a member of their group."""
+    """Run a function in one rank of the process group."""
     if tuned:
         tune_allocator()
-    # They meet through a file, so no port is guessed.
-    store = dist.FileStore(str(room / "meeting-point"), count)
+    # File-based rendezvous: no port is guessed.
+    store = dist.FileStore(str(directory / "meeting-point"), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
     result = fn(rank, *args)
     dist.barrier()  # gloo's sockets must not close while a peer still reads
@@ -109,23 +109,25 @@ def _work(
     return result
 
 
-def _outcome(slot: CpuSlot, rank: int, order: tuple) -> bytes:
-    """Call the function on the cores of a slot; return True and its result, or False and why."""
+def _outcome(slot: CpuSlot, rank: int, task: tuple) -> bytes:
+    """Run the function on a slot's cores; return the pickled success flag and result or error."""
     os.sched_setaffinity(0, slot.cores)
     torch.set_num_threads(slot.threads)
     try:
-        return cloudpickle.dumps((True, _work(rank, *order)))
+        return cloudpickle.dumps((True, _run_rank(rank, *task)))
     except BaseException as error:
         return pickle.dumps((False, Failure.of(error)))
 
 
-def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tuple[int, bytes]]:
-    """Yield rank and outcome of each copy of this process.
+def _run_forked(
+    slots: Sequence[CpuSlot], task: tuple, directory: Path
+) -> Generator[tuple[int, bytes]]:
+    """Fork one process per slot; yield each rank with its outcome.
 
     Raises
     ------
     UsageError
-        If this process has threads: a copy has none of them, and waits for them without end.
+        If this process has threads: a forked process lacks them and would wait forever.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -140,15 +142,15 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
 
     def write_outcome(rank: int, slot: CpuSlot, path: Path) -> None:
         end_with_parent(parent)
-        os.setpgid(0, 0)  # an interrupt is for the parent, which ends the copies in order
-        path.write_bytes(_outcome(slot, rank, order))
+        os.setpgid(0, 0)  # only the parent gets interrupts, and then ends the forked processes
+        path.write_bytes(_outcome(slot, rank, task))
 
     context = multiprocessing.get_context("fork")
     running: dict[int, tuple[int, Any, Path]] = {}
     try:
         for rank, slot in enumerate(slots):
-            path = room / f"outcome-{rank}"
-            # no daemon of multiprocessing, which may not start the workers of a loader
+            path = directory / f"outcome-{rank}"
+            # not a multiprocessing daemon, which could not start a loader's workers
             copy = context.Process(target=write_outcome, args=(rank, slot, path))
             copy.start()
             running[copy.sentinel] = rank, copy, path
@@ -161,14 +163,16 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
             yield rank, path.read_bytes()
     finally:
         for _, copy, _ in running.values():
-            with suppress(ProcessLookupError):  # it has not made its group yet
+            with suppress(ProcessLookupError):  # its process group does not exist yet
                 os.killpg(copy.pid, signal.SIGKILL)
             copy.kill()
             copy.join()
 
 
-def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tuple[int, bytes]]:
-    """Yield rank and outcome of each task of Ray, on one machine."""
+def _run_on_ray(
+    slots: Sequence[CpuSlot], task: tuple, directory: Path
+) -> Generator[tuple[int, bytes]]:
+    """Run one Ray task per slot on this machine; yield each rank with its outcome."""
     ray = require("ray", "ray")
     started = not ray.is_initialized()
     if started:
@@ -177,13 +181,13 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
     ranks: dict[Any, int] = {}
     running: list[Any] = []
     try:
-        content = ray.put(cloudpickle.dumps(order))
-        # A process that has trained ends: another may not take over its group and its cores.
+        content = ray.put(cloudpickle.dumps(task))
+        # max_calls=1: another task must not inherit the process group and the cores.
         environment = {"env_vars": passive_waiting()}  # torch is imported before the task begins
         options = {"num_cpus": 1, "max_retries": 0, "max_calls": 1, "runtime_env": environment}
-        task = ray.remote(**options)(_ray_task)
+        remote_task = ray.remote(**options)(_ray_task)
         for rank, slot in enumerate(slots):
-            running.append(task.remote(content, rank, slot, sys.path, _environment()))
+            running.append(remote_task.remote(content, rank, slot, sys.path, _environment()))
             ranks[running[-1]] = rank
         while running:
             [done], running = ray.wait(running)
@@ -192,7 +196,7 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
             except ray.exceptions.RayError as error:
                 raise WorkerLost(f"worker {ranks[done]} was lost by Ray: {error}") from error
     finally:
-        for reference in running:  # those that are done end by themselves; Ray would abort
+        for reference in running:  # finished tasks end by themselves; cancelling aborts Ray
             ray.cancel(reference, force=True)
         if started:
             ray.shutdown()

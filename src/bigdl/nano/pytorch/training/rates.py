@@ -1,11 +1,11 @@
-"""Rates of training steps: as the model is written, and with parts of it in another way."""
+"""Speed of training steps, before and after layers are replaced by faster ones."""
 
 import time
 from array import array
 from statistics import median
 
-_KEPT = 1000  # of the newest steps of a phase: a fit may have millions
-_ENOUGH = 3  # steps, for a median to be one
+_KEPT = 1000  # newest steps of a phase that are kept; a fit may have millions
+_ENOUGH = 3  # smallest number of steps for a median
 AS_WRITTEN = "as written"
 BUILDING = "while the prefix is built"
 WITH_PREFIX = "with the frozen prefix"
@@ -14,10 +14,10 @@ COMPILED = "with compiled layers"
 
 
 class StepRates:
-    """The speeds of a fit's steps, by what ran: a table as text, and a row for each phase.
+    """Durations of a fit's steps by phase, as rows and as a text table.
 
-    A step lasts until the next one begins, so it includes the optimizer and the wait for the next
-    batch. The first step, which is slow, and the last, which has no end, are left out.
+    A step lasts until the next one starts, so it includes the optimizer and the wait for the next
+    batch. The first step (slow) and the last step (no known end) are excluded.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class StepRates:
 
     @property
     def has_begun(self) -> bool:
-        """True once a step has begun."""
+        """True after the first step has started."""
         return self._begun is not None or not self._is_first
 
     def end(self) -> None:
-        """Note that a training step has ended; before the first one, nothing."""
+        """Record the end of the current training step, if any."""
         if self._begun is not None:
             phase, begun = self._begun
             if self._is_first:
@@ -43,16 +43,16 @@ class StepRates:
             self._begun = None
 
     def begin(self, phase: str) -> None:
-        """Note that a training step of a phase begins; the one before ends at the latest now."""
+        """Record the start of a training step in a phase, and end the previous step."""
         self.end()
         self._begun = phase, time.perf_counter()
 
     def steps(self, phase: str) -> int:
-        """Steps of a phase that have ended."""
+        """Return the number of finished steps of a phase."""
         return self._steps.get(phase, 0)
 
     def seconds(self, phase: str) -> float:
-        """Median of the seconds of a phase's steps, of which there are some."""
+        """Return the median duration of a phase's steps in seconds; there must be at least one."""
         return median(self._seconds[phase])
 
     def _add(self, phase: str, seconds: float) -> None:
@@ -66,26 +66,26 @@ class StepRates:
         self._steps[phase] = steps + 1
 
     def rows(self) -> list[dict]:
-        """Return a dict for each phase.
+        """Return the statistics of each phase.
 
         Returns
         -------
         list of dict
-            ``phase``, ``steps``, ``milliseconds`` of a step (median), ``steps_per_second``, and
-            ``times``: how many times as fast as the steps as written; None if there were fewer
-            than three of these, or of the phase.
+            ``phase``, ``steps``, ``milliseconds`` (median of a step), ``steps_per_second``, and
+            ``times``, the speed relative to phase "as written". ``times`` is None if one of the two
+            phases had fewer than three steps.
         """
         plain = self._median(AS_WRITTEN)
         rows = []
         for phase, seconds in self._seconds.items():
-            middle, own = median(seconds), self._median(phase)
+            middle, reliable = median(seconds), self._median(phase)
             rows.append(
                 {
                     "phase": phase,
                     "steps": self._steps[phase],
                     "milliseconds": 1000 * middle,
                     "steps_per_second": 1 / middle,
-                    "times": None if plain is None or own is None else plain / own,
+                    "times": None if plain is None or reliable is None else plain / reliable,
                 }
             )
         return rows
@@ -96,7 +96,7 @@ class StepRates:
 
     @property
     def gain(self) -> str | None:
-        """The gain of the last steps in a few words; None if nothing runs faster, or not yet."""
+        """Speed-up of the newest steps in a few words; None if there is none yet."""
         rows = {row["phase"]: row for row in self.rows()}
         after = rows.get(self._newest) if self._newest in (WITH_PREFIX, COMPILED) else None
         if after is None or after["times"] is None:

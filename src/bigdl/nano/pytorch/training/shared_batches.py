@@ -1,8 +1,8 @@
-"""Batches of a loader that has a sampler of the program's own, dealt out to several processes.
+"""Distribution of a custom sampler's batches to several processes.
 
-Lightning makes a loader anew for several processes: it replaces the sampler, and each process draws
-by itself. A sampler of batches is then lost, and one that draws by chance gives other processes
-other rows. Here the first process draws, and the others are sent what it drew.
+For several processes Lightning replaces a loader's sampler, and each process draws indices itself.
+Custom batch samplers get lost, and random samplers draw different rows in each process. Here, rank
+0 draws and broadcasts the indices.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from torch.utils.data import (
 
 __all__ = ["SharedBatches", "with_shared_batches"]
 
-_STEPS = 256  # that are drawn and sent at once: samplers may be long, or have no end
+_STEPS = 256  # drawn and sent at once; samplers may be long or infinite
 
 Step = list[list[Any]]
 """The indices of one batch for each process."""
 
 
 class SharedBatches(Sampler[list[Any]]):
-    """Deals out the batches of a sampler to the processes of a training, each row once.
+    """Sampler that distributes another sampler's batches to processes without duplicates.
 
-    All processes get the same number of batches, as the exchange of gradients needs it. Batches of
-    the last, incomplete round are divided among the processes.
+    All processes get the same number of batches, because gradients are all-reduced. Batches of the
+    last, incomplete round are split among the processes.
 
     Parameters
     ----------
     source : iterable
-        Gives batches of indices, or single indices if `batch_size` is given.
+        Yields batches of indices, or single indices if `batch_size` is given.
     rank, world_size : int
-        Of this process, and the number of processes.
+        Rank of this process and number of processes.
     batch_size : int, optional
-        Rows of a batch in one process, for a source of single indices.
+        Batch size per process, for a source of single indices.
     drop_last : bool
-        Leave out the rows of the last, incomplete round of single indices.
+        Drop the last, incomplete round of single indices.
     merge_last : bool
-        Add single indices that are fewer than the processes to the batches before, instead of
-        repeating some.
+        If the last round has fewer indices than processes, add them to the previous round instead
+        of repeating some.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class SharedBatches(Sampler[list[Any]]):
 
     @property
     def sampler(self) -> SharedBatches:
-        """This object: what asks a sampler of batches for its sampler wants to set the epoch."""
+        """The object itself, so that setting the epoch of `batch_sampler.sampler` reaches it."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the source and of its sampler, if they have one."""
+        """Set the epoch of the source and of its sampler, if they support it."""
         for each in (self.source, getattr(self.source, "sampler", None)):
             set_epoch = getattr(each, "set_epoch", None)
             if callable(set_epoch):
@@ -95,7 +95,7 @@ class SharedBatches(Sampler[list[Any]]):
                 return
 
     def _steps(self) -> Iterator[Step]:
-        """Draw all steps; called in the first process."""
+        """Yield all steps of an epoch; runs on rank 0 only."""
         return self._of_batches() if self.batch_size is None else self._of_rows(self.batch_size)
 
     def _of_batches(self) -> Iterator[Step]:
@@ -107,7 +107,7 @@ class SharedBatches(Sampler[list[Any]]):
                 yield [
                     part
                     for number, batch in enumerate(step)
-                    for part in _divided(batch, _share(self.world_size, len(step), number))
+                    for part in _split_batch(batch, _part_size(self.world_size, len(step), number))
                 ]
 
     def _of_rows(self, batch_size: int) -> Iterator[Step]:
@@ -118,28 +118,28 @@ class SharedBatches(Sampler[list[Any]]):
             is_short = len(held) < batch_size * count
             if is_short and self.drop_last:
                 return
-            is_too_few = 0 < len(following) < count  # for a step of their own
+            is_too_few = 0 < len(following) < count  # for a separate step
             if is_too_few and self.merge_last and not self.drop_last:
                 held, following = held + following, []
             yield (
                 [held[rank::count] for rank in range(count)]
                 if len(held) >= count
-                else _divided(held, count)
+                else _split_batch(held, count)
             )
             held = following
 
 
-def _share(total: int, parts: int, number: int) -> int:
-    """Return how many of `total` things the part of a number gets, where shares differ by 1."""
+def _part_size(total: int, parts: int, number: int) -> int:
+    """Return the size of one part when `total` items are split into parts of equal size ± 1."""
     return total // parts + (number < total % parts)
 
 
-def _divided(batch: list[Any], count: int) -> Step:
-    """Cut a batch into `count` parts; rows of a batch that has fewer are repeated."""
+def _split_batch(batch: list[Any], count: int) -> Step:
+    """Split a batch into `count` parts; repeat rows if there are fewer than `count`."""
     if len(batch) < count:
         warnings.warn(
-            f"The last {len(batch)} rows of a loader are fewer than the processes that share them, "
-            f"so {count - len(batch)} of them are repeated",
+            f"The last batch of a loader has {len(batch)} rows for {count} processes, so "
+            f"{count - len(batch)} of them are repeated",
             stacklevel=2,
         )
         batch = list(itertools.islice(itertools.cycle(batch), count))
@@ -147,21 +147,21 @@ def _divided(batch: list[Any], count: int) -> Step:
 
 
 def with_shared_batches(loader: object, rank: int, world_size: int) -> Any:
-    """Return a loader that has a sampler of the program's own with its batches dealt out.
+    """Return a copy of a loader whose custom sampler is shared by all processes.
 
-    Any other loader is returned as it is: Lightning shares out rows that lie in order or are
-    shuffled. A stream is returned with a warning.
+    Any other loader is returned unchanged: Lightning distributes sequential and shuffled rows
+    itself. An iterable dataset causes a warning.
 
     Parameters
     ----------
     loader : object
     rank, world_size : int
-        Of this process, and the number of processes.
+        Rank of this process and number of processes.
 
     Returns
     -------
     object
-        A copy of the loader, of its class, or the loader itself.
+        A copy of the loader (same class), or the loader itself.
     """
     if world_size == 1 or not isinstance(loader, DataLoader):
         return loader
@@ -175,22 +175,22 @@ def with_shared_batches(loader: object, rank: int, world_size: int) -> Any:
                 stacklevel=2,
             )
         return loader
-    shared = _shared(loader, rank, world_size)
+    shared = _shared_batches_of(loader, rank, world_size)
     if shared is None:
         return loader
     shared_loader = copy.copy(loader)
-    vars(shared_loader)["_iterator"] = None  # of workers that a loader keeps
-    # A loader refuses to have its sampler replaced once it is made, but a new one of the user's
-    # class could need other arguments.
+    vars(shared_loader)["_iterator"] = None  # iterator of persistent workers
+    # DataLoader forbids setting its sampler, but constructing a new object of the user's class
+    # could need other arguments.
     if loader.batch_sampler is None:
-        vars(shared_loader)["sampler"] = _Single(shared)
+        vars(shared_loader)["sampler"] = _SingleRows(shared)
     else:
         vars(shared_loader)["batch_sampler"] = shared
     return shared_loader
 
 
-class _Single(Sampler[Any]):
-    """The rows of batches of one row each."""
+class _SingleRows(Sampler[Any]):
+    """Sampler of single rows, from batches of one row each."""
 
     def __init__(self, batches: SharedBatches):
         self.batches = batches
@@ -205,17 +205,17 @@ class _Single(Sampler[Any]):
         return (row for batch in self.batches for row in batch)
 
 
-def _shared(loader: DataLoader, rank: int, world_size: int) -> SharedBatches | None:
-    """Return what deals out the batches of a loader; None if its sampler is an ordinary one."""
+def _shared_batches_of(loader: DataLoader, rank: int, world_size: int) -> SharedBatches | None:
+    """Return the sampler that shares a loader's batches, or None for a standard sampler."""
     batches = cast("Any", loader.batch_sampler)
-    if isinstance(batches, SharedBatches) or isinstance(loader.sampler, _Single):
+    if isinstance(batches, SharedBatches) or isinstance(loader.sampler, _SingleRows):
         return None
-    has_own_batches = batches is not None and loader.batch_size is None
-    if has_own_batches:
+    has_batch_sampler = batches is not None and loader.batch_size is None
+    if has_batch_sampler:
         if isinstance(getattr(batches, "sampler", None), DistributedSampler):
             return None  # the program divides the rows itself
         return SharedBatches(batches, rank, world_size)
-    if _is_ordinary(loader.sampler):
+    if _is_standard(loader.sampler):
         return None
     if batches is None:
         return SharedBatches(loader.sampler, rank, world_size, 1, merge_last=False)
@@ -223,8 +223,8 @@ def _shared(loader: DataLoader, rank: int, world_size: int) -> SharedBatches | N
     return SharedBatches(loader.sampler, rank, world_size, size, drop_last)
 
 
-def _is_ordinary(sampler: object) -> bool:
-    """True for samplers that give each row once, and those that know of the processes."""
+def _is_standard(sampler: object) -> bool:
+    """Return True for sequential, plain random and distributed samplers."""
     if isinstance(sampler, RandomSampler):
         is_whole = sampler.num_samples == len(cast("Sequence[Any]", sampler.data_source))
         return not sampler.replacement and is_whole

@@ -1,10 +1,10 @@
-"""Objects that caller and worker share, and the changes that a worker sends back.
+"""Registry of objects that exist in caller and worker, and transfer of the worker's changes.
 
-Caller and worker hold the same objects, as the worker got a copy of them: modules with their
-parameters, a trainer, optimizers. :class:`ObjectRegistry` gives each of them a name. A value that
-refers to them is pickled with these names in their place, so what comes back refers to the
-caller's objects: an optimizer to its parameters, a callback to its trainer. :class:`Changes` finds
-what has changed meanwhile.
+The worker gets copies of the caller's objects: modules with their parameters, a trainer,
+optimizers. :class:`ObjectRegistry` gives each of them a name. Values that refer to them are pickled
+with names instead of the objects. After unpickling in the caller, an optimizer refers to the
+caller's parameters and a callback to the caller's trainer. :class:`Changes` collects what the
+worker has changed.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bigdl.runtime.serialization import value_pickler
 
-# Attributes that say what a module consists of, and which mode it is in; all others of every module
-# are hooks.
+# Attributes that every module has, except its parts and its mode: hooks and flags.
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_modules", "_parameters", "_buffers"}
 
 
 class ObjectRegistry:
-    """Objects that both sides have, each under a name.
+    """Named objects that exist in both processes.
 
     Parameters
     ----------
     roots : mapping of str to object
-        The same on both sides. Of a module its submodules, parameters and buffers get names, too.
+        The same in both processes. Submodules, parameters and buffers of a module get names, too.
     unwrap : callable, optional
-        Gives for a wrapper the object that travels in its place, and any other object itself.
+        Returns the wrapped object of a wrapper, which is pickled instead; returns any other object
+        unchanged.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ObjectRegistry:
         self._names = {id(value): name for name, value in self._objects.items()}
 
     def dumps(self, value: object) -> bytes:
-        """Pickle a value; what is known here is named and not copied."""
+        """Pickle a value; replace registered objects by their names."""
         file = io.BytesIO()
         pickler = _RegistryPickler(file, pickle.HIGHEST_PROTOCOL)
         pickler.registry = self
@@ -56,22 +56,22 @@ class ObjectRegistry:
         return file.getvalue()
 
     def loads(self, content: bytes) -> Any:
-        """Unpickle a value, with this side's objects in the places of the other's."""
+        """Unpickle a value; resolve names to this process's objects."""
         unpickler: Any = pickle.Unpickler(io.BytesIO(content))
         unpickler.persistent_load = self._objects.__getitem__
         return unpickler.load()
 
     def modules(self) -> dict[tuple[str, str], nn.Module]:
-        """Return the modules that are known, by their names."""
+        """Return the registered modules by name."""
         return {name: part for name, part in self._objects.items() if isinstance(part, nn.Module)}
 
     def optimizers(self) -> dict[str, Optimizer | LRScheduler]:
-        """Return the optimizers and schedulers among the roots."""
+        """Return the optimizers and schedulers among the roots by name."""
         classes = (Optimizer, LRScheduler)
         return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 
 
-class _RegistryPickler(value_pickler()):  # type: ignore[misc]  # a class that is made
+class _RegistryPickler(value_pickler()):  # type: ignore[misc]  # class created at runtime
     registry: ObjectRegistry
 
     def persistent_id(self, value: object) -> tuple[str, str] | None:
@@ -79,11 +79,11 @@ class _RegistryPickler(value_pickler()):  # type: ignore[misc]  # a class that i
 
     def reducer_override(self, value: object) -> object:
         inner = self.registry._unwrap(value)
-        return super().reducer_override(value) if inner is value else (_itself, (inner,))
+        return super().reducer_override(value) if inner is value else (_identity, (inner,))
 
 
 class GlobalState:
-    """Settings that are global in a process and that a training depends on."""
+    """Process-wide settings that affect a training: deterministic algorithms and random states."""
 
     def __init__(self) -> None:
         self._deterministic = (
@@ -93,22 +93,22 @@ class GlobalState:
         self._random = _collect_rng_states(include_cuda=False)
 
     def restore(self) -> None:
-        """Put them in force in this process."""
+        """Apply the captured settings to this process."""
         enabled, warn_only = self._deterministic
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         _set_rng_states(self._random)
 
 
 class Changes:
-    """Changes of modules and other objects since this was made.
+    """Changes of modules and other objects since construction.
 
     Parameters
     ----------
     registry : ObjectRegistry
     objects : mapping of str to object
-        Roots that are no modules, whose attributes are watched, too.
+        Further roots whose attributes are compared.
     ignored : iterable of str
-        Attributes of any of them that do not count.
+        Names of attributes that are not compared.
     """
 
     def __init__(
@@ -124,20 +124,19 @@ class Changes:
         self._before = {name: self._digests(value) for name, value in self._watched.items()}
 
     def collect(self) -> dict[str, Any]:
-        """Return weights, attributes that are new or different, and states.
+        """Return weights, new or changed attributes, optimizer states and random states.
 
-        Among the attributes of a module are those that hold its parts. The states are those of
-        optimizers and schedulers, and of random numbers.
+        The attributes of a module include the containers of its parts.
 
         Returns
         -------
         dict
-            To be pickled by `registry`, and given to :meth:`apply` on the other side.
+            Content to pickle with `registry` and to pass to :meth:`apply` in the other process.
         """
         modules = self._registry.modules()
         return {
-            "weights": {name: _own_weights(module) for name, module in modules.items()},
-            "attributes": {name: self._different(name) for name in self._watched},
+            "weights": {name: _weights_of(module) for name, module in modules.items()},
+            "attributes": {name: self._changed_attributes(name) for name in self._watched},
             "optimizers": {
                 name: root.__getstate__() for name, root in self._registry.optimizers().items()
             },
@@ -146,12 +145,12 @@ class Changes:
 
     @staticmethod
     def apply(registry: ObjectRegistry, content: Mapping[str, Any]) -> None:
-        """Make the caller's objects as those of the worker are."""
+        """Apply collected changes to the caller's objects."""
         known = registry._objects
         for name, attributes in content["attributes"].items():
             vars(known[name]).update(attributes)
         for name, weights in content["weights"].items():
-            _take_weights(known[name], weights)
+            _load_weights(known[name], weights)
         for name, state in content["optimizers"].items():
             vars(registry.roots[name]).update(state)
         _set_rng_states(content["random"])
@@ -161,13 +160,13 @@ class Changes:
         return {name: self._digest(each) for name, each in attributes if name not in self._ignored}
 
     def _digest(self, value: object) -> bytes | None:
-        """Return the hash of a value; None for what cannot be pickled."""
+        """Return the hash of a value, or None if it cannot be pickled."""
         try:
             return hashlib.blake2b(self._registry.dumps(value)).digest()
         except Exception:
             return None
 
-    def _different(self, name: tuple[str, str]) -> dict[str, Any]:
+    def _changed_attributes(self, name: tuple[str, str]) -> dict[str, Any]:
         before = self._before[name]
         now = self._digests(self._watched[name])
         attributes = vars(self._watched[name])
@@ -178,12 +177,12 @@ class Changes:
         }
 
 
-def _itself(value: object) -> object:
+def _identity(value: object) -> object:
     return value
 
 
 def _parts(root: object) -> Iterable[tuple[str, Any]]:
-    """Yield an object under no name, and what a module consists of under names."""
+    """Yield an object, or a module's submodules, parameters and buffers, with names."""
     if not isinstance(root, nn.Module):
         yield "", root
         return
@@ -193,7 +192,7 @@ def _parts(root: object) -> Iterable[tuple[str, Any]]:
             yield f"{prefix}:{path}", tensor
 
 
-def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
+def _weights_of(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
     tensors = {**module._parameters, **module._buffers}
     return {
         name: (tensor.detach().contiguous(), tensor.requires_grad)
@@ -203,7 +202,7 @@ def _own_weights(module: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
 
 
 @torch.no_grad()
-def _take_weights(module: nn.Module, weights: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
+def _load_weights(module: nn.Module, weights: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
     for name, (tensor, requires_grad) in weights.items():
         target = module._parameters.get(name, module._buffers.get(name))
         if target is None:

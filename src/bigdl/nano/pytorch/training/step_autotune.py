@@ -1,11 +1,11 @@
-"""The choice of precision and layout of a training, by a measurement on this processor.
+"""Selection of precision and memory format of training steps by measurement on this processor.
 
-Which of float32 and bfloat16, and of contiguous tensors and channels-last ones, is fast depends on
-the processor and the model. A fit begins as the plain program would. Where the steps that are left
-repay it, the first step notes what the model is called with; before the next one, a copy of the
-model computes these calls, forwards and backwards, in each way in turn. Weights, optimizers,
-statistics of normalization, random numbers and the order of data stay as they are. What was chosen
-is kept for later fits of such a model on such a processor, which begin with it.
+The processor and the model determine whether float32 or bfloat16, and contiguous or channels-last
+tensors are faster. A fit starts with the plain configuration. If enough steps remain to repay a
+measurement, the first step records the arguments of the model's calls. Before the next step, a copy
+of the model repeats these calls, forward and backward, in each configuration. Weights, optimizers,
+normalization statistics, random numbers and the order of data are not affected. The result is
+cached, and later fits of the same architecture on the same processor start with it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bigdl.nano.acceleration.autotune import AutotuneResult
 from bigdl.nano.attribute_patch import AttributePatch, ForwardOverride
 
 _ROUNDS = 5
-_TRIED = 2  # rounds after which a way that is slow is given up
-_CLOSE = 1.15  # times as slow as the fastest, in the best of these rounds
-REPAID_STEPS = 800  # steps: a measurement takes as long as about twenty
-REPAID_STEPS_AMX = 100  # a processor with AMX is likely to gain a factor
-_MOST_CALLS = 64  # of parts in a step
+_TRIED = 2  # rounds after which slow configurations are dropped
+_CLOSE = 1.15  # time relative to the fastest, below which a configuration stays
+REPAID_STEPS = 800  # remaining steps that repay a measurement, which takes as long as about 20
+REPAID_STEPS_AMX = 100  # fewer with AMX, which is likely to gain a multiple
+_MOST_CALLS = 64  # recorded calls of parts in a step
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 
 class StepConfig(NamedTuple):
-    """One way to compute a training step.
+    """Precision and memory format of a training step.
 
     Attributes
     ----------
     bf16 : bool
-        Whether layers compute in bfloat16, by autocast.
+        Whether layers run in bfloat16 under autocast.
     channels_last : bool
-        Whether images have their channels last in memory.
+        Whether images are stored with channels last.
     """
 
     bf16: bool
@@ -70,7 +70,7 @@ class StepConfig(NamedTuple):
 
 
 class RecordedCall(NamedTuple):
-    """A call of a part of a model in a step: the part's name, and copies of the arguments."""
+    """Recorded call of a model's part: name of the part and copies of the arguments."""
 
     part: str
     args: tuple
@@ -78,9 +78,9 @@ class RecordedCall(NamedTuple):
 
 
 def bf16_instructions(device: str = "cpu") -> str | None:
-    """Return the instruction set by which a processor multiplies bfloat16, if it has one.
+    """Return the processor's instruction set for bfloat16 products, or None.
 
-    That it has one does not say that it is fast by it.
+    An instruction set does not guarantee that bfloat16 is faster.
     """
     if device == "cuda":
         return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -89,62 +89,62 @@ def bf16_instructions(device: str = "cpu") -> str | None:
 
 
 class StepAutotuner:
-    """Chooses the way of a training's steps.
+    """Selects the fastest configuration of training steps by measurement.
 
     Parameters
     ----------
     parts : mapping of str to Module
-        The module that is trained, under the name "", and its parts that compute.
-    ways : sequence of StepConfig
-        To choose from; the first is the plain one.
+        The trained module under the name "", and its direct children that compute.
+    configs : sequence of StepConfig
+        Candidates; the first is the plain configuration.
     others : sequence of StepConfig
-        Measured beside them, for a warning where one of them is faster.
+        Further configurations to measure. A warning is given if one of them is faster.
     device : {"cpu", "cuda"}
     steps_left : callable
-        Returns how many steps there will be; None if nobody knows.
+        Returns the number of remaining steps; None if unknown.
     broadcast : callable, optional
-        Returns what rank 0 gave; None in a single process.
+        Returns the value of rank 0; None in a single process.
     """
 
     def __init__(
         self,
         parts: Mapping[str, nn.Module],
-        ways: Sequence[StepConfig],
+        configs: Sequence[StepConfig],
         others: Sequence[StepConfig] = (),
         *,
         device: str = "cpu",
         steps_left: Callable[[], float | None] = lambda: None,
         broadcast: Callable[[Any], Any] | None = None,
     ):
-        self._parts, self._ways, self._others = dict(parts), list(ways), list(others)
+        self._parts, self._configs, self._others = dict(parts), list(configs), list(others)
         self._device, self._steps_left, self._broadcast = device, steps_left, broadcast
         self._steps = 0
         self._key = ""
         self._calls: list[RecordedCall] | None = None
-        self.is_over = len(self._ways) + len(self._others) < 2
+        self.is_over = len(self._configs) + len(self._others) < 2
         self.reason = ""
 
     @property
     def plain(self) -> StepConfig:
-        """The way of the first steps."""
-        return self._ways[0]
+        """Configuration of the first steps."""
+        return self._configs[0]
 
     def begin(
         self, batch: object, *, possible: bool = True
     ) -> tuple[StepConfig, AutotuneResult] | None:
-        """Choose before a step, if it is time to.
+        """Select a configuration before a step, if a selection is due.
 
         Parameters
         ----------
         batch
-            Of the step; its sizes are part of what a kept choice depends on.
+            Batch of the step; its sizes are part of the cache key.
         possible : bool
-            False while something else decides how parts of the model run.
+            False while another component controls how parts of the model run.
 
         Returns
         -------
         tuple of StepConfig and AutotuneResult, or None
-            What was chosen, once.
+            The selection, returned once.
         """
         if self.is_over:
             return None
@@ -153,13 +153,13 @@ class StepAutotuner:
             if torch.are_deterministic_algorithms_enabled():
                 self._end("a measurement depends on time, and the training is to be deterministic")
                 return None
-            self._key = self._key_of(batch)
-            kept = self._agreed(lambda: autotune.load_result(self._key))
-            if kept is not None and self._way(kept.name) is not None:
+            self._key = self._cache_key(batch)
+            kept = self._decide_on_rank_0(lambda: autotune.load_result(self._key))
+            if kept is not None and self._config_named(kept.name) is not None:
                 return self._chosen(kept)
             return None
         if self._calls is None:
-            return None  # the step before this one is not the one that was observed
+            return None  # the previous step was not recorded
         calls, self._calls = self._calls, None
         if not possible or not calls:
             self._end("the layers are not called as modules" if possible else "")
@@ -168,8 +168,8 @@ class StepAutotuner:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Note the calls of a step if the next one begins with a measurement."""
-        if not self._is_due or not self._agreed(self._is_time):
+        """Record the calls of a step if a measurement follows it."""
+        if not self._is_due or not self._decide_on_rank_0(self._is_time):
             yield
             return
         calls: list[RecordedCall] = []
@@ -178,31 +178,31 @@ class StepAutotuner:
         self._calls = calls
 
     def observe(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note a call of the whole module, as :meth:`observed` does for a step."""
-        if self._is_due and self._agreed(self._is_time):
-            self._calls = [RecordedCall("", *_copied((args, kwargs)))]
+        """Record a call of the whole module, as :meth:`observed` does for a step."""
+        if self._is_due and self._decide_on_rank_0(self._is_time):
+            self._calls = [RecordedCall("", *_clone_tensors((args, kwargs)))]
 
     @property
     def _is_due(self) -> bool:
-        """True in the steps in which all processes ask whether to measure."""
+        """True in the steps in which all ranks decide whether to measure."""
         return not self.is_over and self._steps in (1, self._repaid)
 
     @functools.cached_property
     def _repaid(self) -> int:
-        """The number of steps that repay a measurement."""
+        """Number of remaining steps that repay a measurement."""
         amx = self._device == "cuda" or bf16_instructions() == "amx_bf16"
         return REPAID_STEPS_AMX if amx else REPAID_STEPS
 
     def _is_time(self) -> bool:
         left = self._steps_left()
         if left is None:
-            return self._steps >= self._repaid  # as many as there were
+            return self._steps >= self._repaid  # guess: as many steps remain
         if left < self._repaid:
             self._end(f"the {left:.0f} steps left do not repay a measurement")
         return not self.is_over
 
-    def _agreed(self, decide: Callable[[], T]) -> T:
-        """Return what rank 0 decides."""
+    def _decide_on_rank_0(self, decide: Callable[[], T]) -> T:
+        """Return the decision of rank 0 in all ranks."""
         if self._broadcast is None:
             return decide()
         decided = self._broadcast((decide(), self.is_over, self.reason))
@@ -210,27 +210,27 @@ class StepAutotuner:
         return answer
 
     def _measure(self, calls: list[RecordedCall]) -> tuple[StepConfig, AutotuneResult] | None:
-        every = [*self._ways, *self._others]
+        every = [*self._configs, *self._others]
         seconds: dict[str, list[float]] = {}
         failure = ""
         try:
             measurement = StepBenchmark(self._parts, calls, self._device)
-        except Exception as error:  # copies of modules raise what they like
+        except Exception as error:  # copying a module may raise anything
             measurement, failure = None, one_line(error)
         for number in range(_ROUNDS):
-            for way in every if number % 2 else reversed(every):
-                if measurement is not None and (not number or way.name in seconds):
+            for config in every if number % 2 else reversed(every):
+                if measurement is not None and (not number or config.name in seconds):
                     try:
-                        taken = measurement.seconds(way, warm_up=not number)
-                        seconds.setdefault(way.name, []).append(taken)
-                    except Exception as error:  # one way may be impossible
-                        seconds.pop(way.name, None)
+                        taken = measurement.seconds(config, warm_up=not number)
+                        seconds.setdefault(config.name, []).append(taken)
+                    except Exception as error:  # a configuration may be unsupported
+                        seconds.pop(config.name, None)
                         failure = failure or one_line(error)
             if number == _TRIED - 1:
-                names = self._agreed(lambda: _promising(seconds, self.plain.name))
-                every = [way for way in every if way.name in names]
+                names = self._decide_on_rank_0(lambda: _promising(seconds, self.plain.name))
+                every = [config for config in every if config.name in names]
         del measurement
-        choice = self._agreed(functools.partial(self._decided, seconds))
+        choice = self._decide_on_rank_0(functools.partial(self._decided, seconds))
         if choice is None:
             self._end(f"it cannot be measured ({failure})")
             return None
@@ -241,33 +241,33 @@ class StepAutotuner:
     def _decided(self, seconds: Mapping[str, Sequence[float]]) -> AutotuneResult | None:
         if self.plain.name not in seconds:
             return None
-        return autotune.choose(seconds, self.plain.name, [way.name for way in self._ways])
+        return autotune.choose(seconds, self.plain.name, [config.name for config in self._configs])
 
     def _chosen(self, choice: AutotuneResult) -> tuple[StepConfig, AutotuneResult]:
         self._end("")
-        faster = [way for way in self._others if way.name in choice.speedups]
+        faster = [config for config in self._others if config.name in choice.speedups]
         for other in faster[:1]:
             ratio = choice.speedups[other.name]
             if ratio.exceeds(max(autotune.LEAST_GAIN, choice.speedup.high)) and not _rank():
-                chosen = self._way(choice.name)
+                chosen = self._config_named(choice.name)
                 warnings.warn(
                     f"On this processor {other.name} trains this model {ratio:.2f} times as fast "
                     f"as {chosen.name if chosen else choice.name}, which precision= names; leave "
                     "precision out to let Nano choose",
                     stacklevel=2,
                 )
-        way = self._way(choice.name)
-        assert way is not None
-        return way, choice
+        config = self._config_named(choice.name)
+        assert config is not None
+        return config, choice
 
-    def _way(self, name: str) -> StepConfig | None:
-        return next((way for way in self._ways if way.name == name), None)
+    def _config_named(self, name: str) -> StepConfig | None:
+        return next((config for config in self._configs if config.name == name), None)
 
     def _end(self, reason: str) -> None:
         self.is_over, self.reason = True, reason
         self._calls = None
 
-    def _key_of(self, batch: object) -> str:
+    def _cache_key(self, batch: object) -> str:
         module = self._parts[""]
         parameters = [
             (name, list(each.shape), str(each.dtype), each.requires_grad)
@@ -280,16 +280,16 @@ class StepAutotuner:
             for each in tree_leaves(batch)
             if isinstance(each, torch.Tensor)
         ]
-        ways = [way.name for way in (*self._ways, *self._others)]
+        configs = [config.name for config in (*self._configs, *self._others)]
         world = torch.distributed.get_world_size() if _is_distributed() else 1
-        facts = [parameters, layers, sizes, ways, self._device, torch.get_num_threads(), world]
+        facts = [parameters, layers, sizes, configs, self._device, torch.get_num_threads(), world]
         if self._device == "cuda":
             facts.append(torch.cuda.get_device_name())
         return autotune.cache_key("training step", facts, torch.__version__)
 
 
 def _promising(seconds: Mapping[str, Sequence[float]], plain: str) -> list[str]:
-    """Return the plain way, and the others that may be the fastest."""
+    """Return the plain configuration and those close to the fastest."""
     least = min((rounds[0] for rounds in seconds.values()), default=0.0)
     return [
         name for name, rounds in seconds.items() if name == plain or rounds[0] <= _CLOSE * least
@@ -305,7 +305,7 @@ def _rank() -> int:
 
 
 class StepBenchmark:
-    """Calls of a model's parts, computed by copies of these parts that nobody else sees.
+    """Benchmark that repeats recorded calls on private copies of a model's parts.
 
     Parameters
     ----------
@@ -325,22 +325,22 @@ class StepBenchmark:
             warnings.simplefilter("ignore")
             self._parts: dict[str, nn.Module] = copy.deepcopy(called)
         for part in self._parts.values():
-            _forget_hooks(part)
+            _remove_hooks(part)
             part.zero_grad(set_to_none=True)
         self._calls, self._device = calls, device
 
-    def seconds(self, way: StepConfig, *, warm_up: bool) -> float:
-        """Return the seconds of all calls, forwards and backwards.
+    def seconds(self, config: StepConfig, *, warm_up: bool) -> float:
+        """Return the duration of all recorded calls, forward and backward, in seconds.
 
         Parameters
         ----------
-        way : StepConfig
+        config : StepConfig
         warm_up : bool
-            Compute them once before, without measuring: kernels are chosen in a first call.
+            True to run the calls once before timing; the first call selects kernels.
         """
         from bigdl.training.state import capture_rng, restore_rng
 
-        layout = torch.channels_last if way.channels_last else torch.contiguous_format
+        layout = torch.channels_last if config.channels_last else torch.contiguous_format
         before = capture_rng()
         try:
             with warnings.catch_warnings():
@@ -348,10 +348,10 @@ class StepBenchmark:
                 for part in self._parts.values():
                     part.to(memory_format=layout)  # type: ignore[call-overload]
                 if warm_up:
-                    self._compute(way)
+                    self._compute(config)
                 self._wait()
                 begin = time.perf_counter()
-                self._compute(way)
+                self._compute(config)
                 self._wait()
                 return time.perf_counter() - begin
         finally:
@@ -359,16 +359,18 @@ class StepBenchmark:
             for part in self._parts.values():
                 part.zero_grad(set_to_none=True)
 
-    def _compute(self, way: StepConfig) -> None:
+    def _compute(self, config: StepConfig) -> None:
         for part in self._parts.values():
             part.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         with torch.enable_grad(), torch.autocast(self._device, torch.bfloat16, enabled=False):
             for call in self._calls:
                 args, kwargs = tree_map_only(
-                    torch.Tensor, functools.partial(_for, way), (call.args, call.kwargs)
+                    torch.Tensor,
+                    functools.partial(_prepare_input, config),
+                    (call.args, call.kwargs),
                 )
-                with torch.autocast(self._device, torch.bfloat16, enabled=way.bf16):
+                with torch.autocast(self._device, torch.bfloat16, enabled=config.bf16):
                     output = self._parts[call.part](*args, **kwargs)
                 outputs = [x for x in tree_leaves(output) if isinstance(x, torch.Tensor)]
                 losses += [x.float().square().mean() for x in outputs if x.grad_fn is not None]
@@ -380,29 +382,29 @@ class StepBenchmark:
             torch.cuda.synchronize()
 
 
-def _for(way: StepConfig, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an input as the part gets it: what another part gave is not in bfloat16 in float32."""
-    if tensor.dtype == torch.bfloat16 and not way.bf16:
+def _prepare_input(config: StepConfig, tensor: torch.Tensor) -> torch.Tensor:
+    """Convert an input for a configuration: bfloat16 to float32 if not bf16, and memory format."""
+    if tensor.dtype == torch.bfloat16 and not config.bf16:
         tensor = tensor.float()
-    return last(tensor) if way.channels_last else tensor
+    return to_channels_last(tensor) if config.channels_last else tensor
 
 
-def last(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a batch of images with the channels last, another tensor as it is."""
+def to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert a batch of images to channels last; return other tensors unchanged."""
     if tensor.dim() != 4 or tensor.layout != torch.strided:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _forget_hooks(module: nn.Module) -> None:
-    """Remove the hooks of a copy: they are the program's, which must not see its calls."""
+def _remove_hooks(module: nn.Module) -> None:
+    """Remove the hooks of a copied module, so that the program does not see its calls."""
     for part in module.modules():
-        vars(part).pop("log", None)  # of a LightningModule in several processes
+        vars(part).pop("log", None)  # set on a LightningModule in several processes
         for name in _HOOKS:
             vars(part)[name].clear()
 
 
-def _copied(arguments: T) -> T:
+def _clone_tensors(arguments: T) -> T:
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
@@ -410,10 +412,10 @@ def _copied(arguments: T) -> T:
 
 
 class _Recorder:
-    """Notes the outermost calls of a model's parts in training mode.
+    """Recorder of the outermost calls of a model's parts in training mode.
 
-    It takes the place of their ``forward``: Lightning calls a module in several processes to run
-    its ``training_step``, which is no call of ``forward``.
+    It replaces their ``forward`` instead of using hooks: in several processes Lightning calls the
+    module to run its ``training_step``, which would run the module's hooks.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module], calls: list[RecordedCall]):
@@ -423,15 +425,15 @@ class _Recorder:
     def recording(self) -> Iterator[None]:
         replaced = AttributePatch()
         for name, part in self.parts.items():
-            replaced.set(part, "forward", _Recorded(part, self, name))
+            replaced.set(part, "forward", _RecordedForward(part, self, name))
         try:
             yield
         finally:
             replaced.undo()
 
 
-class _Recorded(ForwardOverride):
-    """The forward of a part whose calls are noted."""
+class _RecordedForward(ForwardOverride):
+    """Forward method of a part that records its calls."""
 
     def __init__(self, part: nn.Module, recorder: _Recorder, name: str):
         super().__init__(part)
@@ -441,7 +443,7 @@ class _Recorded(ForwardOverride):
         recorder = self.recorder
         is_step = recorder.depth == 0 and torch.is_grad_enabled() and self.module.training
         if is_step and len(recorder.calls) < _MOST_CALLS:
-            recorder.calls.append(RecordedCall(self.name, *_copied((args, kwargs))))
+            recorder.calls.append(RecordedCall(self.name, *_clone_tensors((args, kwargs))))
         recorder.depth += 1
         try:
             return self.forward(*args, **kwargs)
@@ -449,12 +451,12 @@ class _Recorded(ForwardOverride):
             recorder.depth -= 1
 
 
-def speed_in_words(way: StepConfig, plain: StepConfig, choice: AutotuneResult) -> str:
-    """Return what was chosen, and by which ratio."""
+def describe_speed(config: StepConfig, plain: StepConfig, choice: AutotuneResult) -> str:
+    """Describe the selected configuration and its speed-up."""
     others = [
-        (name, s) for name, s in choice.speedups.items() if name not in (way.name, plain.name)
+        (name, s) for name, s in choice.speedups.items() if name not in (config.name, plain.name)
     ]
-    if way == plain:
+    if config == plain:
         measured = ", ".join(f"{name} {s:.2f}" for name, s in others)
-        return f"{way.name} (times as fast as it: {measured or 'nothing else'})"
-    return f"{way.name} ({choice.speedup:.2f} times as fast as {plain.name})"
+        return f"{config.name} (times as fast as it: {measured or 'nothing else'})"
+    return f"{config.name} ({choice.speedup:.2f} times as fast as {plain.name})"

@@ -1,8 +1,8 @@
 """Faster training steps: bfloat16, channels-last layout, fused optimizers and TorchInductor.
 
 :class:`FastSteps` applies :class:`~bigdl.nano.pytorch.training.options.TrainingOptions` to a module
-in one process, and undoes what must not stay. Precision and layout are chosen by measurement
-(:mod:`~bigdl.nano.pytorch.training.step_autotune`), where the user names none.
+in one process, and undoes temporary changes after training. Unless the user sets precision and
+memory format, a measurement selects them (:mod:`~bigdl.nano.pytorch.training.step_autotune`).
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from bigdl.nano.pytorch.training.step_autotune import (
     StepConfig,
     T,
     bf16_instructions,
-    last,
-    speed_in_words,
+    describe_speed,
+    to_channels_last,
 )
 
 _log = logging.getLogger(__name__)
 _CONSTANTS = (bool, int, float, str, tuple, type(None))
-_LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain
+_LARGE_PRODUCT = 1 << 18  # weights of a linear layer above which bfloat16 repays its casts
 
 
 class FastSteps:
-    """Settings of one module while it is trained.
+    """Settings that speed up the training steps of one module.
 
     Parameters
     ----------
     options : TrainingOptions
     module : Module
-        In float32 on the CPU, or nothing is done.
+        Module on the CPU; modules on another device are not changed.
     calls : bool
-        Whether the module is called by a loop that is not ours: then its first call, and not the
-        first step, shows whether the program bears the layout.
+        True if a custom loop calls the module. Its first call then replaces the first step as the
+        test whether the model supports the memory format.
     device : {"cpu", "cuda"}
-        Where it is trained, if it is moved there afterwards.
+        Device of the training; the module may be moved there later.
     steps_left : callable
-        Returns how many steps there will be; None if nobody knows.
+        Returns the number of remaining steps; None if unknown.
     broadcast : callable, optional
-        Returns what rank 0 gave; None in a single process.
-    tell : callable
-        Called with a sentence when the precision and the layout are chosen.
+        Returns the value of rank 0; None in a single process.
+    notify : callable
+        Called with a sentence when precision and memory format are selected.
     on_layout : callable
-        Called when the layout of the weights has changed.
+        Called after the memory format of the weights has changed.
     relayouts : bool
-        Whether the layout may change once the training has begun.
+        Whether the memory format may change after training has started.
 
     Attributes
     ----------
     report : list of str
-        What holds, in a few words each.
+        Short descriptions of the active settings.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FastSteps:
         device: str = "cpu",
         steps_left: Callable[[], float | None] = lambda: None,
         broadcast: Callable[[Any], Any] | None = None,
-        tell: Callable[[str], object] = _log.info,
+        notify: Callable[[str], object] = _log.info,
         on_layout: Callable[[], object] = lambda: None,
         relayouts: bool = True,
     ):
@@ -85,13 +85,13 @@ class FastSteps:
         self._undoing = ExitStack()
         self._guard: ModuleState | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._tell, self._on_layout = tell, on_layout
-        self.chooser: StepAutotuner | None = None
+        self._notify, self._on_layout = notify, on_layout
+        self.autotuner: StepAutotuner | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
             return
-        if options.inductor is True:  # first: what compiles is the module's own code
+        if options.inductor is True:  # first, so that the original code is compiled
             self._replace_forwards(computing_children(module) or [module], CompiledForward)
         self.report.append(self._named_precision or "float32")
         if options.channels_last or self._compiles_images:
@@ -105,54 +105,54 @@ class FastSteps:
             self.report.append("TorchInductor")
         if not options.inductor:
             parts = {"": module, **_computing_parts(module)}
-            chooser = StepAutotuner(
+            autotuner = StepAutotuner(
                 parts,
-                self._ways(relayouts),
+                self._configs(relayouts),
                 self._faster_than_named(),
                 device=device,
                 steps_left=steps_left,
                 broadcast=broadcast,
             )
-            self.chooser = None if chooser.is_over else chooser
+            self.autotuner = None if autotuner.is_over else autotuner
         if calls:
             self._convert_calls()
 
     def batch(self, batch: T) -> T:
-        """Return a batch in the layout of the module."""
-        return tree_map_only(torch.Tensor, last, batch) if self.channels_last else batch
+        """Convert a batch to the module's memory format."""
+        return tree_map_only(torch.Tensor, to_channels_last, batch) if self.channels_last else batch
 
     def begin(self, batch: object, *, possible: bool = True) -> bool:
-        """Choose precision and layout before a step, if it is time to.
+        """Select precision and memory format before a step, if a selection is due.
 
         Parameters
         ----------
         batch
-            Of the step.
+            Batch of the step.
         possible : bool
-            False while something else decides how parts of the model run.
+            False while another component controls how parts of the model run.
 
         Returns
         -------
         bool
-            Whether they are others than before.
+            True if precision or memory format has changed.
         """
-        chooser = self.chooser
-        if chooser is None:
+        autotuner = self.autotuner
+        if autotuner is None:
             return False
-        chosen = chooser.begin(batch, possible=possible)
-        if chooser.is_over:
-            self.chooser = None
+        chosen = autotuner.begin(batch, possible=possible)
+        if autotuner.is_over:
+            self.autotuner = None
         if chosen is None:
             return False
-        way, choice = chosen
-        plain = chooser.plain
-        self._apply(way, plain)
-        self._tell(f"Nano trains with {speed_in_words(way, plain, choice)}, measured here")
-        return way != plain
+        config, choice = chosen
+        plain = autotuner.plain
+        self._apply(config, plain)
+        self._notify(f"Nano trains with {describe_speed(config, plain, choice)}, measured here")
+        return config != plain
 
     @property
     def _compiles_images(self) -> bool:
-        """True if TorchInductor may compile convolutions: see :meth:`_warn_of_inductor`."""
+        """True if TorchInductor may compile convolutions; see :meth:`_warn_of_inductor`."""
         options = self._options
         wanted = bool(options.inductor) and options.channels_last is None
         return wanted and gains_from_channels_last(self._module)
@@ -160,18 +160,18 @@ class FastSteps:
     def _warn_of_inductor(self) -> None:
         if any(isinstance(part, nn.Conv2d) for part in self._module.modules()):
             warnings.warn(
-                "TorchInductor of torch 2.13 gives some networks of convolutions wrong gradients "
-                "where their channels are not last in memory; leave inductor out, or pass "
+                "TorchInductor of torch 2.13 computes wrong gradients for some convolutional "
+                "networks unless channels are last in memory; leave inductor out, or pass "
                 "channels_last=True",
                 stacklevel=2,
             )
 
-    def _apply(self, way: StepConfig, plain: StepConfig) -> None:
-        if way.bf16 and self._named_precision is None:
+    def _apply(self, config: StepConfig, plain: StepConfig) -> None:
+        if config.bf16 and self._named_precision is None:
             parts = [self._module, *computing_children(self._module)]
             self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
             self.report[0] = "bfloat16 in training steps"
-        if way.channels_last and not self.channels_last:
+        if config.channels_last and not self.channels_last:
             self._guard = ModuleState(self._module)
             self._set_layout(torch.channels_last)
             self.report.insert(1, "channels_last")
@@ -181,8 +181,8 @@ class FastSteps:
         precision = self._options.precision
         return None if precision is None else f"precision {precision}"
 
-    def _ways(self, relayouts: bool) -> list[StepConfig]:
-        """Return the ways that the options allow; the first is that of the plain program."""
+    def _configs(self, relayouts: bool) -> list[StepConfig]:
+        """Return the configurations that the options allow; the first is the plain program's."""
         wanted = self._options.channels_last
         layouts = [self.channels_last]
         if (
@@ -200,7 +200,7 @@ class FastSteps:
         return [StepConfig(bf16, layout) for bf16 in precisions for layout in layouts]
 
     def _faster_than_named(self) -> list[StepConfig]:
-        """Return ways in float32 that may be faster than the bfloat16 that the user names."""
+        """Return float32 configurations that may be faster than the bfloat16 that the user set."""
         if self._options.precision not in ("bf16-mixed", "16-mixed") or self._device != "cpu":
             return []
         return [StepConfig(False, self.channels_last)]
@@ -210,12 +210,12 @@ class FastSteps:
         return bf16_instructions(self._device) is not None and gains_from_bf16(self._module)
 
     def step(self, step: Callable[..., Any], *args: object, **kwargs: object) -> object:
-        """Call a training step; the first one shows whether the program bears the layout."""
+        """Run a training step; fall back to contiguous tensors if the first step fails."""
         guard, self._guard = self._guard, None
         if guard is None:
-            if self.chooser is None:
+            if self.autotuner is None:
                 return step(*args, **kwargs)
-            with self.chooser.observed():
+            with self.autotuner.observed():
                 return step(*args, **kwargs)
         try:
             return step(*args, **kwargs)
@@ -230,7 +230,7 @@ class FastSteps:
         return step(*args, **kwargs)
 
     def optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Let optimizers use their fused implementation."""
+        """Switch optimizers to their fused implementation."""
         self._optimizers = list(optimizers)
         if not self._options.fused_optimizers:
             return
@@ -239,22 +239,24 @@ class FastSteps:
             self.report.append(f"fused {' and '.join(sorted(names))}")
 
     def align(self) -> None:
-        """Let states of optimizers, which may come from a checkpoint, have the weights' layout."""
+        """Convert optimizer states, e.g. from a checkpoint, to the weights' memory format."""
         align_layouts(self._optimizers)
 
     def undo(self) -> None:
-        """Leave the module as it was, but for what it has learned."""
+        """Restore the module's forward methods and memory format; keep its weights."""
         self._undoing.close()
         self._on_layout = lambda: None
         if self.channels_last:
             self._set_layout(torch.contiguous_format)
 
     def _convert_calls(self) -> None:
-        """Choose and convert in the calls of the module, of which a loop makes one in a step."""
+        """Convert inputs and select the configuration in the module's forward calls."""
         hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
         self._undoing.callback(hook.remove)
-        if self.chooser is not None or self._guard is not None:
-            self._replace_forwards([self._module], functools.partial(_ChoosingForward, steps=self))
+        if self.autotuner is not None or self._guard is not None:
+            self._replace_forwards(
+                [self._module], functools.partial(_AutotuningForward, steps=self)
+            )
 
     def _in_layout(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[Any, Any]:
         return self.batch((args, kwargs))
@@ -277,18 +279,18 @@ class FastSteps:
         self._set_layout(torch.contiguous_format)
         dropped = "contiguous (the model takes views of its activations)"
         self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
-        _log.debug("The first step failed with channels_last and is made again without")
+        _log.debug("The first step failed with channels_last; repeating it with contiguous tensors")
 
 
 def _computing_parts(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the direct children of a module that are no losses or metrics, by their names."""
+    """Return a module's direct children except losses and metrics, by name."""
     return {name: child for name, child in module.named_children() if is_model(child)}
 
 
 def gains_from_bf16(module: nn.Module) -> bool:
-    """Return True if a module holds layers for which bfloat16 pays: convolutions or large products.
+    """Return True if a module has convolutions or linear layers large enough to gain from bfloat16.
 
-    The casts of small weights in each step cost more than their products gain.
+    For small weights, the casts in each step cost more than the products gain.
     """
     if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
         return False
@@ -304,13 +306,13 @@ def gains_from_bf16(module: nn.Module) -> bool:
 
 
 class CompiledForward(ForwardOverride):
-    """The forward of a module, compiled by TorchInductor when it is first called.
+    """Forward method of a module, compiled by TorchInductor at its first call.
 
     Parameters
     ----------
     module : Module or ForwardOverride
     optional : bool
-        Whether what cannot be compiled in the first call runs as written.
+        True to run the original code if the first call cannot be compiled.
     """
 
     def __init__(self, module: torch.nn.Module, optional: bool = False):
@@ -326,8 +328,8 @@ class CompiledForward(ForwardOverride):
             return self._compiled(*args, **kwargs)
 
 
-class _ChoosingForward(ForwardOverride):
-    """The forward of a module whose calls in training mode are the steps of a loop."""
+class _AutotuningForward(ForwardOverride):
+    """Forward method of a module that treats each call in training mode as a step."""
 
     def __init__(self, module: nn.Module, steps: FastSteps):
         super().__init__(module)
@@ -335,7 +337,7 @@ class _ChoosingForward(ForwardOverride):
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         steps = self._steps
-        is_over = steps.chooser is None and steps._guard is None
+        is_over = steps.autotuner is None and steps._guard is None
         if self._inside or is_over or not self.module.training or not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -347,17 +349,17 @@ class _ChoosingForward(ForwardOverride):
                 return steps.step(self.module.forward, *args, **kwargs)
             if steps._guard is not None:
                 return steps.step(self.forward, *args, **kwargs)
-            if steps.chooser is not None:
-                steps.chooser.observe(args, kwargs)
+            if steps.autotuner is not None:
+                steps.autotuner.observe(args, kwargs)
             return self.forward(*args, **kwargs)
         finally:
             self._inside = False
 
 
 class _Bf16Forward(ForwardOverride):
-    """The forward of a module in bfloat16 while it is in training mode; it gives float32.
+    """Forward method that computes in bfloat16 in training mode and returns float32.
 
-    Only the outermost of such modules switches.
+    Among nested modules, only the outermost enters autocast.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu"):
@@ -365,7 +367,7 @@ class _Bf16Forward(ForwardOverride):
         self._device = device
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        # Gradients or not: a frozen backbone has none.
+        # Does not depend on gradients: a frozen backbone has none.
         if not self.module.training or torch.is_autocast_enabled(self._device):
             return self.forward(*args, **kwargs)
         with torch.autocast(self._device, torch.bfloat16):
@@ -374,25 +376,25 @@ class _Bf16Forward(ForwardOverride):
 
 
 def computing_children(module: nn.Module) -> list[nn.Module]:
-    """Return the direct children of a module that are no losses or metrics."""
+    """Return a module's direct children except losses and metrics."""
     return list(_computing_parts(module).values())
 
 
 def is_model(value: object) -> bool:
-    """Return True for a module that is no loss or metric."""
+    """Return True for a module that is neither a loss nor a metric."""
     from torchmetrics import Metric, MetricCollection
 
-    figures = (nn.modules.loss._Loss, Metric, MetricCollection)
-    return isinstance(value, nn.Module) and not isinstance(value, figures)
+    others = (nn.modules.loss._Loss, Metric, MetricCollection)
+    return isinstance(value, nn.Module) and not isinstance(value, others)
 
 
 def full_precision(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of bfloat16 in float32, another one as it is."""
+    """Convert a bfloat16 tensor to float32; return other tensors unchanged."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def gains_from_channels_last(module: nn.Module) -> bool:
-    """Return True if there are convolutions over images, and none that lack the layout."""
+    """Return True if a module has 2-d convolutions and no 3-d convolutions."""
     parts = list(module.modules())
     return any(isinstance(part, nn.Conv2d) for part in parts) and not any(
         isinstance(part, (nn.Conv3d, nn.ConvTranspose3d)) for part in parts
@@ -400,19 +402,17 @@ def gains_from_channels_last(module: nn.Module) -> bool:
 
 
 class ModuleState:
-    """The state that calls of a module change without training it.
-
-    These are its buffers and the random state.
+    """State that forward calls of a module change: buffers and random number generators.
 
     Parameters
     ----------
     module : Module
     attributes : bool
-        Whether numbers and other constants among its attributes are to come back, too.
+        Whether to restore numbers and other constants among its attributes, too.
     """
 
     def __init__(self, module: nn.Module, attributes: bool = False):
-        # by name: a module that moves to another device gets other tensors
+        # by name: moving a module to another device creates new tensors
         self._module = module
         self._buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         parts: Iterable[nn.Module] = module.modules() if attributes else ()
@@ -421,12 +421,12 @@ class ModuleState:
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
-        """Undo what calls have done since then."""
+        """Restore the state at the time of construction."""
         with torch.no_grad():
             for name, buffer in self._module.named_buffers():
                 before = self._buffers.get(name)
                 if before is None or torch.equal(buffer, before.to(buffer.device)):
-                    continue  # its version counts
+                    continue  # do not increase the version of an equal buffer
                 buffer.copy_(before)
         for attributes, earlier in self._attributes:
             for name, now in list(attributes.items()):
@@ -440,8 +440,8 @@ class ModuleState:
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Let a module run as in training; buffers, counters and the random state come back."""
+def state_preserved(module: nn.Module) -> Iterator[None]:
+    """Run code that calls a module; restore buffers, constants and random state afterwards."""
     state = ModuleState(module, attributes=True)
     try:
         yield
@@ -450,10 +450,10 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 def _is_of_layout(error: RuntimeError) -> bool:
-    """Return True if a program does not bear channels-last tensors.
+    """Return True if an error shows that a model does not support channels-last tensors.
 
-    ``view`` needs a stride that such a tensor may not have, so a program that flattens activations
-    by it fails in its first step.
+    ``view`` requires strides that channels-last tensors may lack, so a model that flattens
+    activations with it fails in its first step.
     """
     return "view size is not compatible" in str(error) or "channels_last" in str(error)
 
