@@ -23,8 +23,8 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     batches_of,
     evaluating,
+    module_loader,
     named_parameters,
-    own_loader,
     sample_arguments,
     trainer_loader,
 )
@@ -163,7 +163,7 @@ def get_input_example(
             [1., 1.]])
     """
     sample = getattr(model, "example_input_array", None) if input_sample is None else input_sample
-    data = (trainer_loader(model) or own_loader(model)) if sample is None else sample
+    data = (trainer_loader(model) or module_loader(model)) if sample is None else sample
     if isinstance(data, torch.utils.data.DataLoader):
         batch = next(batches_of(model, data), None)
         if batch is None:

@@ -1,4 +1,4 @@
-"""Inference of PyTorch models: accelerated models, and the optimizer that makes them."""
+"""Inference of PyTorch models: accelerated models and InferenceOptimizer."""
 
 from bigdl.nano.lazy_names import lazy_names
 

@@ -1,11 +1,10 @@
-"""Models that run in another way or in another runtime and still look like the user's.
+"""Base classes of accelerated PyTorch models, and their threads and precision.
 
-The life of an accelerated model: a method builds it and sets its ``nano_source`` to the user's
-module. ``save`` asks it for its files and for the facts that go into the directory's
-``nano_model_meta.yml``; ``load`` finds the class by its name in that file and calls
-:meth:`AcceleratedModel.load_from`. A loaded model has no source unless the user gives one.
-Its settings, threads and precision, are pushed when an :class:`InferenceContext` is entered and
-popped when it is left.
+Life cycle of an accelerated model: a method builds it and sets its ``nano_source`` to the user's
+module. ``save`` calls its ``save_to``, which writes files and returns the content of
+``nano_model_meta.yml``. ``load`` finds the class by its name in that file and calls
+:meth:`AcceleratedModel.load_from`. A loaded model has no source unless the user passes one.
+:class:`InferenceContext` applies the model's settings: threads and precision.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _local = threading.local()
 
 @dataclass(frozen=True)
 class Settings:
-    """Threads and precision of one model.
+    """Thread count and precision of one model.
 
     Attributes
     ----------
     threads : int or None
-        Threads of PyTorch; None leaves them as they are.
+        Number of PyTorch threads; None does not change it.
     bf16 : bool
-        True to run operators in bfloat16 where autocast deems that safe.
+        True to run under autocast to bfloat16.
     """
 
     threads: int | None = None
@@ -52,9 +51,9 @@ class Settings:
 
 
 class InferenceContext:
-    """``with`` it, models run without gradients, with their threads and their precision.
+    """Context in which models run without gradients, with their threads and precision.
 
-    Contexts nest, one may be entered again, and each leaves everything as it found it.
+    Contexts can be nested and reused. On exit each restores the previous settings.
 
     Parameters
     ----------
@@ -67,19 +66,19 @@ class InferenceContext:
 
     @property
     def thread_num(self) -> int | None:
-        """Number of threads inside; None if it is not changed."""
+        """Number of threads inside the context; None if it is not changed."""
         return self.settings.threads
 
     def __enter__(self) -> InferenceContext:
         with ExitStack() as stack:
-            # a thread scope takes a millisecond, a small model less
+            # a thread scope takes a millisecond, longer than a small model
             if self.settings.threads not in (None, torch.get_num_threads()):
                 stack.enter_context(thread_scope(self.settings.threads))
-            # not inference mode, after which results cannot be changed or be features of a head
+            # not inference mode, whose results can neither be changed nor used in training
             stack.enter_context(torch.no_grad())
             if self.settings.bf16:
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-            # so that models called inside do not enter another context
+            # models called inside must not enter another context
             stack.callback(setattr, _local, "settings", active_settings())
             _local.settings = self.settings
             self._entered.append(stack.pop_all())
@@ -90,21 +89,21 @@ class InferenceContext:
 
 
 def active_settings() -> Settings | None:
-    """Return the settings of the innermost context of this thread, if there is one."""
+    """Return the settings of this thread's innermost context, or None."""
     return getattr(_local, "settings", None)
 
 
-# What was asked for modules of users, on which nothing is set.
+# Settings of users' modules, on which no attribute is set.
 _of_plain_modules: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def remember_settings(model: torch.nn.Module, settings: Settings) -> None:
-    """Settings that :func:`settings_of` gives for a module of the user's."""
+    """Store the settings of a user's module for :func:`settings_of`."""
     _of_plain_modules[model] = settings
 
 
 def settings_of(model: torch.nn.Module) -> Settings:
-    """Return the settings of a model; the defaults if none were set."""
+    """Return a model's settings, or the defaults if none were set."""
     return getattr(model, "inference_settings", None) or _of_plain_modules.get(model, Settings())
 
 
@@ -114,13 +113,13 @@ def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceCon
     Parameters
     ----------
     model, *models : Module
-        A list or tuple of modules counts as its elements. The largest thread count holds for all,
-        and bf16 if one of them asks for it; both with a warning where the models differ.
+        Modules, or lists or tuples of modules. The largest thread count applies to all, and bf16 if
+        one of them uses it; if the models differ, a warning is given.
 
     Raises
     ------
     UsageError
-        If there is no model, or something is none.
+        If there is no model, or an argument is not a module.
 
     Examples
     --------
@@ -162,25 +161,25 @@ def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceCon
 
 
 def save_weights(module: torch.nn.Module, path: Path, compression: str = "fp32") -> None:
-    """Write a module's state dict; with ``compression="bf16"`` its fp32 tensors as bfloat16."""
+    """Save a module's state dict; ``compression="bf16"`` stores fp32 tensors as bfloat16."""
     state = module.state_dict()
     if compression == "bf16":
-        state = {key: _halved(value) for key, value in state.items()}
+        state = {key: _to_bfloat16(value) for key, value in state.items()}
     torch.save(state, path)
 
 
-def _halved(value):
+def _to_bfloat16(value):
     fp32 = torch.is_tensor(value) and value.dtype is torch.float32
     return value.bfloat16() if fp32 else value
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
-    """Read a state dict into a module, in place; returns the module.
+    """Load a state dict into a module in place and return the module.
 
     Raises
     ------
     UsageError
-        If the weights are not this module's.
+        If the weights do not fit the module.
     """
     failure = f"{str(path)!r} holds no weights that torch can read without running code"
     with as_usage_error(failure, text=first_line, code="file-damaged", path=str(path)):
@@ -188,7 +187,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        # A LightningModule that wraps a plain module holds the same weights one level deeper.
+        # A LightningModule that wraps a plain module has the same weights one level deeper.
         inner = getattr(module, "model", None)
         if not isinstance(inner, torch.nn.Module):
             raise UsageError(
@@ -202,14 +201,14 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Module()))
 
 
-def decodes(model: torch.nn.Module | None) -> bool:
-    """Return True for a model of transformers that generates tokens."""
+def is_generative(model: torch.nn.Module | None) -> bool:
+    """Return True for a transformers model that generates tokens."""
     return any(cls.__name__ == "GenerationMixin" for cls in type(model).__mro__)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Arguments of ``InferenceOptimizer.load`` beside the directory."""
+    """Arguments of ``InferenceOptimizer.load`` except the directory."""
 
     model: torch.nn.Module | None = None
     input_sample: Any = None
@@ -220,7 +219,7 @@ class LoadOptions:
 
 
 def _in_float32(result: object) -> object:
-    """Return a result whose tensors in bfloat16 are in float32, as the original's are."""
+    """Convert bfloat16 tensors in a nested result to float32, the original's dtype."""
     leaves, structure = flatten(result)
     if not any(torch.is_tensor(x) and x.dtype is torch.bfloat16 for x in leaves):
         return result
@@ -230,22 +229,22 @@ def _in_float32(result: object) -> object:
 
 
 class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
-    """A model that is always in evaluation mode and passes unknown attributes on to the original.
+    """Base of accelerated models: always in eval mode; unknown attributes come from the original.
 
-    Its own attributes begin with ``nano_``, but for those that users know by name, so that they do
-    not hide attributes of the user's module.
+    Names of private attributes start with ``nano_``, so that they do not hide attributes of the
+    user's module. Documented attributes have ordinary names.
 
     Attributes
     ----------
     nano_method : str or None
         Name of the method that built it.
     nano_source : Module or None
-        The user's module, which is not a submodule: its parameters are not this model's.
+        The user's module. It is not a submodule, so its parameters are not this model's.
     nano_inputs : ForwardInputs or None
     nano_outputs : Structure or None
-        Of a model whose runtime takes and gives flat lists.
+        Structure of the result, if the runtime uses flat lists.
     inference_settings : Settings
-        What it needs around it: ``get_context`` reads this.
+        Threads and precision that ``get_context`` applies.
     """
 
     def __init__(
@@ -270,26 +269,26 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     @property
     def nano_code(self) -> torch.nn.Module | None:
-        """The module whose Python code it runs, if it does."""
+        """Module whose Python code the model runs; None if it runs a graph."""
         return None
 
     def nano_attach(self, source: torch.nn.Module | None) -> Self:
-        """Set the module to which unknown attributes are passed on; returns itself."""
+        """Set the original module, which provides unknown attributes; return this model."""
         self.__dict__["nano_source"] = source
         return self
 
     def forward(self, *args, **kwargs):
-        """As the user's model; outside of ``get_context`` it applies its own settings."""
+        """Run the model; outside ``get_context`` it applies its settings itself."""
         if active_settings() is not None:
             return self.nano_run(args, kwargs)
         settings = self.inference_settings
         with InferenceContext(settings):
             result = self.nano_run(args, kwargs)
-        return _in_float32(result) if settings.bf16 and not self.nano_lowered else result
+        return _in_float32(result) if settings.bf16 and not self.nano_is_bf16 else result
 
     @property
-    def nano_lowered(self) -> bool:
-        """True if the original's own results are in bfloat16."""
+    def nano_is_bf16(self) -> bool:
+        """True if the original has bfloat16 parameters, so that its results are bfloat16."""
         source = self.__dict__.get("nano_source")
         return source is not None and any(
             each.dtype is torch.bfloat16 for each in source.parameters()
@@ -297,10 +296,10 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def nano_run(self, args: tuple, kwargs: dict) -> object:
-        """One call of the model within its settings."""
+        """Run the model once; its threads and precision are active."""
 
     def train(self, mode: bool = True) -> AcceleratedModel:
-        """Stays in evaluation mode: what was folded or quantized cannot be trained."""
+        """Stay in evaluation mode, since folded or quantized weights cannot be trained."""
         return self
 
     def __getattr__(self, name: str):
@@ -309,7 +308,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         except AttributeError:
             source = self.__dict__.get("nano_source")
             if source is not None and name not in _OF_EVERY_MODULE and hasattr(source, name):
-                if name == "generate" and decodes(source):
+                if name == "generate" and is_generative(source):
                     return partial(self.nano_generate, source)
                 return getattr(source, name)
             raise AttributeError(
@@ -317,20 +316,20 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
             ) from None
 
     def nano_generate(self, source: torch.nn.Module, *args: object, **kwargs: object) -> Any:
-        """``generate`` of a model of transformers, which the original would run by itself.
+        """Generate tokens with the accelerated code of a transformers model.
 
         Raises
         ------
         UsageError
-            If this model is a graph, which has no growing cache of keys and values.
+            If this model is a graph, which has no growing key-value cache.
         """
         code = self.nano_code
-        if not decodes(code):
+        if not is_generative(code):
             raise UsageError(
                 f"generate of {type(source).__name__} needs a cache that grows with each token, "
                 f"which a model of method {self.nano_method!r} does not have; call generate of the "
                 "original, convert it for OpenVINO or ONNX Runtime without use_cache=False, or use "
-                "quantize(precision='bf16'), which runs the model's own code",
+                "quantize(precision='bf16'), which runs the original Python code",
                 code="unsupported",
                 method=self.nano_method,
             )
@@ -342,42 +341,42 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def save_to(self, directory: Path, compression: str) -> dict:
-        """Write this model's files.
+        """Write this model's files and return its metadata.
 
         Parameters
         ----------
         directory : Path
-            An empty directory.
+            Empty directory for the files.
         compression : str
-            ``"fp32"`` or ``"bf16"``: how weights are stored.
+            Storage format of weights: ``"fp32"`` or ``"bf16"``.
 
         Returns
         -------
         dict
-            What :meth:`load_from` needs to know, of JSON's types only.
+            Metadata for :meth:`load_from`, with JSON types only.
         """
 
     @classmethod
     @abc.abstractmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        """Read what :meth:`save_to` wrote.
+        """Load a model that :meth:`save_to` wrote.
 
         Parameters
         ----------
         directory : Path
         meta : mapping
-            What ``save_to`` returned.
+            Metadata from ``save_to``.
         options : LoadOptions
         """
 
 
 def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
-    """Return the original, or a copy of it, with the weights of a file.
+    """Load weights from a file into the original module or a copy of it.
 
     Raises
     ------
     UsageError
-        If the original or the file is missing, or the weights are not the original's.
+        If the original or the file is missing, or the weights do not fit the original.
     """
     if options.model is None:
         raise UsageError(
@@ -393,21 +392,19 @@ def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
 
 
 class NetworkModel(AcceleratedModel):
-    """A model whose network takes and gives flat lists of arrays, in a runtime of its own.
-
-    Any number of threads may call it.
+    """Accelerated model with a network of another runtime; thread-safe.
 
     Parameters
     ----------
     network
-        Its ``infer`` takes and returns lists of ndarrays. The results are the caller's: the next
+        Its ``infer`` takes and returns lists of ndarrays. The caller owns the results: the next
         call must not change them.
     inputs : ForwardInputs
     outputs : Structure
     output_tensors : bool
-        Tensors, or ndarrays.
+        True to return tensors, False for ndarrays.
     **keywords
-        Of :class:`AcceleratedModel`.
+        Keywords of :class:`AcceleratedModel`.
     """
 
     def __init__(
@@ -420,14 +417,14 @@ class NetworkModel(AcceleratedModel):
         **keywords: Any,
     ):
         super().__init__(inputs, outputs, **keywords)
-        self.nano_network: Any = network  # the facade of the runtime says of which class
+        self.nano_network: Any = network  # the runtime's facade declares its class
         self.output_tensors = output_tensors
 
     @classmethod
     def of(
         cls, source: TorchSource, network: RuntimeNetwork, method: str, options: BuildOptions
     ) -> Self:
-        """Return the accelerated model of a source."""
+        """Build the accelerated model of a source from its network."""
         model = cls(
             network,
             source.inputs,
@@ -442,18 +439,18 @@ class NetworkModel(AcceleratedModel):
         )
 
     def forward(self, *args, **kwargs):
-        """As the user's model; its threads and its precision are those of its own runtime."""
+        """Run the network; its runtime applies threads and precision."""
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> object:
         return self.nano_result_of(self.nano_network.infer(self.nano_to_arrays(args, kwargs)))
 
     def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
-        """Return the flat list of arrays of a call."""
+        """Convert the arguments of a call to a flat list of arrays."""
         return list(map(as_array, self.nano_inputs.flatten(args, kwargs)))
 
     def nano_result_of(self, results: list) -> object:
-        """Return what the user's model would, from the flat list of the network's results."""
+        """Convert the network's flat outputs to the structure of the original's result."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
         return self.nano_outputs.rebuild(results)
@@ -462,14 +459,11 @@ class NetworkModel(AcceleratedModel):
         return {**super().nano_describe(), "output_tensors": self.output_tensors}
 
     load_network: ClassVar[Callable[..., Any]]
-    """Returns the network of a saved directory."""
+    """Loads the network of a saved directory."""
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        """Return a saved model.
-
-        A directory of BigDL 2 says nothing of inputs and outputs: they are those of the network.
-        """
+        """Load a saved model; models of BigDL 2 take inputs and outputs from the network."""
         chosen = {name: getattr(options, name) for name in ("device", "cache_dir", "shapes")}
         network = cls.load_network(directory, meta, **chosen)
         outputs = len(network.output_names)
@@ -497,13 +491,13 @@ class NetworkModel(AcceleratedModel):
         ).nano_attach(options.model)
 
 
-def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
-    """Return the original and its sample, without which a compressed model is not loaded.
+def require_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
+    """Return the original and its sample, which loading of a compressed model requires.
 
     Raises
     ------
     UsageError
-        If one is missing.
+        If one of them is missing.
     """
     for name in ("model", "input_sample"):
         if getattr(options, name) is None:

@@ -1,9 +1,9 @@
-"""TorchInductor with its cache in a directory of the user's.
+"""TorchInductor with a private cache directory.
 
-By itself it keeps compiled libraries, and loads them again, in a temporary directory whose name is
-known beforehand: on a shared machine another user can make it first.  What BigDL compiles is kept
-in ``~/.cache/bigdl/inductor``, unless the program has chosen a directory by
-``TORCHINDUCTOR_CACHE_DIR``.  The environment is the program's again when that is done.
+By default TorchInductor stores and loads compiled libraries in a temporary directory with a
+predictable name. On a shared machine another user could create it first. BigDL uses
+``~/.cache/bigdl/inductor`` instead, unless the program sets ``TORCHINDUCTOR_CACHE_DIR``. The
+environment is restored afterwards.
 """
 
 import os
@@ -24,12 +24,12 @@ _TRITON = "TRITON_CACHE_DIR"
 
 
 def inductor_cache() -> SharedChange:
-    """Let TorchInductor use the user's own cache, in all threads, until the last one leaves."""
+    """Return a context in which TorchInductor uses a private cache directory, in all threads."""
     return _cache
 
 
-def _use_own_cache(stack: ExitStack) -> None:
-    # TorchInductor sets the variable itself where it, or an import of Dynamo, has needed it
+def _use_private_cache(stack: ExitStack) -> None:
+    # TorchInductor, or an import of Dynamo, sets the variable to this default
     default = os.path.join(tempfile.gettempdir(), "torchinductor_")
     if not os.environ.get(_VARIABLE, default).startswith(default):
         return
@@ -41,23 +41,23 @@ def _use_own_cache(stack: ExitStack) -> None:
     from torch._inductor import codecache
 
     headers = directory / "precompiled_headers"
-    for name, place in {"_HEADER_DIR": headers, "_HEADER_LOCK_DIR": headers / "locks"}.items():
-        if hasattr(codecache, name):  # follows no variable
+    for name, path in {"_HEADER_DIR": headers, "_HEADER_LOCK_DIR": headers / "locks"}.items():
+        if hasattr(codecache, name):  # not affected by the variable
             stack.callback(setattr, codecache, name, getattr(codecache, name))
-            setattr(codecache, name, str(place))
+            setattr(codecache, name, str(path))
 
 
-_cache = SharedChange(_use_own_cache)
+_cache = SharedChange(_use_private_cache)
 
 
 def compiled(function: Callable, *, dynamic: bool | None = None) -> Callable:
-    """Return ``torch.compile(function)``, whose graphs are compiled in :func:`inductor_cache`."""
-    with inductor_cache():  # Dynamo, which this imports, looks there, too
+    """Return ``torch.compile(function)`` that compiles its graphs in :func:`inductor_cache`."""
+    with inductor_cache():  # this imports Dynamo, which uses the directory, too
         return torch.compile(function, dynamic=dynamic, backend=_compile_graph)
 
 
 def _compile_graph(graph: Any, inputs: Any, **options: Any) -> object:
-    """Compile a graph by TorchInductor, and its backward pass when that is needed first."""
+    """Compile a graph with TorchInductor, and its backward pass on first use."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     with inductor_cache():

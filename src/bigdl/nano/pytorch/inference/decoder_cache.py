@@ -1,4 +1,4 @@
-"""Caches of transformers as accelerated decoders fill and read them."""
+"""Key-value caches of transformers for accelerated decoders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def cache_of(pairs: Iterable[Pair]) -> DynamicCache:
-    """Return a cache that holds keys and values, one pair for each layer."""
+    """Build a cache from keys and values, one pair per layer."""
     cache = DynamicCache()
     fill(cache, pairs)
     return cache
 
 
 def fill(cache: Cache, pairs: Iterable[Pair]) -> None:
-    """Let a cache hold other keys and values."""
+    """Replace the keys and values in a cache."""
     layers: list[Any] = []
     for keys, values in pairs:
         layer = DynamicLayer()
@@ -35,18 +35,18 @@ def fill(cache: Cache, pairs: Iterable[Pair]) -> None:
 
 
 def pairs_of(cache: Cache) -> list[Pair]:
-    """Return the keys and values of each layer; none of an empty cache."""
+    """Return the keys and values of each layer; an empty list for an empty cache."""
     layers: Any = cache.layers
     return [(each.keys, each.values) for each in layers] if cache.get_seq_length() else []
 
 
 def check_cache(cache: object) -> None:
-    """Refuse a cache that does not hold the keys and values of all tokens.
+    """Raise UsageError unless a cache contains the keys and values of all tokens.
 
     Raises
     ------
     UsageError
-        With its class.
+        Names the class of the cache.
     """
     if not holds_all(cache):
         raise UsageError(
@@ -57,7 +57,7 @@ def check_cache(cache: object) -> None:
 
 
 def holds_all(cache: object) -> bool:
-    """Return True if each layer of a cache holds the keys and values of all tokens."""
+    """Return True if all layers of a cache contain the keys and values of all tokens."""
     return (
         isinstance(cache, Cache)
         and all(isinstance(each, DynamicLayer) for each in cache.layers)
@@ -66,35 +66,35 @@ def holds_all(cache: object) -> bool:
 
 
 class StateLayer(DynamicLayer):
-    """One layer of a cache whose tensors are in a network of OpenVINO.
+    """Layer of a cache whose tensors are in a network of OpenVINO.
 
     Parameters
     ----------
     state : NetworkState
-        Common to all layers of a cache: the first layer changes it for all.
-    place : int
-        Number of the layer.
+        State shared by all layers of a cache; only the first layer changes it.
+    index : int
+        Index of the layer.
     """
 
-    def __init__(self, state: NetworkState, place: int):
-        # not the base's, which sets keys and values
+    def __init__(self, state: NetworkState, index: int):
+        # does not call the base's __init__, which sets keys and values
         self.state = state
-        self._place = place
+        self._index = index
         self.is_initialized = True
         self.dtype, self.device = torch.float32, torch.device("cpu")
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        """Return copies of the keys and values."""
+        """Return a copy of the keys or values."""
         if name not in ("keys", "values"):
             raise AttributeError(name)
-        return torch.from_numpy(self.state.read()[2 * self._place + (name == "values")])
+        return torch.from_numpy(self.state.read()[2 * self._index + (name == "values")])
 
     def update(
         self, key_states: object, value_states: object, *args: object, **kwargs: object
     ) -> NoReturn:
-        """Refuse tensors: only its network fills this layer."""
+        """Raise UsageError: only the network can fill this layer."""
         raise UsageError(
-            "This cache belongs to an accelerated decoder; the original needs its own",
+            "This cache belongs to an accelerated decoder; pass another cache to the original",
             code="model-mismatch",
         )
 
@@ -102,33 +102,33 @@ class StateLayer(DynamicLayer):
         return self.state.tokens
 
     def reset(self) -> None:
-        if self._place == 0:
+        if self._index == 0:
             self.state.clear()
 
     def crop(self, tokens_to_remove: int) -> None:
-        if self._place == 0 and tokens_to_remove < 0:
+        if self._index == 0 and tokens_to_remove < 0:
             self.state.crop(self.state.tokens + tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        if self._place == 0:
+        if self._index == 0:
             self.state.select(beam_idx.numpy())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self._place == 0:
+        if self._index == 0:
             self.state.repeat(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self._place == 0:
+        if self._index == 0:
             self.state.select(indices.numpy())
 
 
 def state_of(cache: Cache, network: Any, layers: int) -> NetworkState:
-    """Return the state of a cache; an empty cache, or one with tensors, gets one.
+    """Return the network state of a cache; create it if the cache has none.
 
     Parameters
     ----------
     cache : Cache
-        Holds layers of the class :class:`StateLayer` afterwards.
+        Cache; afterwards its layers are :class:`StateLayer` objects.
     network : CompiledNetwork
     layers : int
         Number of layers.
@@ -140,5 +140,5 @@ def state_of(cache: Cache, network: Any, layers: int) -> NetworkState:
     state = NetworkState(network)
     if pairs:
         state.write([each.detach().float().numpy() for pair in pairs for each in pair])
-    cache.layers = [StateLayer(state, place) for place in range(layers)]
+    cache.layers = [StateLayer(state, index) for index in range(layers)]
     return state

@@ -1,10 +1,10 @@
-"""Decoders of transformers, which generate tokens with a growing cache of keys and values.
+"""Accelerated decoders of transformers, which generate tokens with a key-value cache.
 
 A decoder is converted with its cache as inputs and outputs, by the same methods as any model, and
-compared with the original in the same way: :class:`DecoderSource` is its source. In OpenVINO these
-inputs and outputs become variables of the network then, so that keys and values stay where they
-are; ONNX Runtime takes and gives them at each call. ``generate`` is that of the user's class, with
-the accelerated forward in place of its own.
+compared with the original in the same way, with :class:`DecoderSource` as model source. In OpenVINO
+these inputs and outputs become state variables of the network, so that keys and values are not
+copied; ONNX Runtime takes and returns them at each call. ``generate`` is the method of the user's
+class, which calls the accelerated forward.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from bigdl.nano.acceleration.structure import TENSOR, as_array, first_batches
 from bigdl.nano.openvino.model import OpenVINOFacade, saved_properties
 from bigdl.nano.openvino.network import CompiledNetwork
 from bigdl.nano.openvino.stateful import stateful
-from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, LoadOptions, decodes
+from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, LoadOptions, is_generative
 from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
     TorchSource,
     batches_of,
     evaluating,
     split_batch,
-    unchanged,
+    state_restored,
 )
 
-# The cache's name in forward and in its result: transformers 5 has changed it.
+# Name of the cache in forward and in its result; it differs between versions of transformers.
 _CACHE_NAMES = ("cache", "past_key_values")
-_TAKEN = ("input_ids", "attention_mask", "position_ids")
-# Values of other arguments that ask for nothing.
+_INPUT_NAMES = ("input_ids", "attention_mask", "position_ids")
+# Accepted values of other arguments: those that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_cache": (True, False),
     "return_dict": (True, False),
@@ -55,7 +55,7 @@ _KEPT = "logits_to_keep"
 
 
 def _cache_in(result: object) -> Any:
-    """Return the cache in a decoder's result; None without one."""
+    """Return the cache in a decoder's result, or None."""
     held = (getattr(result, name, None) for name in _CACHE_NAMES)
     return next((each for each in held if each is not None), None)
 
@@ -69,12 +69,12 @@ def _cache_name(model_class: type) -> str:
 
 
 class CachedDecoder(torch.nn.Module):
-    """A decoder that takes and gives its cache as tensors: what is converted.
+    """Wrapper of a decoder that takes and returns its cache as tensors, for conversion.
 
     Parameters
     ----------
     model : Module
-        Of transformers.
+        A transformers model.
     """
 
     def __init__(self, model: torch.nn.Module):
@@ -122,17 +122,17 @@ class DecoderInputs(NamedTuple):
 
 
 class DecoderSource(TorchSource):
-    """A decoder with its cache as inputs and outputs, and a sample.
+    """Model source of a decoder with its cache as inputs and outputs.
 
     Parameters
     ----------
     source : TorchSource
-        Of the user's model; its sample and its data are whole sequences.
+        Source of the user's model; its sample and data are whole sequences.
 
     Raises
     ------
     UsageError
-        If the model's cache does not hold the keys and values of all tokens.
+        If the model's cache does not keep the keys and values of all tokens.
     """
 
     def __init__(self, source: TorchSource):
@@ -145,7 +145,7 @@ class DecoderSource(TorchSource):
                 f"{type(model).__name__} has a cache that does not keep the keys and values of all "
                 f"tokens ({type(cache).__name__} of {type(cache.layers[0]).__name__}), which no "
                 "other runtime can hold; use precision='bf16' without an accelerator, which runs "
-                "the model's own code, or pass use_cache=False in the sample, without generate",
+                "the original Python code, or pass use_cache=False in the sample, without generate",
                 code="model-unsupported",
             )
         self._whole = source
@@ -158,20 +158,20 @@ class DecoderSource(TorchSource):
 
     @property
     def dynamic_axes(self) -> dict[str, list[int]]:
-        """Rows and tokens of each input, and the number of tokens that get logits."""
+        """Dynamic dimensions of each input: rows, tokens, and tokens that get logits."""
         axes = {"past": [0, 2], "kept": [0]}
         return {name: axes.get(name.partition(".")[0], [0, 1]) for name in self.inputs.names}
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
         if self.data is None:
-            next(self._whole.calibration_tensors(options))  # says what is missing
+            next(self._whole.calibration_tensors(options))  # raises a clear error
         batches = batches_of(self._whole.model, self.data, self._whole.inputs)
         for batch in first_batches(batches, options.sample_size):
             sample = self._split(*self._sequence((batch.args, batch.kwargs)))
             yield list(map(torch.as_tensor, self.inputs.flatten(tuple(sample), {})))
 
-    def _derived(self, axes: list[list[int]]) -> list[Probe]:
-        """Return the sample, other values, a first call, one more token, and padded rows."""
+    def _make_probes(self, axes: list[list[int]]) -> list[Probe]:
+        """Return probes: sample, other values, empty cache, one more token, and padded rows."""
         ids, mask = self._sequence(self._whole.arguments)
         mixed = ids.flatten().flip(0).reshape(ids.shape)
         padded = torch.ones_like(mask)
@@ -187,17 +187,19 @@ class DecoderSource(TorchSource):
             "padded rows": self._split(mixed, padded, length - 1),
         }
         probes = []
-        for words, inputs in cases.items():
+        for description, inputs in cases.items():
             tensors = self.inputs.flatten(tuple(inputs), {})
-            probes.append(Probe(words, tensors, self._called(tensors)))
+            probes.append(Probe(description, tensors, self._called(tensors)))
         return probes
 
     def _sequence(self, arguments: tuple[tuple, dict]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens and the mask of a call, repeated if they are too few to be parted."""
+        """Return a call's tokens and mask, repeated if there are too few tokens to split."""
         bound = inspect.signature(self._whole.model.forward).bind(*arguments[0], **arguments[1])
         ids = torch.as_tensor(bound.arguments["input_ids"])
-        given = bound.arguments.get("attention_mask")
-        mask = torch.ones_like(ids) if given is None else torch.as_tensor(given).to(ids.dtype)
+        user_mask = bound.arguments.get("attention_mask")
+        mask = (
+            torch.ones_like(ids) if user_mask is None else torch.as_tensor(user_mask).to(ids.dtype)
+        )
         times = -(-_FEWEST_TOKENS // ids.shape[1])
         return ids.repeat(1, times), mask.repeat(1, times)
 
@@ -208,38 +210,38 @@ class DecoderSource(TorchSource):
         held: int | None = None,
         kept: list[int] | None = None,
     ) -> DecoderInputs:
-        """Return the inputs of a call whose first tokens are in the cache already."""
+        """Return the inputs of a call whose first `held` tokens are already in the cache."""
         from bigdl.nano.pytorch.inference.decoder_cache import pairs_of
 
         held = ids.shape[1] // 2 if held is None else held
         model = self._whole.model
         positions = positions_of(mask) if self._takes_positions else None
-        count = max(held, 1)  # an empty cache has the sizes of another one
+        count = max(held, 1)  # run one token to know the shapes of an empty cache
         named = {} if positions is None else {"position_ids": positions[:, :count]}
-        with evaluating(model), unchanged(model):
+        with evaluating(model), state_restored(model):
             result = model(
                 input_ids=ids[:, :count], attention_mask=mask[:, :count], use_cache=True, **named
             )
         pairs = [tuple(each[:, :, :held] for each in pair) for pair in pairs_of(_cache_in(result))]
         rest = None if positions is None else positions[:, held:]
         new = torch.arange(ids.shape[1] - held)
-        # by default another number of them than there are tokens, or a graph takes both for one
+        # by default one more index than tokens, or a graph would treat both sizes as one
         indices = torch.cat([new, new[-1:]]) if kept is None else new[kept]
         return DecoderInputs(ids[:, held:], mask, rest, indices if self.selects else None, pairs)  # type: ignore[arg-type]
 
 
 def positions_of(mask: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token among those that are not padding, as ``generate`` does."""
+    """Return each token's position among the tokens that are not padding, as ``generate`` does."""
     positions = mask.long().cumsum(-1) - 1
     return positions.masked_fill(mask == 0, 0)
 
 
 def returns_cache(source: TorchSource) -> bool:
-    """Return True for a decoder of transformers whose sample makes it return a cache."""
+    """Return True for a transformers decoder that returns a cache for the sample."""
     model = source.model
-    if not decodes(model) or isinstance(model, AcceleratedModel) or not source.has_sample:
+    if not is_generative(model) or isinstance(model, AcceleratedModel) or not source.has_sample:
         return False
-    if "input_ids" not in source.inputs.names or not set(source.inputs.names) <= set(_TAKEN):
+    if "input_ids" not in source.inputs.names or not set(source.inputs.names) <= set(_INPUT_NAMES):
         return False
     encoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return not encoder and _cache_in(source.result) is not None
@@ -248,12 +250,12 @@ def returns_cache(source: TorchSource) -> bool:
 def accelerated(
     method: Method, source: TorchSource, options: BuildOptions, **keywords: bool
 ) -> torch.nn.Module:
-    """Return the accelerated model of a source, with a growing cache if it is a decoder.
+    """Build the accelerated model of a source, with a growing cache if it is a decoder.
 
     Parameters
     ----------
     method, source, options, **keywords
-        Of :func:`~bigdl.nano.acceleration.agreement.build_and_check`.
+        Arguments of :func:`~bigdl.nano.acceleration.agreement.build_and_check`.
 
     Raises
     ------
@@ -265,7 +267,7 @@ def accelerated(
         return build_and_check(method, source, options, **keywords)
     if not options.output_tensors:
         raise UsageError(
-            "A decoder gives tensors, which generate needs; leave output_tensors out",
+            "A decoder returns tensors, which generate needs; leave output_tensors out",
             code="argument-conflict",
             argument="output_tensors",
         )
@@ -285,12 +287,12 @@ def accelerated(
 
 
 class DecoderModel(AcceleratedModel, abc.ABC):
-    """A decoder in another runtime: forward with a growing cache, and ``generate``.
+    """Accelerated decoder: forward with a growing cache, and ``generate``.
 
     Attributes
     ----------
     config, generation_config
-        Of transformers.
+        Configurations of transformers.
     """
 
     nano_network: Any
@@ -303,13 +305,15 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         self.nano_class = model_class
         self.nano_layers = facts["layers"]
         self.nano_cache_shape = tuple(facts["cache_shape"])  # heads, size of a head
-        self.nano_selects = bool(facts.get("selects", False))  # one that was saved earlier does not
+        self.nano_selects = bool(
+            facts.get("selects", False)
+        )  # missing in models saved by earlier versions
         self.config, self.generation_config = facts["config"], facts["generation_config"]
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
     def of(cls, step: Any, decoder: DecoderSource, source: TorchSource) -> Self:
-        """Return the decoder whose step is an accelerated model of a :class:`DecoderSource`."""
+        """Build the decoder from the accelerated model of one step."""
         model = source.model
         past = decoder.sample_tensors[-1]
         facts = {
@@ -340,7 +344,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         meta: Mapping[str, Any],
         options: LoadOptions,
     ) -> Self:
-        """Return the decoder whose network was read from files."""
+        """Build the decoder from a network that was loaded from files."""
         return cls(
             network,
             model_class,
@@ -354,14 +358,14 @@ class DecoderModel(AcceleratedModel, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def nano_network_of(step: object, layers: int) -> object:
-        """Return the network of a decoder from the accelerated model of one step."""
+        """Return the decoder's network from the accelerated model of one step."""
 
     @abc.abstractmethod
     def nano_step(self, cache: object, inputs: list[np.ndarray]) -> np.ndarray:
-        """Return the logits of some new tokens, and put their keys and values into the cache."""
+        """Return the logits of new tokens and store their keys and values in the cache."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's model; its threads and its precision are those of its own runtime."""
+        """Run the model; its runtime applies threads and precision."""
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> object:
@@ -372,21 +376,23 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         from bigdl.nano.pytorch.inference.decoder_cache import check_cache
 
         name = _cache_name(self.nano_class)
-        given = self._bound(args, kwargs)
-        given_cache = next((given.pop(each) for each in _CACHE_NAMES if each in given), None)
+        arguments = self._bound(args, kwargs)
+        given_cache = next(
+            (arguments.pop(each) for each in _CACHE_NAMES if each in arguments), None
+        )
         cache = DynamicCache() if given_cache is None else given_cache
         check_cache(cache)
-        keep = given.pop(_KEPT, None)
-        keeps_cache = given.get("use_cache") is not False or given_cache is not None
-        as_tuple = given.get("return_dict") is False
-        ids, mask, positions = (given.pop(each, None) for each in _TAKEN)
+        keep = arguments.pop(_KEPT, None)
+        keeps_cache = arguments.get("use_cache") is not False or given_cache is not None
+        as_tuple = arguments.get("return_dict") is False
+        ids, mask, positions = (arguments.pop(each, None) for each in _INPUT_NAMES)
         if ids is None:
             raise UsageError(
                 "An accelerated decoder needs input_ids",
                 code="argument-missing",
                 argument="input_ids",
             )
-        for other, value in given.items():
+        for other, value in arguments.items():
             if value is not None and value not in _NEUTRAL.get(other, ()):
                 raise UsageError(
                     "An accelerated decoder takes input_ids, attention_mask, position_ids and a "
@@ -407,7 +413,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         return CausalLMOutputWithPast(logits=logits, **held)  # type: ignore[arg-type]
 
     def _bound(self, args: tuple, kwargs: dict) -> dict[str, Any]:
-        """Return the arguments of a call by their names."""
+        """Return the arguments of a call by name."""
         names = [name for name in _parameters(self.nano_class) if name != "self"]
         if len(args) > len(names):
             raise UsageError(
@@ -422,7 +428,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         positions: torch.Tensor | None,
         held: int,
     ) -> list[np.ndarray]:
-        """Return the flat list of arrays of a call, without the cache's."""
+        """Return the flat list of arrays of a call, without the cache."""
         rows, new = ids.shape
         if mask is None:
             mask = torch.ones(rows, held + new, dtype=torch.long)
@@ -441,17 +447,17 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         return arrays
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens as the original's ``generate`` does, with all of its arguments.
+        """Generate tokens like the original's ``generate``, with all of its arguments.
 
         Parameters
         ----------
         *args, **kwargs
-            Of ``transformers.GenerationMixin.generate``.
+            Arguments of ``transformers.GenerationMixin.generate``.
         """
         return _generator(self).generate(*args, **kwargs)
 
     def nano_facts(self) -> dict[str, Any]:
-        """Return facts of the decoder for a saved directory."""
+        """Return the decoder's metadata for a saved directory."""
         generation = self.generation_config
         return {
             "decoder": self.nano_class.__name__,
@@ -464,7 +470,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
 
 
 def _kept(keep: object, new: int) -> np.ndarray:
-    """Return the indices of the new tokens that get logits: all, the last ones, or the named."""
+    """Return the indices of the new tokens that get logits."""
     indices = np.arange(new)
     if keep is None:
         return indices
@@ -488,7 +494,7 @@ def _generates(model_class: type) -> bool:
 
 
 def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, dict[str, Any]]:
-    """Return the class of a saved decoder and the facts of it."""
+    """Return the class and the metadata of a saved decoder."""
     name = meta["decoder"]["decoder"]
     try:
         import transformers
@@ -503,7 +509,8 @@ def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, d
     model_class: Any = known if options.model is None else type(options.model)
     if not isinstance(model_class, type) or not _generates(model_class):
         raise UsageError(
-            f"{name} is no decoder of transformers; pass the original as model", code="model-type"
+            f"{name} is not a decoder of transformers; pass the original as model",
+            code="model-type",
         )
     facts = dict(meta["decoder"])
     config: Any = model_class
@@ -515,14 +522,14 @@ def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, d
 
 
 class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
-    """A decoder in OpenVINO, whose cache is in variables of the network."""
+    """Decoder in OpenVINO with its cache in state variables of the network."""
 
     @staticmethod
     def nano_network_of(step: Any, layers: int) -> CompiledNetwork:
         compiled = step.nano_network
         inputs, outputs = len(compiled.input_names), len(compiled.output_names)
         count = 2 * layers
-        pairs = [(inputs - count + place, outputs - count + place) for place in range(count)]
+        pairs = [(inputs - count + index, outputs - count + index) for index in range(count)]
         return _state_network(
             stateful(compiled.network, pairs),
             compiled.device,
@@ -544,7 +551,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
         )
 
     def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
-        """Run the model on many inputs, several at a time; see :class:`OpenVINOFacade`."""
+        """Run the model on many inputs concurrently; see :class:`OpenVINOFacade`."""
 
         def run(call: object) -> object:
             batch = split_batch(self, call, self.nano_inputs)
@@ -554,7 +561,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
             return list(threads.map(run, input_data))
 
     def reshape(self, shapes: object) -> tuple[bool, str | None]:
-        """Say that rows and lengths are free already."""
+        """Return an error message: rows and lengths of a decoder are always dynamic."""
         return False, "A decoder takes any number of rows and tokens; its shapes are not changed"
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
@@ -590,7 +597,7 @@ def _state_network(
     threads: int | None,
     config: Mapping[str, Any],
 ) -> CompiledNetwork:
-    # By default OpenVINO keeps keys and values in 8 bits, which changes tokens.
+    # By default OpenVINO stores keys and values in 8 bits, which changes generated tokens.
     held = {} if precision == "bf16" or device != "CPU" else {"KV_CACHE_PRECISION": "f32"}
     return CompiledNetwork(
         network, device, precision=precision, thread_num=threads, config=held | dict(config)
@@ -598,7 +605,7 @@ def _state_network(
 
 
 class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
-    """A decoder in ONNX Runtime, which takes and gives the cache at each call."""
+    """Decoder in ONNX Runtime; takes and returns the cache at each call."""
 
     @staticmethod
     def nano_network_of(step: Any, layers: int) -> OnnxNetwork:
@@ -639,7 +646,7 @@ _MODELS: Mapping[str | None, type[DecoderModel]] = {
 
 @functools.cache
 def _generator_class(model_class: type) -> type:
-    """Return a subclass of a user's class that has no weights and an accelerated forward."""
+    """Return a subclass of the user's class without weights, with an accelerated forward."""
 
     @functools.wraps(model_class.forward)  # type: ignore[attr-defined]
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -654,12 +661,12 @@ def _generator_class(model_class: type) -> type:
 
 
 def _generator(model: DecoderModel) -> Any:
-    """Return an object of the user's class that generates by an accelerated model."""
+    """Return an object of the user's class that generates tokens with an accelerated model."""
     generator_class: Any = _generator_class(model.nano_class)
     generator = generator_class.__new__(generator_class)
     torch.nn.Module.__init__(generator)
     generator.eval()
-    # in the dict, since it is no submodule
+    # in the dict, so that it is not a submodule
     vars(generator).update(
         accelerated=model, config=model.config, generation_config=model.generation_config
     )

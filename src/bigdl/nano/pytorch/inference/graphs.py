@@ -1,7 +1,7 @@
-"""Models that run as a graph of PyTorch: traced, scripted, compiled, or under autocast.
+"""PyTorch graphs of a model (traced, scripted, compiled) and the models that run them.
 
-Each kind of graph takes and gives flat lists of tensors, and is written to and read from a
-directory; :class:`GraphModel` puts the user's signature around it.
+Graphs take and return flat lists of tensors and can be saved to a directory. :class:`GraphModel`
+gives a graph the user's signature.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _BY_RANK = {4: "channels_last", 5: "channels_last_3d"}
 
 
 def layouts_of(tensors) -> list[str]:
-    """Return each input's layout: channels last for 4-D and 5-D ones, or ``"original"``."""
+    """Return each input's memory layout: channels last for 4-D and 5-D, else ``"original"``."""
     return [_BY_RANK.get(tensor.ndim, "original") for tensor in tensors]
 
 
 def apply_layouts(value):
-    """Return a nested value whose 4-D and 5-D tensors have their channels last."""
+    """Convert 4-D and 5-D tensors in a nested value to channels last."""
     leaves, structure = flatten(value)
     return structure.rebuild([_to_layout(x) if torch.is_tensor(x) else x for x in leaves])
 
 
 def module_to_channels_last(module: torch.nn.Module) -> torch.nn.Module:
-    """Lay out a module's 4-D and 5-D weights with their channels last, in place."""
+    """Convert a module's 4-D and 5-D weights to channels last in place."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.ndim in _BY_RANK:
             tensor.data = _to_layout(tensor.data)
@@ -70,27 +70,26 @@ def _to_layout(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if layout is None else tensor.contiguous(memory_format=layout)
 
 
-# Instruction sets for which inductor writes code of its own.
+# Instruction sets for which TorchInductor generates special code.
 _VECTOR_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 def export_flat(
     module: torch.nn.Module, source: TorchSource, dynamic_axes: bool | Mapping
 ) -> torch.export.ExportedProgram:
-    """Export a module that takes and gives the flat lists of a source.
+    """Export a module with flat inputs and outputs to one graph.
 
     Parameters
     ----------
     module : FlatModule or GraphModule
     source : TorchSource
     dynamic_axes : bool or dict
-        Sizes that may change, where the model allows that; see
-        :meth:`TorchSource.dynamic_dimensions`.
+        Sizes that may change if the model allows it; see :meth:`TorchSource.dynamic_dimensions`.
 
     Raises
     ------
     UsageError
-        If the model cannot be exported, e.g. for control flow that depends on data.
+        If the model cannot be exported, e.g. because of data-dependent control flow.
     """
     axes = source.dynamic_dimensions(dynamic_axes)
     shapes: tuple = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
@@ -108,18 +107,18 @@ def export_flat(
 
 
 class CompiledGraph:
-    """An exported graph that TorchInductor has compiled ahead of time, weights included.
+    """Exported graph that TorchInductor has compiled ahead of time, including weights.
 
-    Sizes are checked and strides put right before each call: the compiled code looks at neither.
+    Sizes are checked and strides corrected before each call; the compiled code checks neither.
 
     Parameters
     ----------
     directory : Path
-        Holds what ``torch._inductor.aoti_compile_and_package`` wrote; removed with this object.
+        Output of ``torch._inductor.aoti_compile_and_package``; removed with this object.
     shapes : list of list of int or None
-        Of each input; None where any size is allowed.
+        Shape of each input; None for a size that may change.
     dtypes : list of str
-        Of each input, e.g. ``"float32"``.
+        Dtype of each input, e.g. ``"float32"``.
     """
 
     file = "compiled.pt2"
@@ -133,14 +132,14 @@ class CompiledGraph:
     def _load(self, directory: Path) -> None:
         self._package = directory / self.file
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
-        # it is unpacked into the directory for temporary files
+        # the package is unpacked to TMPDIR
         with quiet(), inductor_cache(), EnvContext({"TMPDIR": directory}):
             self._run = torch._inductor.aoti_load_package(
                 str(self._package), run_single_threaded=False
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the package, which the same kind of processor can load."""
+        """Return the package and its instruction sets for pickling."""
         state = {k: v for k, v in vars(self).items() if k not in ("_run", "_package")}
         isa = sorted(isa_flags().intersection(_VECTOR_SETS))
         return {**state, "package": self._package.read_bytes(), "isa": isa}
@@ -155,7 +154,7 @@ class CompiledGraph:
 
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
-        """Compile an exported program; takes seconds to minutes, and a C++ compiler."""
+        """Compile an exported program with a C++ compiler, in seconds to minutes."""
         values = [
             node.meta["val"]
             for node in program.graph.nodes
@@ -181,19 +180,19 @@ class CompiledGraph:
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         checked = [
-            _fitting(*each)
+            _cast_input(*each)
             for each in zip(tensors, self._shapes, self._dtypes, self._names, strict=True)
         ]
         try:
             return list(self._run(checked))
-        except RuntimeError as error:  # followed by the stack of compiled code
+        except RuntimeError as error:  # the message includes the stack of compiled code
             raise UsageError(
                 f"The compiled graph cannot compute this input: {first_line(error)}",
                 code="model-input",
             ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
-        """Write its file; returns what :meth:`read` needs."""
+        """Write the package and return the metadata for :meth:`read`."""
         return {
             "graph": "compiled",
             **write_code(directory / self.file, self._package.read_bytes()),
@@ -211,9 +210,9 @@ class CompiledGraph:
         inputs: ForwardInputs,
         load: Callable[[Path], torch.nn.Module],
     ) -> Self:
-        """Read what :meth:`write` wrote; raises UsageError on another kind of processor.
+        """Load a saved package; raise UsageError if the processor lacks instructions.
 
-        The package is a library of machine code.
+        The package is a library with machine code.
         """
         _check_processor(meta["isa"])
         package = read_code(directory / meta["package_path"], meta, "compiled code")
@@ -233,7 +232,7 @@ def _check_processor(isa: Iterable[str]) -> None:
 
 
 def script_bytes(script: torch.jit.ScriptModule) -> bytes:
-    """Return the file of a script."""
+    """Return the file content of a script."""
     file = io.BytesIO()
     with quiet():
         torch.jit.save(script, file)
@@ -241,7 +240,7 @@ def script_bytes(script: torch.jit.ScriptModule) -> bytes:
 
 
 def read_script(file: Path, meta: Mapping[str, Any]) -> torch.jit.ScriptModule:
-    """Read a script of a saved directory; it is a program that can write files."""
+    """Load the script of a saved directory; scripts can write files, so they must be trusted."""
     return _script_of(read_code(file, meta, "a program of TorchScript"))
 
 
@@ -251,16 +250,16 @@ def _script_of(data: bytes) -> torch.jit.ScriptModule:
 
 
 class ScriptGraph:
-    """A frozen TorchScript module.
+    """Graph of a frozen TorchScript module.
 
     Parameters
     ----------
     script : torch.jit.ScriptModule
     inputs : ForwardInputs or None
-        None if the script takes and gives flat tensors (it was traced); else it takes the
-        arguments of the user's forward (it was scripted).
+        None for a traced module with flat inputs and outputs. Otherwise the module was scripted and
+        takes the arguments of the user's forward.
     sizes : list of list of int or None, optional
-        Of each input; None where any size is allowed.
+        Sizes of each input; None for a size that may change.
     """
 
     file = "ckpt.pth"
@@ -276,7 +275,7 @@ class ScriptGraph:
         self._sizes = sizes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the script as its file."""
+        """Return the script's file content for pickling."""
         return {**vars(self), "_script": script_bytes(self._script)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -294,14 +293,14 @@ class ScriptGraph:
         module : FlatModule
         source : TorchSource
         method : {"trace", "script"} or None
-            None traces; where a trace would lose control flow it scripts, and where that is not
-            possible it traces all the same, with a warning.
+            None traces. If the trace would lose control flow, the module is scripted; if that
+            fails, the trace is used with a warning.
         options : BuildOptions
 
         Raises
         ------
         UsageError
-            If the method is unknown, or the model cannot be converted so.
+            If the method is unknown, or the model cannot be converted by it.
         """
         if method not in (None, "trace", "script"):
             raise UsageError(
@@ -330,7 +329,7 @@ class ScriptGraph:
         if script is None:
             short = "; ".join(reason[:150] for reason in reasons)
             raise UsageError(
-                short or f"There is no other way to convert {name} to TorchScript",
+                short or f"No other exporter can convert {name} to TorchScript",
                 code="model-unsupported",
             )
         if lost is not None and method != "trace":
@@ -350,7 +349,7 @@ class ScriptGraph:
                 return list(self._script(*tensors))
             args, kwargs = self._inputs.unflatten(tensors)
             return flatten(self._script(*args, **kwargs))[0]
-        except RuntimeError as error:  # its last line says what is wrong with the input
+        except RuntimeError as error:  # its last line describes the cause
             raise UsageError(
                 f"TorchScript cannot compute this input: {str(error).strip().splitlines()[-1]}; "
                 "give it in the sizes of the sample, or convert the model with a sample like it",
@@ -358,7 +357,7 @@ class ScriptGraph:
             ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
-        """Write its file; returns what :meth:`read` needs."""
+        """Write the script and return the metadata for :meth:`read`."""
         return {
             "graph": "script",
             **write_code(directory / self.file, script_bytes(self._script)),
@@ -375,18 +374,18 @@ class ScriptGraph:
         inputs: ForwardInputs,
         load: Callable[[Path], torch.nn.Module],
     ) -> Self:
-        """Read what :meth:`write` wrote."""
+        """Load a script that :meth:`write` wrote."""
         script = read_script(directory / meta["checkpoint"], meta)
         return cls(script, None if meta["flat"] else inputs, meta.get("sizes"))
 
 
 class ModuleGraph:
-    """A module of Python, optionally through ``torch.compile``, which splits it where it has to.
+    """Graph interface for a Python module, optionally compiled by ``torch.compile``.
 
     Parameters
     ----------
     module : FlatModule
-        A copy of the user's.
+        A copy of the user's module.
     compiled : bool
     """
 
@@ -398,7 +397,7 @@ class ModuleGraph:
         self._run: Callable = compiled_by_inductor(module) if compiled else module
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the module; it is compiled again at its first call."""
+        """Return the module for pickling; its first call compiles it again."""
         return {"module": self.module, "compiled": self._compiled}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -411,7 +410,7 @@ class ModuleGraph:
             return list(self._run(*tensors))
 
     def write(self, directory: Path, compression: str) -> dict:
-        """Write its weights; returns what :meth:`read` needs."""
+        """Write the weights and return the metadata for :meth:`read`."""
         save_weights(self.module.model, directory / self.file, compression)
         return {
             "graph": "module",
@@ -428,7 +427,7 @@ class ModuleGraph:
         inputs: ForwardInputs,
         load: Callable[[Path], torch.nn.Module],
     ) -> Self:
-        """Read what :meth:`write` wrote; `load` returns a copy of the user's module with it."""
+        """Load saved weights; `load` returns a copy of the user's module with a file's weights."""
         module = load(directory / meta["checkpoint"])
         return cls(FlatModule(module, inputs).eval(), meta["compiled"])
 
@@ -444,19 +443,19 @@ _LIBRARIES = str(Path(torch.__file__).parent)
 
 
 def _traced(module, tensors, strict):
-    """The trace, and the first warning that it depends on the sample's data."""
+    """Return the trace, and the first warning about data-dependent code, if any."""
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
     sentence = f"{name} cannot be traced"
     with (
         as_usage_error(sentence, text=first_line, code="model-unsupported"),
         torch.no_grad(),
-        _no_trainer(module),
+        _marked_as_scripting(module),
         seen as warned,
     ):
         warnings.simplefilter("always")
         script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
         script = torch.jit.freeze(script.eval())
-    # PyTorch's own modules give this warning for checks of shapes.
+    # PyTorch's modules give this warning for shape checks.
     lost = (
         each
         for each in warned
@@ -471,17 +470,17 @@ def _scripted(model):
     with (
         as_usage_error(sentence, text=first_line, code="model-unsupported"),
         torch.no_grad(),
-        _no_trainer(model),
+        _marked_as_scripting(model),
         quiet(),
     ):
         return torch.jit.freeze(torch.jit.script(model).eval())
 
 
 @contextmanager
-def _no_trainer(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which a LightningModule does not refuse to say that it has no trainer.
+def _marked_as_scripting(model: torch.nn.Module) -> Iterator[None]:
+    """Mark LightningModules as being scripted, so that reading ``trainer`` does not raise.
 
-    TorchScript reads all attributes; Lightning's own ``to_torchscript`` sets the same mark.
+    TorchScript reads all attributes; Lightning's ``to_torchscript`` sets the same mark.
     """
     parts = [part for part in model.modules() if hasattr(part, "_jit_is_scripting")]
     try:
@@ -493,7 +492,7 @@ def _no_trainer(model: torch.nn.Module) -> Iterator[None]:
             vars(part).pop("_jit_is_scripting", None)
 
 
-def _fitting(tensor, shape, dtype, name):
+def _cast_input(tensor, shape, dtype, name):
     if tensor.dtype is not dtype:
         if tensor.dtype.is_floating_point and not dtype.is_floating_point:
             raise UsageError(
@@ -530,29 +529,29 @@ def _check_sizes(
 
 
 class GraphModel(AcceleratedModel):
-    """A graph of PyTorch behind the user's signature.
+    """Accelerated model that runs a PyTorch graph.
 
     Parameters
     ----------
     graph
-        One of the graphs of this module.
+        An object of one of the graph classes in this module.
     inputs : ForwardInputs
     outputs : Structure
     facts : mapping
-        Values of the attributes.
+        Values of the attributes below.
     **keywords
-        Of :class:`AcceleratedModel`.
+        Keywords of :class:`AcceleratedModel`.
 
     Attributes
     ----------
     channels_last : bool
-        True to lay out 4-D and 5-D inputs with their channels last.
+        True to convert 4-D and 5-D inputs to channels last.
     channels_last_available : list of str
-        The layout of each input.
+        Memory layout of each input.
     use_ipex : bool
-        True if the method's name stands for Intel's extension of PyTorch.
+        True if the method's name contains ``ipex``.
     jit_strict, jit_method
-        Of TorchScript.
+        Options of TorchScript.
     """
 
     bf16 = False
@@ -616,7 +615,9 @@ class GraphModel(AcceleratedModel):
         inputs = ForwardInputs.from_json(meta["inputs"])
 
         def load(file: Path) -> torch.nn.Module:
-            return prepared(module_with_weights(file, options), cls.bf16, meta["channels_last"])
+            return convert_in_place(
+                module_with_weights(file, options), cls.bf16, meta["channels_last"]
+            )
 
         graph = _GRAPHS[meta["graph"]].read(directory, meta, inputs, load)
         outputs = Structure.from_json(meta["outputs"])
@@ -625,31 +626,31 @@ class GraphModel(AcceleratedModel):
 
 
 class PytorchIPEXJITModel(GraphModel):
-    """A graph in fp32."""
+    """Model that runs a graph in fp32."""
 
 
 class PytorchIPEXJITBF16Model(GraphModel):
-    """A graph that runs in bfloat16 where autocast deems that safe."""
+    """Model that runs a graph under autocast to bfloat16."""
 
     bf16 = True
 
 
 class PytorchQuantizedModel(GraphModel):
-    """A graph in int8."""
+    """Model that runs a graph in int8."""
 
 
 class PytorchIPEXQuantizationModel(PytorchQuantizedModel):
-    """A graph in int8 that was asked for with ``method="ipex"``."""
+    """Model that runs a graph in int8, built with ``method="ipex"``."""
 
 
 class PytorchJITINT8Model(PytorchQuantizedModel):
-    """A graph in int8 that was asked for with ``accelerator="jit"``."""
+    """Model that runs a graph in int8, built with ``accelerator="jit"``."""
 
 
 def graph_model(
     graph: object, source: TorchSource, method: Method, options: BuildOptions
 ) -> GraphModel:
-    """Return the model of a method's graph."""
+    """Build the accelerated model of a method's graph."""
     cls: type[GraphModel] = PytorchIPEXJITModel
     if method.precision == BF16:
         cls = PytorchIPEXJITBF16Model
@@ -669,7 +670,7 @@ def graph_model(
     return model.nano_attach(source.model)
 
 
-# What autocast runs in bf16: with weights in bf16 it need not cast them at each call.
+# Layers that autocast runs in bf16; bf16 weights save a cast at each call.
 _LOWERED = (
     torch.nn.Linear,
     torch.nn.Conv1d,
@@ -681,25 +682,25 @@ _LOWERED = (
 )
 
 
-def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.nn.Module:
-    """Change a copy of the user's module in place to what is run; return it."""
+def convert_in_place(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.nn.Module:
+    """Convert a copied module to bf16 weights and channels last in place; return it."""
     for part in module.modules() if bf16 else ():
-        # exact classes: a subclass may use its weights in another way
+        # exact classes only: a subclass may use its weights differently
         if type(part) in _LOWERED:
             part.to(torch.bfloat16)
     return module_to_channels_last(module) if channels_last else module
 
 
 class ModuleModel(AcceleratedModel):
-    """A copy of a module, converted in place, that runs its own code.
+    """Accelerated model that runs the Python code of a copied module.
 
     Attributes
     ----------
     nano_module : Module
-        The copy.
+        The copied module.
     channels_last : bool
     channels_last_available : list of str
-        The layout of each input.
+        Memory layout of each input.
     """
 
     bf16: ClassVar[bool] = False
@@ -707,18 +708,18 @@ class ModuleModel(AcceleratedModel):
 
     def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method=None):
         super().__init__(method=method, threads=threads)
-        self.nano_module = prepared(module.eval(), self.bf16, channels_last)
+        self.nano_module = convert_in_place(module.eval(), self.bf16, channels_last)
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
         self._set_call()
 
     def _set_call(self) -> None:
-        # in a dict, since it is no submodule
+        # in a dict, so that it is not a submodule
         call = compiled_by_inductor(self.nano_module) if self.compiled else self.nano_module
         self.__dict__["nano_call"] = call
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the module; it is compiled again at its first call."""
+        """Return the state for pickling; the first call compiles the module again."""
         return {key: value for key, value in vars(self).items() if key != "nano_call"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -770,29 +771,29 @@ class ModuleModel(AcceleratedModel):
 
 
 class BF16Model(ModuleModel):
-    """A module under autocast to bfloat16.
+    """Module under autocast to bfloat16.
 
-    Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
-    them to at every call; all others stay in fp32. Results are the same as with autocast alone.
+    Weights of linear and convolutional layers are stored in bfloat16, which saves autocast's cast
+    at every call. Others stay in fp32. Results are the same as with autocast alone.
     """
 
     bf16 = True
 
 
 class CompiledModel(ModuleModel):
-    """A module that ``torch.compile`` compiles when it is called: no sample is needed."""
+    """Module that ``torch.compile`` compiles at its first call; needs no sample."""
 
     compiled = True
 
 
 class CompiledBF16Model(CompiledModel, BF16Model):
-    """The same under autocast to bfloat16."""
+    """Module under autocast to bfloat16 that ``torch.compile`` compiles at its first call."""
 
 
 class CompiledInt8Model(CompiledModel):
-    """A module whose linear layers torchao quantizes and ``torch.compile`` compiles.
+    """Module with linear layers quantized by torchao, compiled by ``torch.compile``.
 
-    Its directory holds the weights in floating point, which are quantized again when it is loaded.
+    It is saved with floating-point weights, which are quantized again when it is loaded.
     """
 
     def __init__(self, module: torch.nn.Module, *, config: str, **keywords: object):
@@ -804,11 +805,11 @@ class CompiledInt8Model(CompiledModel):
         super().__init__(module, **keywords)
 
     def __reduce__(self) -> tuple:
-        """Pickle the original, which is quantized again."""
+        """Pickle the original module; unpickling quantizes it again."""
         if self.nano_source is None:
             raise UsageError(
-                "A model that was quantized without a sample is pickled by its original, which is "
-                "not there; pass model when loading it",
+                "A model that was quantized without a sample is pickled as its original, which is "
+                "missing; pass model when loading it",
                 code="model-copy",
             )
         return _quantized_again, (
@@ -820,8 +821,8 @@ class CompiledInt8Model(CompiledModel):
     def save_to(self, directory: Path, compression: str) -> dict:
         if self.nano_source is None:
             raise UsageError(
-                "A model that was quantized without a sample is saved by the weights of its "
-                "original, which is not there; pass model when loading it",
+                "A model that was quantized without a sample is saved as the weights of its "
+                "original, which is missing; pass model when loading it",
                 code="argument-missing",
                 argument="model",
             )
@@ -852,25 +853,25 @@ def _quantized_again(
 
 
 class ScriptedModel(ModuleModel):
-    """A script that was made without a sample; it takes the arguments of the module's forward."""
+    """Model that runs a scripted module, built without a sample."""
 
     file = "ckpt.pth"
 
     @classmethod
     def scripted(cls, module: torch.nn.Module, *, channels_last: bool = False, **keywords: object):
-        """Return the script of a module.
+        """Script a module and return its accelerated model.
 
         Raises
         ------
         UsageError
-            If it cannot be scripted.
+            If the module cannot be scripted.
         """
-        ready = prepared(module.eval(), cls.bf16, channels_last)
+        ready = convert_in_place(module.eval(), cls.bf16, channels_last)
         return cls(_scripted(ready), channels_last=channels_last, **keywords)
 
     def __init__(self, script: object, *, channels_last: bool = False, **keywords: Any):
         AcceleratedModel.__init__(self, **keywords)
-        self.__dict__["nano_call"] = script  # no submodule
+        self.__dict__["nano_call"] = script  # not a submodule
         self.channels_last = channels_last
         self.channels_last_available: list[str] = []
         self.jit_method = "script"
@@ -883,7 +884,7 @@ class ScriptedModel(ModuleModel):
         return type(self).__name__
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the script as its file."""
+        """Return the state for pickling, with the script as its file content."""
         return {**vars(self), "nano_call": script_bytes(self.nano_call)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -911,6 +912,6 @@ class ScriptedModel(ModuleModel):
 
 
 class ScriptedBF16Model(ScriptedModel):
-    """The same under autocast to bfloat16."""
+    """Model that runs a scripted module under autocast to bfloat16."""
 
     bf16 = True

@@ -1,12 +1,12 @@
-"""The acceleration methods of PyTorch, in the order in which ``optimize`` tries them.
+"""Acceleration methods of PyTorch, in the order in which ``optimize`` tries them.
 
-Graphs are made by TorchScript, and by TorchInductor with frozen weights. In int8, torchao quantizes
-and TorchInductor compiles: static quantization is torchao's PT2E with the recipe for x86, with
-activations in uint8 by tensor and weights in int8 by channel.
+TorchScript, and TorchInductor with frozen weights, build graphs. For int8, torchao quantizes and
+TorchInductor compiles. Static quantization is torchao's PT2E with the recipe for x86: per-tensor
+uint8 activations and per-channel int8 weights.
 
-Intel's extension of PyTorch has ended (its last version is for torch 2.8), and what it did is in
-PyTorch itself now. A method whose name says ``ipex`` uses it only where the installed one is made
-for the installed torch; else it compiles the graph with TorchInductor, weights frozen.
+Intel Extension for PyTorch is discontinued (its last version is for torch 2.8), and PyTorch has its
+optimizations. Methods with ``ipex`` in their names use it only if the installed version matches
+torch; otherwise TorchInductor compiles the graph with frozen weights.
 """
 
 import abc
@@ -46,13 +46,13 @@ _log = logging.getLogger("bigdl.nano")
 _BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _QUANTIZED = (torch.nn.Linear, *_CONVOLUTIONS)
-# Rounding that falls the other way changes results by a step of 8 bits here and there.
+# Different rounding changes some results by one step of 8 bits.
 _LARGEST_ERROR = 0.2
 
 
 @dataclass(frozen=True)
 class OriginalMethod(Method[TorchSource]):
-    """The user's model as it is."""
+    """Method that returns the user's model unchanged."""
 
     def build(self, source: TorchSource, options: BuildOptions):
         remember_settings(source.model, Settings(threads=options.thread_num))
@@ -61,7 +61,7 @@ class OriginalMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class AutocastMethod(Method[TorchSource]):
-    """Autocast to bfloat16."""
+    """Method that runs a copy of the model under autocast to bfloat16."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.BF16Model:
         if not source.has_sample and not isa_flags().intersection(_BF16_SETS):
@@ -81,7 +81,7 @@ class AutocastMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class _CompiledMethod(Method[TorchSource]):
-    """A method whose graph TorchInductor compiles."""
+    """Method whose graph TorchInductor compiles."""
 
     arguments: tuple[str, ...] = ("dynamic_axes",)
 
@@ -94,10 +94,10 @@ class _CompiledMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class _GraphMethod(Method[TorchSource]):
-    """A method that makes one graph of a module."""
+    """Method that builds one graph of a module."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
-        source.outputs  # noqa: B018 - says by itself what cannot be converted
+        source.outputs  # noqa: B018 - raises a clear error
         if self.ipex and ipex_fits():
             graph = self._with_ipex(source, options)
         else:
@@ -106,17 +106,19 @@ class _GraphMethod(Method[TorchSource]):
 
     @abc.abstractmethod
     def graph(self, source: TorchSource, options: BuildOptions):
-        """The graph of the source's module."""
+        """Build the graph of the source's module."""
 
-    def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
-        """A copy of the module, in this method's precision and layout."""
+    def prepare(self, source: TorchSource, options: BuildOptions) -> FlatModule:
+        """Return a copy of the module in this method's precision and memory layout."""
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        prepared = graphs.prepared(module.eval(), self.precision == BF16, self.channels_last)
+        prepared = graphs.convert_in_place(
+            module.eval(), self.precision == BF16, self.channels_last
+        )
         return FlatModule(prepared, source.inputs).eval()
 
     @contextmanager
-    def lowered(self) -> Iterator[None]:
-        """Autocast, if this is a method in bf16."""
+    def precision_context(self) -> Iterator[None]:
+        """Return a context with autocast if the method's precision is bf16."""
         bf16 = self.precision == BF16
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
             yield
@@ -125,9 +127,9 @@ class _GraphMethod(Method[TorchSource]):
         import intel_extension_for_pytorch as ipex
 
         dtype = torch.bfloat16 if self.precision == BF16 else torch.float32
-        prepared = self.prepared(source, options)
+        prepared = self.prepare(source, options)
         prepared.model = ipex.optimize(prepared.model, dtype=dtype)
-        with self.lowered():
+        with self.precision_context():
             if self.accelerator == "jit":
                 return graphs.ScriptGraph.make(prepared, source, "trace", options)
             return graphs.ModuleGraph(prepared, compiled=False)
@@ -135,17 +137,17 @@ class _GraphMethod(Method[TorchSource]):
 
 @dataclass(frozen=True)
 class LayoutMethod(_GraphMethod):
-    """The module as it is, with its channels last."""
+    """Method that runs the module with channels last."""
 
     def graph(self, source, options):
-        return graphs.ModuleGraph(self.prepared(source, options), compiled=False)
+        return graphs.ModuleGraph(self.prepare(source, options), compiled=False)
 
 
 @dataclass(frozen=True)
 class ScriptMethod(_GraphMethod):
-    """A frozen TorchScript.
+    """Method that runs a frozen TorchScript module.
 
-    A script needs no sample of the input, a trace does.
+    Scripting needs no sample of the input; tracing does.
     """
 
     def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
@@ -162,25 +164,24 @@ class ScriptMethod(_GraphMethod):
         ).nano_attach(source.model)
 
     def graph(self, source, options):
-        with self.lowered():
-            prepared = self.prepared(source, options)
+        with self.precision_context():
+            prepared = self.prepare(source, options)
             return graphs.ScriptGraph.make(prepared, source, options.jit_method, options)
 
 
 @dataclass(frozen=True)
 class InductorMethod(_CompiledMethod, _GraphMethod):
-    """A graph compiled ahead of time, its weights frozen into it.
+    """Method that compiles a graph ahead of time, with frozen weights.
 
-    A module that cannot be exported as one graph, for example because its control flow depends on
-    data, runs through ``torch.compile`` instead, which compiles the parts between. So does one
-    without a sample of its input.
+    A module without a sample, or one that cannot be exported as one graph, for example because its
+    control flow depends on data, uses ``torch.compile`` instead, which compiles parts of it.
     """
 
     def build(self, source: TorchSource, options: BuildOptions) -> torch.nn.Module:
         if source.has_sample or self.accelerator is not None:
             return super().build(source, options)
         if self.ipex:
-            _say_once()
+            _warn_without_ipex()
         bf16 = self.precision == BF16
         model_class = graphs.CompiledBF16Model if bf16 else graphs.CompiledModel
         module = source.model if options.inplace else copy.deepcopy(source.model)
@@ -193,9 +194,9 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
 
     def graph(self, source, options):
         if self.ipex:
-            _say_once()
-        # exporting needs no copy: weights become constants of the graph
-        with source.flat_module() as module, self.lowered():
+            _warn_without_ipex()
+        # no copy is needed: weights become constants of the graph
+        with source.flat_module() as module, self.precision_context():
             try:
                 if "torch.export" in options.rejected_exporters:
                     raise UsageError(
@@ -205,22 +206,22 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
                 program = graphs.export_flat(module, source, options.dynamic_axes)
             except UsageError as error:
                 _log.info("%s; its parts are compiled instead", error)
-                return graphs.ModuleGraph(self.prepared(source, options), compiled=True)
+                return graphs.ModuleGraph(self.prepare(source, options), compiled=True)
             source.exporter = "torch.export"
             return graphs.CompiledGraph.compile(program, source.inputs.names)
 
 
 @cache
-def _say_once() -> None:
+def _warn_without_ipex() -> None:
     _log.warning(
-        "Intel's extension of PyTorch is not installed for torch %s; methods with ipex in their "
-        "names compile the graph with TorchInductor, weights frozen",
+        "Intel Extension for PyTorch is not installed for torch %s; methods with ipex in their "
+        "names compile the graph with TorchInductor and frozen weights",
         torch.__version__,
     )
 
 
 def _both_layouts(method: Method) -> list[Method]:
-    """A method, and the same with channels last."""
+    """Return a method and its variant with channels last."""
     other = replace(
         method,
         name=f"{method.name}_channels_last",
@@ -238,7 +239,7 @@ class _Int8Method(_CompiledMethod):
 
 @dataclass(frozen=True)
 class StaticInt8Method(_Int8Method):
-    """PT2E with calibration, compiled ahead of time."""
+    """Static int8 quantization with PT2E and calibration, compiled ahead of time."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         batches = list(source.calibration_tensors(options))
@@ -248,7 +249,7 @@ class StaticInt8Method(_Int8Method):
             return graphs.graph_model(graph, source, self, options)
 
         chosen = keep_accuracy(
-            quantized, lambda: _by_harm(source, batches[0]), options.goal, source.model
+            quantized, lambda: _rank_by_error(source, batches[0]), options.goal, source.model
         )
         exported = chosen.nano_graph
         chosen.nano_graph = graphs.CompiledGraph.compile(exported.program, source.inputs.names)
@@ -256,16 +257,16 @@ class StaticInt8Method(_Int8Method):
         return chosen
 
     def _converted(self, source, options, batches, excluded) -> torch.export.ExportedProgram:
-        excluded = {*excluded, *_of_one_channel(source.model)}
+        excluded = {*excluded, *_single_channel_convolutions(source.model)}
         with source.flat_module() as module, quiet():
             program = graphs.export_flat(module, source, options.dynamic_axes)
             sentence = f"{type(source.model).__name__} cannot be quantized"
             with as_usage_error(sentence, text=first_line, code="model-unsupported"):
-                converted = self._quantized(_calls_apart(program), batches, excluded)
+                converted = self._quantized(_with_unique_call_names(program), batches, excluded)
             return graphs.export_flat(converted, source, options.dynamic_axes)
 
     def _quantized(self, graph, batches, excluded):
-        """The graph with quantized weights and activations, but for the layers named."""
+        """Quantize weights and activations of a graph, except in the excluded layers."""
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -281,7 +282,7 @@ class StaticInt8Method(_Int8Method):
 
 @dataclass(frozen=True)
 class NeuralCompressorMethod(StaticInt8Method):
-    """Static quantization by Intel Neural Compressor 3, compiled ahead of time."""
+    """Static int8 quantization with Intel Neural Compressor 3, compiled ahead of time."""
 
     packages: tuple[str, ...] = ("neural_compressor", "torchao")
     extra: str = "inc"
@@ -289,7 +290,7 @@ class NeuralCompressorMethod(StaticInt8Method):
     def _quantized(self, graph, batches, excluded):
         from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
 
-        # marks of its own exporter, which knows of no dynamic sizes; those of the graph stay
+        # set by the compressor's exporter, which lacks dynamic sizes; the graph keeps its sizes
         graph.dynamic_shapes, graph._exported = None, True
         config = StaticQuantConfig()
         for name in excluded:
@@ -303,7 +304,7 @@ class NeuralCompressorMethod(StaticInt8Method):
 
 @dataclass(frozen=True)
 class TorchaoMethod(_Int8Method):
-    """Linear layers in int8 without calibration, by torchao's ``quantize_``."""
+    """Int8 quantization of linear layers without calibration, with torchao's ``quantize_``."""
 
     config: str = ""
 
@@ -329,12 +330,12 @@ class TorchaoMethod(_Int8Method):
             program = graphs.export_flat(flat, source, options.dynamic_axes)
             graph = graphs.CompiledGraph.compile(program, source.inputs.names)
         model = graphs.graph_model(graph, source, self, options)
-        # there is nothing to leave out layer by layer: it is good enough or it is not
+        # layers cannot be excluded: the model meets the goal or it does not
         return keep_accuracy(lambda excluded: model, lambda: (), options.goal, source.model)
 
 
 class _ExportedGraph:
-    """A quantized program before it is compiled: right, and slow."""
+    """Quantized program before compilation: exact but slow."""
 
     def __init__(self, program: torch.export.ExportedProgram):
         self.program = program
@@ -344,12 +345,12 @@ class _ExportedGraph:
         return list(self._module(*tensors))
 
 
-def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
-    """The graph of a program, with a name of its own for each call of a module.
+def _with_unique_call_names(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
+    """Return a program's graph with a unique name for each call of a module.
 
-    The quantizer finds what it fuses by modules. It refuses one with several results, as the ReLU
-    that residual blocks use more than once. It takes what is added to a layer for a tensor, so a
-    number is added by the operator for numbers (torchao 0.16).
+    The quantizer of torchao 0.16 finds fusions by module. It rejects a module that is called more
+    than once, such as the shared ReLU of a residual block. It assumes that summands are tensors, so
+    a number is added with the operator for scalars.
     """
     graph = program.module()
     add = torch.ops.aten.add
@@ -357,22 +358,22 @@ def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
         is_sum = node.target in (add.Tensor, torch.ops.aten.add_.Tensor) and len(node.args) > 1
         if is_sum and not isinstance(node.args[1], torch.fx.Node):
             node.target = add.Scalar
-            for key in ("source_fn_stack", "torch_fn"):  # by which the quantizer finds sums
+            for key in ("source_fn_stack", "torch_fn"):  # the quantizer finds sums by these
                 node.meta.pop(key, None)
         stack = dict(node.meta.get("nn_module_stack") or {})
         if stack:
-            key, (name, kind) = stack.popitem()
+            key, (name, cls) = stack.popitem()
             _, again, number = key.rpartition("@")
             if again:
-                node.meta["nn_module_stack"] = {**stack, key: (f"{name}@{number}", kind)}
+                node.meta["nn_module_stack"] = {**stack, key: (f"{name}@{number}", cls)}
     return graph
 
 
-def _of_one_channel(model: torch.nn.Module) -> list[str]:
-    """Names of convolutions of one channel, which have to stay in floating point.
+def _single_channel_convolutions(model: torch.nn.Module) -> list[str]:
+    """Return the names of one-channel convolutions, which must stay in floating point.
 
-    A tensor of one channel is laid out with its channels first and last at once. TorchInductor
-    (torch 2.13) takes the result of a quantized convolution of it to be in the other layout.
+    The memory layouts channels first and channels last are equal for one channel. TorchInductor
+    (torch 2.13) then assumes the wrong layout for the result of a quantized convolution.
     """
     return [
         f"model.{name}"
@@ -382,7 +383,7 @@ def _of_one_channel(model: torch.nn.Module) -> list[str]:
 
 
 def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: TorchSource) -> None:
-    """Refuse compiled code that computes something else than what it was compiled from."""
+    """Raise UsageError if compiled code gives other results than the exported program."""
     with torch.no_grad():
         results = [[each.float().numpy() for each in g(tensors)] for g in (exported, compiled)]
     error = relative_error(*results)
@@ -394,13 +395,13 @@ def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: Tor
         )
 
 
-def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
-    """Names of the layers, those first whose own output int8 changes most."""
+def _rank_by_error(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
+    """Return layer names sorted by the error that int8 causes in their outputs, largest first."""
     errors: dict[str, float] = {}
 
     def measure(name):
         def hook(layer, inputs, output):
-            if name in errors:  # of the call below, or the layer's second place in the model
+            if name in errors:  # the call below, or a repeated call of the layer
                 return
             errors[name] = 0.0
             rounded = _fake_quantized(layer, inputs[0])
@@ -418,7 +419,7 @@ def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
 
 
 def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
-    """A layer's output with its input rounded to 8 bits by tensor, its weights by channel."""
+    """Return a layer's output with its input rounded per tensor and its weights per channel."""
     low, high = min(0.0, float(activations.min())), max(0.0, float(activations.max()))
     scale = max((high - low) / 255, cast("float", np.finfo(np.float32).tiny))
     zero = round(-low / scale)
@@ -490,8 +491,8 @@ METHODS: Mapping[str, Method] = register_methods(
     ],
 )
 ALL_METHODS: Mapping[str, Method] = MethodTable("torch", lambda method: not method.extended)
-"""The methods of BigDL 2.x, and registered ones."""
+"""Methods of BigDL 2.x, and methods registered by users."""
 DEFAULT_METHODS: Mapping[str, Method] = MethodTable(
     "torch", lambda method: method.default and not method.extended
 )
-"""Those of :data:`ALL_METHODS` that ``optimize`` tries unasked."""
+"""Methods of :data:`ALL_METHODS` that ``optimize`` tries by default."""

@@ -1,9 +1,10 @@
-"""Modules of PyTorch in other runtimes: their conversion, and the models that run them.
+"""Conversion of PyTorch modules to ONNX and OpenVINO, and the models that run the networks.
 
-For OpenVINO a module is traced, which gives the smallest networks. A trace holds one way through
-the module; where the module decides by its data it is lost. Then the module is exported with
-``torch.export``, which refuses to lose anything, or scripted, which keeps branches and loops. What
-OpenVINO cannot take as it is goes through ONNX, whose operators are simpler.
+For OpenVINO a module is traced first, which gives the smallest networks. A trace records a single
+path through the code and loses data-dependent control flow. In that case the module is exported
+with ``torch.export``, which fails instead of losing control flow, or scripted, which keeps branches
+and loops. If OpenVINO cannot convert these, the module is converted through ONNX, whose operators
+are simpler.
 """
 
 import copy
@@ -37,8 +38,8 @@ from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
     NetworkModel,
-    ask_for_original,
     load_weights,
+    require_original,
     save_weights,
 )
 from bigdl.nano.pytorch.inference.graphs import export_flat
@@ -53,8 +54,8 @@ openvino = LazyModule("openvino", "nano")
 
 _log = logging.getLogger(__name__)
 
-# Keywords of torch.onnx.export that other arguments of trace and quantize stand for.
-_OURS = {
+# Keywords of torch.onnx.export that other arguments of trace and quantize replace.
+_REPLACED_BY = {
     "model": "model",
     "args": "input_sample",
     "f": "InferenceOptimizer.save",
@@ -69,7 +70,7 @@ _OURS = {
 
 
 def onnx_names(inputs: ForwardInputs) -> list[str]:
-    """Names of a network's inputs with letters, digits and underscores only, each once."""
+    """Return unique names of a network's inputs with letters, digits and underscores only."""
     names = [re.sub(r"\W", "_", path) for path in inputs.names]
     if len(set(names)) == len(names):
         return names
@@ -77,52 +78,52 @@ def onnx_names(inputs: ForwardInputs) -> list[str]:
 
 
 def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
-    """Write a source's model with flat inputs and outputs.
+    """Export a source's model to an ONNX file with flat inputs and outputs.
 
-    It is read by ``torch.export``; a model that this cannot read is traced, which fixes what its
-    Python code decides. The log says so.
+    ``torch.export`` is tried first. If it fails, the model is traced, which fixes branches of its
+    Python code; a warning is logged.
 
     Parameters
     ----------
     source : TorchSource
     path : str
     options : BuildOptions
-        ``dynamic_axes``, ``simplification`` and ``conversion`` count.
+        Uses ``dynamic_axes``, ``simplification`` and ``conversion``.
 
     Returns
     -------
     list of str
-        Names of the inputs; the file may lack ones that the model does not use.
+        Input names; the file may lack inputs that the model does not use.
 
     Raises
     ------
     UsageError
-        If a keyword is not one of ``torch.onnx.export``, ``dynamic_axes`` does not fit the
-        sample, or the model cannot be exported.
+        If ``torch.onnx.export`` lacks a keyword, ``dynamic_axes`` does not fit the sample, or the
+        model cannot be exported.
     """
     require("onnxscript", "nano")
-    names, _ = onnx_names(source.inputs), source.outputs  # says by itself what is wrong with them
+    names, _ = onnx_names(source.inputs), source.outputs  # both raise clear errors
     keywords = _checked_keywords(options.conversion)
     dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
     tensors = source.general_sample(dims)
-    ways = {"torch.export": _by_export, "trace": _by_trace, "script": _by_script}
-    wanted = {True: ("torch.export",), False: ("trace",), None: tuple(ways)}[wants_export]
+    exporters = {"torch.export": _by_export, "trace": _by_trace, "script": _by_script}
+    wanted = {True: ("torch.export",), False: ("trace",), None: tuple(exporters)}[wants_export]
     failures: list[str] = []
     with source.flat_module() as module:
-        for way in wanted:
-            if way in options.rejected_exporters or (
-                way == "script" and not options.rejected_exporters
+        for exporter in wanted:
+            if exporter in options.rejected_exporters or (
+                exporter == "script" and not options.rejected_exporters
             ):
                 continue
             try:
                 with quiet():
-                    ways[way](module, tensors, path, names, dims, options, keywords)
+                    exporters[exporter](module, tensors, path, names, dims, options, keywords)
             except Exception as error:
                 failures.append(_first_cause(error))
                 continue
-            source.exporter = way
-            if failures and way == "trace":
+            source.exporter = exporter
+            if failures and exporter == "trace":
                 _log.warning(
                     "%s was traced for ONNX, so branches of its code are fixed: torch.export "
                     "cannot read it (%s)",
@@ -137,14 +138,14 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return in one line what happened, which exporters wrap in explanations of several pages."""
+    """Return the root cause of an exception in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
-    # What was asked for has to be possible; by default a size that the model fixes stays fixed.
+    # Requested dimensions must be dynamic; by default a size that the model fixes stays fixed.
     size = torch.export.Dim.AUTO if options.dynamic_axes is True else torch.export.Dim.DYNAMIC
     shapes = [dict.fromkeys(each, size) for each in dims]
     exported = torch.onnx.export(
@@ -160,7 +161,7 @@ def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywor
     program = cast("torch.onnx.ONNXProgram", exported)
     inputs = set(program.model.graph.inputs)
     for node in program.model.graph.all_nodes():
-        for value in node.outputs:  # an argument named as an operation has its result's name
+        for value in node.outputs:  # an operation's result can have the name of an argument
             if value.name in names and value not in inputs:
                 value.name = f"{value.name}_result"
     program.save(path)
@@ -188,9 +189,9 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
 
 @contextmanager
 def _without_dumps() -> Iterator[None]:
-    """Keep the exporter from printing the graph of what it cannot export.
+    """Prevent the exporter from printing the graph that it cannot export.
 
-    It switches its log on where the log's state is asked for, whatever that is (torch 2.13).
+    The exporter of torch 2.13 enables this log regardless of its state.
     """
     patch = AttributePatch()
     with suppress(ImportError):
@@ -203,7 +204,7 @@ def _without_dumps() -> Iterator[None]:
 
 
 def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
-    """Export a script, which keeps branches and loops; of flat inputs and outputs only."""
+    """Export a script, which keeps branches and loops; inputs and outputs must be flat."""
     model, inputs = module.model, module.inputs
     if inputs.names != inputs.parameters:
         raise UsageError("The module's inputs are nested", code="model-unsupported")
@@ -213,10 +214,10 @@ def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywor
 def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     known = inspect.signature(torch.onnx.export).parameters
     for name in keywords:
-        if name in _OURS:
+        if name in _REPLACED_BY:
             raise UsageError(
                 f"Argument {name!r} of torch.onnx.export cannot be passed on: "
-                f"{_OURS[name]} decides about it",
+                f"{_REPLACED_BY[name]} decides about it",
                 code="argument-conflict",
                 argument=name,
             )
@@ -234,33 +235,32 @@ _LIBRARIES = str(Path(torch.__file__).parent)
 
 
 def to_openvino(source: TorchSource, options: BuildOptions):
-    """A source's model as a network whose inputs and outputs are the flat lists of tensors.
+    """Convert a source's model to an OpenVINO network with flat inputs and outputs.
 
     Parameters
     ----------
     source : TorchSource
-        Also of a model that runs in OpenVINO already; its network is copied.
+        Source of a module, or of a model that already runs in OpenVINO, whose network is copied.
     options : BuildOptions
-        ``dynamic_axes`` says which sizes of the inputs may change, ``conversion`` what is
-        built in before the network (see
-        :func:`bigdl.nano.openvino.methods.preprocessed`).
+        ``dynamic_axes`` selects the input sizes that may change; ``conversion`` adds
+        preprocessing (see :func:`bigdl.nano.openvino.methods.preprocessed`).
 
     Returns
     -------
     openvino.Model
-        It shares no memory with the model.
+        Network that shares no memory with the module.
 
     Raises
     ------
     UsageError
         If the model cannot be converted, or an option does not fit it.
     """
-    convert, _ = options.conversion, source.outputs  # says by itself what cannot be converted
+    convert, _ = options.conversion, source.outputs  # raises a clear error
     if isinstance(source.model, AcceleratedModel):
         if convert:
             raise UsageError(
-                f"{', '.join(map(repr, convert))} has to be given when the model is converted, not "
-                "for one that is in OpenVINO already; pass the original model",
+                f"{', '.join(map(repr, convert))} must be passed when the model is converted, but "
+                "it is in OpenVINO already; pass the original model",
                 code="argument-conflict",
                 argument=next(iter(convert)),
             )
@@ -273,29 +273,29 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 
 
 def _converted(source: TorchSource, options: BuildOptions):
-    """The network by the first way that is possible and was not refused."""
+    """Convert with the first exporter that works and was not rejected."""
     name, refused = type(source.model).__name__, options.rejected_exporters
     traced, lost, why = None, None, ""
     if "trace" not in refused:
         try:
             traced, lost = _traced(source)
-        except Exception as error:  # tracers, exporters and frontends raise whatever they like
-            why = _cause(error)
+        except Exception as error:  # tracers, exporters and frontends may raise anything
+            why = _key_line(error)
     if traced is not None and lost is None:
         source.exporter = "trace"
         return traced
     others = {"torch.export": _exported, "script": _scripted}
     if traced is None:
         others["onnx"] = _from_onnx
-    for way, convert in others.items():
-        if way in refused:
+    for exporter, convert in others.items():
+        if exporter in refused:
             continue
         try:
             network = convert(source, options)
         except Exception as error:
-            why = why or _cause(error)
+            why = why or _key_line(error)
         else:
-            source.exporter = way
+            source.exporter = exporter
             return network
     if traced is None or lost is None:
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}", code="model-unsupported")
@@ -308,18 +308,14 @@ def _converted(source: TorchSource, options: BuildOptions):
 
 
 def _traced(source: TorchSource):
-    """The network of a trace, and the first warning that it depends on the sample's data."""
+    """Return the network of a trace, and the first warning about data-dependent code, if any."""
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     sample = tuple(source.sample_tensors)
-    # OpenVINO leaves the level of the root logger changed where it cannot convert.
-    with (
-        source.flat_module() as module,
-        preserve_program_state(),
-        warnings.catch_warnings(record=True) as seen,
-    ):
+    # OpenVINO changes the root logger's level if the conversion fails.
+    with source.flat_module() as module, preserve_program_state(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        # Checking a trace takes two more traces; shared weights would change with the model's.
+        # check_trace would trace twice more; shared weights would change with the module's.
         decoder = TorchScriptPythonDecoder(
             module,
             example_input=sample,
@@ -327,7 +323,7 @@ def _traced(source: TorchSource):
             trace_kwargs={"check_trace": False},
         )
         network = openvino.convert_model(decoder, example_input=sample, share_weights=False)
-    # PyTorch's own modules give this warning for checks of shapes.
+    # PyTorch's modules give this warning for shape checks.
     lost = (
         each
         for each in seen
@@ -344,7 +340,7 @@ def _exported(source: TorchSource, options: BuildOptions):
 
 
 def _scripted(source: TorchSource, options: BuildOptions):
-    """The network of a scripted module; only tensors that are arguments themselves are possible."""
+    """Convert a scripted module; inputs and outputs must be flat tensors."""
     inputs, outputs = source.inputs, source.outputs
     flat = outputs.kind == "tensor" or (
         outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
@@ -354,12 +350,12 @@ def _scripted(source: TorchSource, options: BuildOptions):
     with evaluating(source.model) as model, quiet():
         script = torch.jit.freeze(torch.jit.script(model))
         network = _checked(openvino.convert_model(script, share_weights=False), source)
-    # A script does not say its inputs' types, and without them operators stay undecided.
+    # A script lacks input dtypes, without which operators cannot be resolved.
     for parameter, array in zip(network.get_parameters(), source.sample_arrays(), strict=True):
         parameter.set_element_type(openvino.Type(array.dtype))
         parameter.set_partial_shape(openvino.PartialShape([-1] * array.ndim))
     network.validate_nodes_and_infer_types()
-    core().compile_model(network, "CPU")  # the plugin lacks operators that scripts may have
+    core().compile_model(network, "CPU")  # raises if the plugin lacks an operator
     return network
 
 
@@ -371,7 +367,7 @@ def _from_onnx(source: TorchSource, options: BuildOptions):
 
 
 def _checked(network, source: TorchSource):
-    """The network, if it has all inputs and outputs: a converter may drop one without a word."""
+    """Return a network if it has all inputs and outputs; converters may drop some silently."""
     expected = (len(source.inputs.names), len(source.outputs.paths("")))
     actual = (len(network.inputs), len(network.outputs))
     if actual != expected:
@@ -393,15 +389,15 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
     with as_usage_error(
         sentence,
         "; pass other dynamic_axes",
-        text=_cause,
+        text=_key_line,
         code="argument-value",
         argument="dynamic_axes",
     ):
         network.reshape(shapes)
 
 
-def _cause(error: Exception) -> str:
-    """The line of an error's text that says most."""
+def _key_line(error: Exception) -> str:
+    """Return the most informative line of an error message."""
     lines = (line.strip() for line in str(error).splitlines())
     telling = ("No conversion rule", "Conversion is failed for", "Error")
     causes = (line.lstrip("- ")[:300] for line in lines if any(part in line for part in telling))
@@ -409,16 +405,16 @@ def _cause(error: Exception) -> str:
 
 
 class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
-    """A network of ONNX Runtime that is called as the user's module is."""
+    """Accelerated model that runs a network in ONNX Runtime."""
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         if meta.get("compression") != "bf16":
             return super().load_from(directory, meta, options)
-        # the file is complete, but programs of BigDL 2 count on being asked
-        source = TorchSource(*ask_for_original(options))
+        # the file is complete, but BigDL 2 required these arguments
+        source = TorchSource(*require_original(options))
         loaded = super().load_from(directory, meta, options)
-        # a sample, and so an original, that is not of this network is refused
+        # raises if the sample, and thus the original, does not fit the network
         source.run(loaded, source.sample_tensors)
         return loaded
 
@@ -428,12 +424,12 @@ _REBUILT_WITH = ("dynamic_axes", "conversion")
 
 
 class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
-    """A network of OpenVINO that is called as the user's module is.
+    """Accelerated model that runs a network in OpenVINO.
 
     Attributes
     ----------
     rebuilt_with : dict
-        What a loaded model has to be converted with again if only its weights are saved.
+        Options for converting the model again if only its weights are saved.
     """
 
     rebuilt_with: dict[str, Any]
@@ -449,19 +445,19 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     def nano_arrays_of(self, call: object) -> list[np.ndarray]:
         if isinstance(call, Mapping) and set(call) <= set(self.nano_inputs.parameters):
             return self.nano_to_arrays((), dict(call))
-        # an element of a loader may hold targets, too
+        # an element of a loader may include targets
         batch = split_batch(self, call, self.nano_inputs)
         return self.nano_to_arrays(batch.args, batch.kwargs)
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
         rebuilt_with = plain(self.rebuilt_with)
         precision = self.nano_network.precision
-        # the weights of some methods are stored smaller already
+        # quantized and fp16 weights are smaller already
         if compression != "bf16" or precision.quantized or precision == FP16:
             return {**super().save_to(directory), **rebuilt_with}
         if self.nano_source is None:
             raise UsageError(
-                "compression='bf16' stores the weights of the original model, which is not there; "
+                "compression='bf16' stores the weights of the original model, which is missing; "
                 "pass model when loading, or save with compression='fp32'",
                 code="argument-missing",
                 argument="model",
@@ -473,15 +469,15 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         if meta.get("compression") == "bf16":
-            return cls._converted_again(directory, meta, options)
+            return cls._convert_again(directory, meta, options)
         loaded = super().load_from(directory, meta, options)
         loaded.rebuilt_with = {name: meta[name] for name in _REBUILT_WITH if name in meta}
         return loaded
 
     @staticmethod
-    def _converted_again(directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Any:
-        """Convert the original again with the weights that were saved."""
-        model, input_sample = ask_for_original(options)
+    def _convert_again(directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Any:
+        """Convert the original again with the saved weights."""
+        model, input_sample = require_original(options)
         module = load_weights(copy.deepcopy(model), directory / meta["checkpoint"])
         config, _ = saved_properties(meta)
         if options.cache_dir is not None:

@@ -1,4 +1,4 @@
-"""InferenceOptimizer: one model, made faster in the way that suits it best."""
+"""InferenceOptimizer for PyTorch: applies acceleration methods to a model, or searches the best."""
 
 import copy
 import dataclasses
@@ -49,9 +49,9 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     batches_of,
     evaluating,
-    ordinary_attention,
+    fastpath_disabled,
     split_batch,
-    unchanged,
+    state_restored,
 )
 
 __all__ = ["InferenceOptimizer", "SwitchableModel", "TorchBench", "score_of"]
@@ -60,23 +60,23 @@ __all__ = ["InferenceOptimizer", "SwitchableModel", "TorchBench", "score_of"]
 def score_of(
     metric: object, data: object, source: object = None
 ) -> Callable[[torch.nn.Module], float]:
-    """Return a function from a model to its score on data.
+    """Return a function that scores a model on data with the user's metric.
 
     Parameters
     ----------
     metric : torchmetrics.Metric or callable
         A Metric, or a callable with parameters for predictions and targets (names that contain
-        "pred" and "target"), is computed on the model's predictions; any other is called as
-        ``metric(model, data)``, or as ``metric(model)`` without data.
+        "pred" and "target"), is computed on the model's predictions. Any other callable is called
+        as ``metric(model, data)``, or as ``metric(model)`` without data.
     data : DataLoader, tuple or None
         Batches with targets.
     source : optional
-        Not used; models know their inputs.
+        Not used.
 
     Raises
     ------
     UsageError
-        If the metric is no callable, or has to have targets and there are no data.
+        If the metric is not callable, or needs targets and there are no data.
     """
     if not callable(metric):
         raise UsageError(
@@ -93,7 +93,7 @@ def score_of(
     )
 
     def scored(model: torch.nn.Module) -> float:
-        """In evaluation mode and within the model's settings."""
+        """Score a model in evaluation mode with its threads and precision."""
         within = context_of(model) if active_settings() is None else nullcontext()
         with evaluating(model), within:
             return score(model)
@@ -118,26 +118,27 @@ _DIFFERENT_BATCHES = 16
 
 
 class TorchBench(Bench):
-    """A module on the bench.
+    """Search bench of PyTorch: builds, runs, scores and saves modules.
 
-    Of the training data a few batches are taken at once; they are pickled, not the loader.
+    It reads a few batches of the training data at construction; these are pickled instead of the
+    loader.
 
     Parameters
     ----------
     methods : mapping of str to Method
     model, thread_num, metric
-        As of :class:`~bigdl.nano.acceleration.search.trial.Bench`.
+        See :class:`~bigdl.nano.acceleration.search.trial.Bench`.
     training_data, validation_data, input_sample
-        As of ``InferenceOptimizer.optimize``.
+        See ``InferenceOptimizer.optimize``.
     options : BuildOptions
-        Of every method.
+        Build options of all methods.
     different : bool
-        True to time several batches in turn instead of one again and again.
+        True to cycle through several batches for timing instead of repeating one.
 
     Raises
     ------
     UsageError
-        If there is no batch, or the metric does not go with the validation data.
+        If there is no batch, or the metric does not fit the validation data.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class TorchBench(Bench):
         self.library_threads = torch.get_num_threads()
         self._validation_data = _without_workers(validation_data)
         if self.has_metric:
-            score_of(self._metric, self._validation_data)  # refuses what does not go together
+            score_of(self._metric, self._validation_data)  # raises if they do not fit
         count = _DIFFERENT_BATCHES if different else 1
         self._elements = _first_elements(training_data, count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
@@ -188,7 +189,7 @@ class TorchBench(Bench):
     def alternative(self, batch: ModelBatch) -> object:
         if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
             return None
-        with ordinary_attention(), torch.no_grad():
+        with fastpath_disabled(), torch.no_grad():
             return self.model(*batch.args, **batch.kwargs)
 
     def score(self, candidate: Candidate) -> float:
@@ -199,12 +200,12 @@ class TorchBench(Bench):
 
     def load(self, directory: Path) -> Candidate:
         try:
-            return _candidate(load_model(directory, trust=True))  # of this search
-        except UsageError:  # it holds weights only
+            return _candidate(load_model(directory, trust=True))  # written by this search
+        except UsageError:  # the directory contains weights only
             return _candidate(load_model(directory, self.model, trust=True))
 
     def identity(self) -> tuple:
-        """Return the values that a fingerprint of the search is made of."""
+        """Return the values that identify the search, for its fingerprint."""
         batches = [flatten((batch.args, batch.kwargs))[0] for batch in self._batches]
         shapes = [[(str(x.dtype), tuple(x.shape)) for x in batch] for batch in batches]
         return (
@@ -219,7 +220,7 @@ def _candidate(model: torch.nn.Module) -> Candidate:
 
 
 def _first_elements(data, count) -> list:
-    """As many batches as hold the sample for calibration, and at least `count`."""
+    """Return enough batches for calibration, and at least `count`."""
     if data is None:
         return []
     if isinstance(data, ONE_BATCH):
@@ -232,13 +233,13 @@ def _first_elements(data, count) -> list:
             argument="training_data",
         )
     empty = "training_data holds no batch; give at least one"
-    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
+    with torch.random.fork_rng(devices=[]):  # a shuffling loader must not advance the state
         elements = read(data, "training_data")
         return list(first_batches(elements, _CALIBRATION_ROWS, count, empty))
 
 
 def _without_workers(data):
-    """A loader without the processes that it keeps."""
+    """Copy a loader without its persistent workers."""
     if isinstance(data, torch.utils.data.DataLoader):
         data = copy.copy(data)
         data._iterator = None
@@ -257,26 +258,26 @@ class TorchData:
     calib_data: object = None
 
     def source(self, model: torch.nn.Module) -> TorchSource:
-        """Return a model with these data, which it has been called with."""
+        """Return the model source with these data; run the model once to check its sample."""
         source = TorchSource(model, self.input_sample, self.example_kwarg_inputs, self.calib_data)
         if source.has_sample and not isinstance(model, AcceleratedModel):
-            source.result  # noqa: B018 - says what is wrong with a sample before a runtime does
+            source.result  # noqa: B018 - raises a clear error for a wrong sample
         return source
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
-    """Makes a PyTorch model faster without changing it.
+    """Accelerates PyTorch models without changing them.
 
-    ``trace`` and ``quantize`` apply one method that the caller names by its properties, ``build``
-    one by its name; ``optimize`` tries many and measures each. What comes back is called as the
-    original is, best inside ``with InferenceOptimizer.get_context(model):``.
+    ``trace`` and ``quantize`` apply the method with the given properties, ``build`` the method with
+    a name, and ``optimize`` tries and measures many. The results have the original's signature;
+    call them inside ``with InferenceOptimizer.get_context(model):``.
 
     Attributes
     ----------
     ALL_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
         The 27 methods of ``search_mode="all"``.
     DEFAULT_INFERENCE_ACCELERATION_METHOD : mapping of str to Method
-        The 11 methods that are tried unasked.
+        The 11 methods that are tried by default.
 
     Examples
     --------
@@ -290,7 +291,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     >>> torch.allclose(y, model(x), atol=1e-5)
     True
 
-    Let it try methods and choose the fastest that keeps the accuracy:
+    Try methods and select the fastest that keeps the accuracy:
 
     >>> classes = model(x).argmax(1)
     >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, classes), 3)
@@ -345,49 +346,49 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         example_kwarg_inputs: Mapping | None = None,
         **kwargs: object,
     ) -> torch.nn.Module:
-        """Return a model in fp32 in another runtime or memory layout.
+        """Return a model in fp32 that runs in another runtime or memory layout.
 
         Parameters
         ----------
         model : Module
-            Not changed.
+            The original model; it is not changed.
         input_sample : Tensor, tuple, list, dict or DataLoader, optional
-            A sample of the input; of a loader the first batch counts, without its targets. By
-            default ``model.example_input_array``, or the first batch of a loader of the trainer
-            that a LightningModule was trained by.
+            Sample of the input; for a loader its first batch without targets. The default is
+            ``model.example_input_array``, or the first batch of a loader of the LightningModule's
+            trainer.
         accelerator : {"openvino", "onnxruntime", "jit"}, optional
         use_ipex : bool
-            What Intel's extension of PyTorch did: graph compilation with frozen weights.
+            Compile the graph with frozen weights, as Intel Extension for PyTorch did.
         channels_last : bool
-            Lay out images with their channels last.
+            Store images with channels last.
         thread_num : int, optional
-            Threads of the runtime, and of PyTorch within ``get_context``.
+            Number of threads of the runtime, and of PyTorch inside ``get_context``.
         device : str
-            Of OpenVINO: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"VPUX"`` or ``"NPU"``.
+            OpenVINO device: ``"CPU"``, ``"GPU"``, ``"GPU.1"``, ``"VPUX"`` or ``"NPU"``.
         onnxruntime_session_options : onnxruntime.SessionOptions, optional
         openvino_config : mapping, optional
             Properties for OpenVINO's ``compile_model``.
         simplification : bool
-            Whether an exported ONNX graph is simplified.
+            Whether to simplify the exported ONNX graph.
         jit_strict, jit_method
-            Of TorchScript; the method is ``"trace"``, ``"script"``, or None for what works.
+            Options of TorchScript; the method is ``"trace"``, ``"script"``, or None for either.
         dynamic_axes : bool or dict
-            Whether the first dimension of each input, or the ones named, may change.
+            True if the first dimension of each input may change; a dict names other dimensions.
         logging : bool
-            Whether the conversion says what it does.
+            Accepted; it has no effect.
         inplace : bool
-            Convert the user's module itself instead of a copy.
+            Convert the user's module in place instead of a copy.
         weights_prepack, enable_onednn
-            Accepted; graph compilation decides about both.
+            Accepted; they have no effect, because graph compilation controls both.
         output_tensors : bool
-            Tensors, or ndarrays.
+            True to return tensors, False for ndarrays.
         strict_check : bool
-            Whether the accelerated model is compared with the original, on the sample and on
-            inputs derived from it.
+            Whether to compare the accelerated model with the original, on the sample and on inputs
+            derived from it.
         example_kwarg_inputs : mapping, optional
             Keyword arguments of the sample.
         **kwargs
-            Of ``torch.onnx.export``, or of OpenVINO's conversion.
+            Keywords of ``torch.onnx.export``, or of OpenVINO's conversion.
 
         Returns
         -------
@@ -396,8 +397,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         Raises
         ------
         UsageError
-            If the arguments name no method, an argument does not apply to it, the method is not
-            possible on this machine, or the model cannot be converted.
+            If no method matches the arguments, an argument does not apply to it, the method cannot
+            run on this machine, or the model cannot be converted.
 
         Examples
         --------
@@ -472,27 +473,27 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         weight_options: WeightOptions | None = None,
         **kwargs: object,
     ) -> torch.nn.Module:
-        """Return a model in bf16, fp16, int8 or int4.
+        """Return a model quantized to bf16, fp16, int8 or int4.
 
         Parameters
         ----------
         model : Module
-            Not changed. Also a model of ``trace(accelerator="openvino")``, with the same
-            accelerator.
+            The original model; it is not changed. A model of ``trace(accelerator="openvino")`` is
+            accepted with the same accelerator.
         precision : {"int8", "bf16", "fp16", "int4"} or Precision
-            int4 is of weights only, by groups in OpenVINO; embeddings and the last layer have 8
-            bits, and no calibration data are needed.
+            int4 quantizes weights only, by groups in OpenVINO. Embeddings and the last layer have
+            8 bits. No calibration data are needed.
         accelerator, use_ipex, channels_last, thread_num, device
-            As of :meth:`trace`.
+            See :meth:`trace`.
         calib_data : DataLoader, Tensor, tuple or dict, optional
-            Needed for static int8.
+            Calibration data, required for static int8.
         calib_dataloader : DataLoader, optional
-            Old name of `calib_data`.
+            Former name of `calib_data`.
         eval_func : callable, optional
-            Called with a model, returns its score: an alternative to `metric`.
+            Function that returns a model's score: an alternative to `metric`.
         metric : torchmetrics.Metric or callable, optional
-            With it, and with labels in the calibration data, int8 keeps the accuracy within
-            `accuracy_criterion`, or is refused.
+            With a metric and with labels in the calibration data, int8 keeps the accuracy within
+            `accuracy_criterion`, or an error is raised.
         accuracy_criterion : dict, optional
             ``{"relative": 0.01, "higher_is_better": True}`` (the default) or ``"absolute"``.
         approach : {"static", "dynamic"}
@@ -501,24 +502,24 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             ``"eager"``, ``"ipex"``, ``"torchao"``, ``"weight_only"`` or ``"inc"`` with none;
             ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
         conf, tuning_strategy, q_config
-            Accepted for programs that were written for Neural Compressor 2; they change nothing.
+            Accepted for programs written for Neural Compressor 2; they have no effect.
         timeout : float, optional
             Seconds after which no further layer selection is tried; 0 sets no limit.
         max_trials : int, optional
-            How many quantized models are scored at most.
+            Largest number of quantized models that are scored.
         sample_size : int
-            Number of samples for calibration.
+            Number of calibration samples.
         input_sample, jit_strict, jit_method, dynamic_axes, simplification, logging, inplace
-            As of :meth:`trace`.
+            See :meth:`trace`.
         onnxruntime_session_options, openvino_config, output_tensors, example_kwarg_inputs
-            As of :meth:`trace`.
+            See :meth:`trace`.
         strict_check : bool
-            As of :meth:`trace`.
+            See :meth:`trace`.
         weight_options : WeightOptions, optional
-            Of int4, and of int8 by ``method="weight_only"`` with OpenVINO: size of groups,
-            symmetry, share of layers in int8, AWQ, estimation of scales.
+            Options of int4, and of int8 with ``method="weight_only"`` and OpenVINO: group size,
+            symmetry, share of layers in int8, AWQ and scale estimation.
         weights_prepack, enable_onednn, **kwargs
-            As of :meth:`trace`.
+            See :meth:`trace`.
 
         Returns
         -------
@@ -527,7 +528,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         Raises
         ------
         UsageError
-            As of :meth:`trace`; also if calibration data are missing, or the accuracy criterion
+            See :meth:`trace`; also if calibration data are missing, or the accuracy criterion
             cannot be met.
 
         Examples
@@ -606,94 +607,94 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         cache: bool = True,
         cache_dir: str | None = None,
     ) -> None:
-        """Try methods on a model: convert it, compare its results, time it, score it.
+        """Try acceleration methods on a model: convert, compare results, time and score.
 
-        Each method is tried in a process of its own, so that one that hangs, crashes or takes too
-        much memory costs its row only. It is timed in alternation with the original. The table is
-        printed at the end; :meth:`summary`, :meth:`results` and :meth:`plot` give it again.
+        Methods are tried in a separate process, so that a hang, a crash or a lack of memory loses
+        one row only. Each is timed in alternation with the original. The table is printed at the
+        end; :meth:`summary`, :meth:`results` and :meth:`plot` show the results again.
 
         Parameters
         ----------
         model : Module
-            Not changed.
+            The original model; it is not changed.
         training_data : DataLoader, Tensor, tuple or dict
-            Batches for int8's calibration, of which the first is the sample: a loader, or one
-            batch. A batch is ``x``, ``(x,)``, ``(x, y)`` (``x`` may be a tuple of inputs),
+            Batches for int8 calibration, of which the first is the sample: a loader, or one batch.
+            A batch is ``x``, ``(x,)``, ``(x, y)`` (``x`` may be a tuple of inputs),
             ``(x1, …, xk, y…)`` for a model of k inputs, or a dict of arguments.
         validation_data : DataLoader, Tensor, tuple or dict, optional
             Batches with targets, for `metric`.
         input_sample : Tensor, tuple or dict, optional
-            The sample, instead of the first batch of `training_data`.
+            Sample of the input; by default the first batch of `training_data`.
         metric : torchmetrics.Metric or callable, optional
             A Metric, or a callable with parameters for predictions and targets (names that contain
-            "pred" and "target"), whose results are averaged over the samples; or any other
-            callable, called as ``metric(model, validation_data)``, or as ``metric(model)``
-            without validation data.
+            "pred" and "target"), whose results are averaged over the samples. Any other callable is
+            called as ``metric(model, validation_data)``, or as ``metric(model)`` without
+            validation data.
         direction : {"max", "min"}
             Whether a higher or a lower metric is better.
         thread_num : int, optional
-            Threads of every model.
+            Number of threads of every model.
         accelerator : tuple, optional
-            Only methods of these runtimes: None (PyTorch itself), ``"jit"``, ``"onnxruntime"``,
-            ``"openvino"``.
+            Restrict the search to these runtimes: None (PyTorch itself), ``"jit"``,
+            ``"onnxruntime"``, ``"openvino"``.
         precision : tuple, optional
-            Only methods of these precisions: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
+            Restrict the search to these precisions: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
             ``"int4"``.
         use_ipex : bool, optional
-            Only methods with, or without, what Intel's extension of PyTorch did.
+            Restrict the search to methods with (True) or without (False) ``ipex`` in their names.
         jit_strict : bool
             Passed to ``torch.jit.trace``.
         enable_onednn : bool
-            Accepted; it changes nothing.
+            Accepted; it has no effect.
         search_mode : {"default", "all", "grid", "extended"}
-            ``"default"`` tries 11 methods, ``"all"`` 27, ``"extended"`` these and the ones that
-            BigDL 2.x did not have. ``"grid"`` is ``"all"`` filtered by `accelerator`, `precision`
-            and `use_ipex`, and is meant wherever one of the three is given.
+            ``"default"`` tries 11 methods, ``"all"`` 27, and ``"extended"`` also those that are new
+            since BigDL 2.x. ``"grid"`` is ``"all"`` filtered by `accelerator`, `precision` and
+            `use_ipex`; it is used if one of the three is given.
         dynamic_axes : bool or dict
-            As of :meth:`trace`.
+            See :meth:`trace`.
         logging : bool
-            Show what methods print, and a progress bar also where there is no terminal.
+            Show the output of methods, and a progress bar also without a terminal.
         output_tensors : bool
-            Tensors, or ndarrays.
+            True to return tensors, False for ndarrays.
         latency_sample_num : int
-            Calls that are timed; fewer where they take more than ten seconds.
+            Number of timed calls; fewer if they would take more than ten seconds.
         includes : list of str, optional
-            Try these methods only, and the original.
+            Names of methods to try; the original is always tried.
         excludes : list of str, optional
-            Leave these methods out; the original is always tried.
+            Names of methods to skip; the original is always tried.
         output_filename : str, optional
-            File for the table.
+            File to which the table is written.
         no_cache : bool
-            Time successive batches of `training_data` instead of the sample again and again.
+            Time successive batches of `training_data` instead of repeating the sample.
         objective : {"latency", "throughput", "memory"}
-            What the best model is best in: milliseconds of a call, samples per second at the best
-            of `batch_sizes`, or memory of a process that loads and runs it.
+            Metric that ranks the models: milliseconds per call, samples per second at the best of
+            `batch_sizes`, or memory of a process that loads and runs the model.
         batch_sizes : list of int, optional
-            Sizes to which the sample is brought for timing; the table shows the latency at the
-            first. By default the sample's own.
+            Batch sizes for timing, to which the sample is resized. The table shows the latency of
+            the first. By default the sample's size.
         thread_counts : list of int, optional
-            Thread counts of which the best is found for each method, instead of `thread_num`.
+            Thread counts to try for each method instead of `thread_num`; the best is kept.
         time_limit : float, optional
-            Seconds for one method. By default 20 times what the original took, and at least 300;
-            the original is not limited.
+            Seconds per method; by default 20 times the duration of the original's trial, and at
+            least 300. The original has no limit.
         memory_limit : int, optional
-            Bytes of resident memory of the process that tries methods; by default 90 % of what is
-            free at the beginning.
+            Bytes of resident memory of the process that tries methods; by default 90 % of the
+            memory available at the start.
         cache : bool
-            Whether the results of an equal search (model, data, metric, options, versions) are
-            taken if there are any. They are kept for the life of this process, or in `cache_dir`.
+            Whether to reuse the results of an equal search (model, data, metric, options and
+            versions). They are kept while this process lives, or in `cache_dir`.
         cache_dir : str, optional
-            Directory in which results and models are kept for other processes.
+            Directory that keeps results and models for other processes.
 
         Raises
         ------
         UsageError
-            If an argument makes no sense, or the original does not run on the data or the metric.
+            If an argument is invalid, or the original does not run on the data or the metric.
 
         Warns
         -----
         UserWarning
-            If model, data or metric cannot go to another process, so that methods are tried in
+            If model, data or metric cannot be sent to another process; methods are then tried in
             this one.
         """
         self._check_model(model)
@@ -748,27 +749,27 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         Parameters
         ----------
         accelerator, precision : str, optional
-            Only methods of this runtime, of this precision.
+            Restrict the result to this runtime and this precision.
         use_ipex : bool, optional
-            Only methods with, or without, what Intel's extension of PyTorch did.
+            Restrict the result to methods with (True) or without (False) ``ipex`` in their names.
         accuracy_criterion : float, optional
-            Largest drop of the accuracy, as a fraction of the original's: 0.05 is 5 %. Without
-            it, the accuracy does not matter.
+            Largest drop of the accuracy as a fraction of the original's: 0.05 is 5 %. None ignores
+            the accuracy.
 
         Returns
         -------
         model : Module
-            In evaluation mode. The original, if nothing is better; if methods were restricted,
-            the best of those, and the original if none of them keeps its accuracy (with a
-            warning).
+            Model in evaluation mode: the original if nothing is better. With restrictions, the
+            best of the matching methods, or the original (with a warning) if none of them keeps
+            its accuracy.
         option : str
-            What it uses, e.g. ``"openvino + int8"``.
+            Description of the method, e.g. ``"openvino + int8"``.
 
         Raises
         ------
         UsageError
-            If :meth:`optimize` was not called, no method that was tried and works is of this
-            kind, or there is a criterion and no accuracy.
+            If :meth:`optimize` was not called, no usable method matches the restrictions, or there
+            is a criterion and no accuracy.
         """
         return self._best(accelerator, precision, use_ipex, accuracy_criterion)
 
@@ -796,7 +797,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         sizes = [(list(value.shape), str(value.dtype)) for value in tensors]
         weights = [(name, list(each.shape)) for name, each in model.named_parameters()]
         threads = options.thread_num or torch.get_num_threads()
-        with thread_scope(threads), evaluating(model), unchanged(model), torch.no_grad():
+        with thread_scope(threads), evaluating(model), state_restored(model), torch.no_grad():
             warn_if_slower(
                 method,
                 lambda: model(*args, **kwargs),
@@ -810,11 +811,11 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     def _key(self, bench: TorchBench, options: SearchOptions, data: object) -> str | None:
         surroundings = (platform.processor(), sorted(isa_flags()), usable_cores())
         versions = [(package, _version(package)) for package in _PACKAGES]
-        if isinstance(data, torch.utils.data.DataLoader):  # without its state
+        if isinstance(data, torch.utils.data.DataLoader):  # its state does not matter
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
         measured = (options.latency_sample_num, options.thread_counts, options.batch_sizes)
         plan = (*measured, options.objective, options.direction)
-        with bench.session():  # whether the model is in training mode does not matter
+        with bench.session():  # the model's mode does not matter
             return fingerprint(bench.identity(), plan, data, surroundings, versions)
 
     save = staticmethod(save_model)
@@ -831,7 +832,7 @@ def _version(package: str) -> str | None:
 
 
 def _evaluating(model: torch.nn.Module) -> torch.nn.Module:
-    """The model if it is in eval mode, else a twin that is, with the same parameters."""
+    """Return the model if it is in eval mode, else a copy in eval mode that shares parameters."""
     if not any(module.training for module in model.modules()):
         return model
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
@@ -839,16 +840,16 @@ def _evaluating(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class SwitchableModel(torch.nn.Module):
-    """The user's module, and its quantized form in ONNX Runtime.
+    """Module that can switch between PyTorch and ONNX Runtime for evaluation.
 
-    It starts as the user's module, which it trains and evaluates as ever.
+    At first it trains and evaluates the user's module in PyTorch.
 
     Parameters
     ----------
     model : Module
     quantized : AcceleratedModel
     source : TorchSource, optional
-        The module with what it was quantized with, of which a sample of the input is taken.
+        Source of the quantized model; provides a sample of the input.
     """
 
     def __init__(
@@ -859,7 +860,7 @@ class SwitchableModel(torch.nn.Module):
     ):
         super().__init__()
         self.model = model
-        # in a dict, since they are no submodules
+        # in a dict, so that they are not submodules
         self._runtimes: dict[str, torch.nn.Module] = {"quantized": quantized}
         self._sample = source.arguments if source is not None and source.has_sample else None
         self._active: str | None = None
@@ -871,24 +872,24 @@ class SwitchableModel(torch.nn.Module):
         Parameters
         ----------
         input_sample : optional
-            A sample of the input for ``quantize=False``; by default the one that the model was
-            quantized with: the sample given then, the model's ``example_input_array``, or the
-            first batch of the calibration data.
+            Sample of the input for ``quantize=False``. The default is the sample that the model was
+            quantized with: the one passed then, the model's ``example_input_array``, or the first
+            batch of the calibration data.
         quantize : bool
-            The quantized graph, or the one in fp32, which is made at the first time.
+            True for the quantized graph; False for the fp32 graph, which is exported on first use.
         **kwargs
-            Of ``InferenceOptimizer.trace``.
+            Arguments of ``InferenceOptimizer.trace``.
 
         Returns
         -------
         SwitchableModel
-            Itself.
+            This object.
         """
         if quantize:
             if kwargs:
                 raise UsageError(
                     f"{', '.join(map(repr, kwargs))} does not apply to quantize=True, whose graph "
-                    "is there already; leave it out",
+                    "exists already; leave it out",
                     code="argument-conflict",
                     argument=next(iter(kwargs)),
                 )
@@ -904,18 +905,18 @@ class SwitchableModel(torch.nn.Module):
         return self
 
     def exit_onnx(self):
-        """Evaluate in PyTorch again; returns itself."""
+        """Evaluate in PyTorch again; return this object."""
         self._active = None
         return self
 
     def train(self, mode: bool = True):
-        """Training mode goes back to PyTorch."""
+        """Set the mode; training mode switches back to PyTorch."""
         if mode:
             self.exit_onnx()
         return super().train(mode)
 
     def forward(self, *args, **kwargs):
-        """The model's output in the runtime that was chosen last."""
+        """Return the model's output in the active runtime."""
         return (self._runtimes[self._active] if self._active else self.model)(*args, **kwargs)
 
     def __getattr__(self, name: str):

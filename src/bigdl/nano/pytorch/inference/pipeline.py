@@ -1,4 +1,4 @@
-"""Models in processes of their own: a pipeline of stages, and many instances of one model."""
+"""Models in worker processes: pipelines of stages, and many instances of one model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OPTIONS = ("cores_per_worker", "worker_num")
 
 
 class StageError(TaskError):
-    """A stage raised an exception; ``original`` is that exception.
+    """Error raised by a pipeline stage; ``original`` is the stage's exception.
 
     Examples
     --------
@@ -61,27 +61,25 @@ class StageError(TaskError):
 
 
 class Pipeline(WorkerPool):
-    """Stages that work at the same time, each on cores of its own.
+    """Pipeline of stages that run concurrently, each on separate cores.
 
-    While the model computes one batch, the stage before it prepares the next. Each worker of a
-    stage is a fresh interpreter, pinned to its cores from its start. The workers end with
-    :meth:`close`, at the end of a ``with`` block, when the object is no longer referenced, and
-    with the program.
+    While the model computes one batch, the previous stage prepares the next. Each worker of a stage
+    is a new interpreter pinned to its cores. Workers stop at :meth:`close`, at the end of a
+    ``with`` block, when the object is deleted, or when the program exits.
 
     Parameters
     ----------
     stages : sequence of (name, stage, options)
-        The stage is a function of one argument, or a Module, which runs in evaluation mode
-        within its ``InferenceOptimizer.get_context``. The options are
-        ``{"cores_per_worker": int, "worker_num": int}``: physical cores of each worker, by
-        default an even share of those that no stage asks for, and the number of workers, by
-        default 1.
+        The stage is a function of one argument, or a Module, which runs in evaluation mode inside
+        ``InferenceOptimizer.get_context``. Options are ``cores_per_worker``, the number of physical
+        cores per worker (by default an even share of the cores that no stage requests), and
+        ``worker_num``, the number of workers (1 by default).
 
     Raises
     ------
     UsageError
-        If a stage is not such a triple, an option makes no sense, or a stage can neither be
-        pickled nor saved.
+        If a stage is not such a triple, an option is invalid, or a stage can neither be pickled nor
+        saved.
 
     Examples
     --------
@@ -114,24 +112,24 @@ class Pipeline(WorkerPool):
         super().__init__(made, StageError)
 
     def run(self, inputs: Iterable[Any]) -> list[Any]:
-        """Send inputs through all stages.
+        """Run all inputs through the stages and return the results.
 
         Parameters
         ----------
         inputs : iterable
-            Each element is the argument of one call of the first stage.
+            Inputs of the first stage, one per call.
 
         Returns
         -------
         list
-            What the last stage returned, in the order of `inputs`.
+            Results of the last stage, in the order of `inputs`.
 
         Raises
         ------
         StageError
-            If a stage raised an exception; the pipeline can be used again.
+            If a stage raised an exception. The pipeline remains usable.
         WorkerLost
-            If a worker was killed. The next run starts another in its place.
+            If a worker was killed. The next run starts a new worker.
         UsageError
             If the pipeline was closed or an input cannot be pickled.
         """
@@ -140,7 +138,7 @@ class Pipeline(WorkerPool):
     def _maker(self, stage: Callable, slots: list[CpuSlot]) -> Callable[[], Callable]:
         if isinstance(stage, torch.nn.Module):
             return ready_in_worker(stage, min(slot.threads for slot in slots), self)
-        # A function of this module would make a worker that needs no torch import it.
+        # A lambda, because a function of this module would make every worker import torch.
         return lambda: stage
 
 
@@ -175,7 +173,7 @@ def _checked(stage: object) -> tuple[str, Callable, Mapping[str, int]]:
 
 
 def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
-    """Return the cores of each worker of each stage."""
+    """Return the core slots of each worker of each stage."""
     counts = [each.get("worker_num", 1) for each in options]
     wanted = [
         each.get("cores_per_worker")
@@ -187,18 +185,19 @@ def _slots(options: Sequence[Mapping[str, int]]) -> list[list[CpuSlot]]:
 
 
 def _cores(wanted: list[int | None]) -> list[list[int]]:
-    """Logical cores of each worker; None is an even share of what the others leave."""
+    """Return the logical cores of each worker; None means an even share of the remaining cores."""
     units = topology().cores
-    unsaid = wanted.count(None)
-    asked = sum(count for count in wanted if count is not None)
-    rest = max(len(units) - asked, unsaid)
-    if asked + (rest if unsaid else 0) > len(units):
+    unspecified = wanted.count(None)
+    requested = sum(count for count in wanted if count is not None)
+    rest = max(len(units) - requested, unspecified)
+    if requested + (rest if unspecified else 0) > len(units):
         warnings.warn(
-            f"The stages ask for {asked + unsaid} physical cores and {len(units)} may be used: "
+            f"The stages ask for {requested + unspecified} physical cores, but only {len(units)} may "
+            "be used: "
             "workers share cores and slow each other down; lower cores_per_worker or worker_num",
             stacklevel=4,
         )
-    even = iter([rest // unsaid + (i < rest % unsaid) for i in range(unsaid)])
+    even = iter([rest // unspecified + (i < rest % unspecified) for i in range(unspecified)])
     around = itertools.cycle(units)
     cores = []
     for count in wanted:
@@ -209,7 +208,7 @@ def _cores(wanted: list[int | None]) -> list[list[int]]:
 
 
 class ForwardError(TaskError):
-    """The model raised an exception in a worker; ``original`` is that exception."""
+    """Error raised by the model in a worker; ``original`` is the model's exception."""
 
     def __init__(self, *content):
         super().__init__(*content)
@@ -219,18 +218,18 @@ class ForwardError(TaskError):
 
 
 class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
-    """A model that takes many inputs at once and computes them in several processes.
+    """Model that computes many inputs concurrently in several processes.
 
-    Made by :func:`to_multi_instance`. Calls from several threads take turns. The processes end
-    with :meth:`close`, at the end of a ``with`` block, when the object is no longer referenced,
-    and with the program.
+    Created by :func:`to_multi_instance`. Calls from several threads are serialized. The processes
+    stop at :meth:`close`, at the end of a ``with`` block, when the object is deleted, or when the
+    program exits.
 
     Parameters
     ----------
     model : Module
         The model.
     slots : sequence of CpuSlot
-        Cores of its processes; with one or none, the model runs in this process.
+        Core slots of the processes. With fewer than two, the model runs in this process.
     """
 
     def __init__(self, model: torch.nn.Module, slots: Sequence[CpuSlot]):
@@ -240,33 +239,32 @@ class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
         self._pool: WorkerPool | None = None
         if len(slots) > 1:
             make = ready_in_worker(model, min(slot.threads for slot in slots), self)
-            stage = PoolStage("the model", partial(_called, make), slots)
+            stage = PoolStage("the model", partial(_make_caller, make), slots)
             self._pool = WorkerPool([stage], ForwardError)
 
     def forward(self, inputs: Iterable[Any]) -> list[Any]:
-        """Call the model with each of the inputs.
+        """Run the model on each of the inputs.
 
         Parameters
         ----------
         inputs : DataLoader, list or other iterable
-            An element that is a tuple holds the positional arguments of one call, a dict its
-            keyword arguments, anything else its only argument. The list that a DataLoader makes
-            of several values counts as a tuple. A DataLoader runs in this process, as it is: with
-            its own sampler, its shuffling and its last batch.
+            A tuple contains the positional arguments of one call, a dict its keyword arguments; any
+            other element is the only argument. Lists from a DataLoader are treated as tuples. A
+            DataLoader is iterated in this process, with its sampler, shuffling and last batch.
 
         Returns
         -------
         list
-            The model's outputs in the order of `inputs`.
+            Outputs of the model, in the order of `inputs`.
 
         Raises
         ------
         ForwardError
-            If the model raised an exception; the processes can be used again.
+            If the model raised an exception. The processes remain usable.
         WorkerLost
-            If a process was killed. The next call starts another in its place.
+            If a process was killed. The next call starts a new one.
         UsageError
-            If `inputs` is something else.
+            If `inputs` has another type.
         """
         calls = _calls(inputs)
         if self._pool is not None:
@@ -276,11 +274,11 @@ class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
             return [model(*args, **kwargs) for args, kwargs in calls]
 
     def train(self, mode: bool = True) -> MultiInstanceModel:
-        """Stays in evaluation mode: the processes have copies of the model."""
+        """Stay in evaluation mode, since the processes have copies of the model."""
         return self
 
     def close(self) -> None:
-        """End the processes; the object cannot be called afterwards."""
+        """Stop the processes; the object cannot be called afterwards."""
         if self._pool is not None:
             self._pool.close()
 
@@ -294,22 +292,21 @@ def to_multi_instance(
     cores_per_process: int | None = None,
     cpu_for_each_process: Sequence[Sequence[int]] | None = None,
 ) -> MultiInstanceModel:
-    """Run a model in several processes, so that many inputs are computed at the same time.
+    """Wrap a model so that it computes many inputs concurrently in several processes.
 
-    Several instances with few cores each have a higher throughput than one with all of them. The
-    processes are fresh interpreters, pinned to their cores from their start; the weights are in
-    memory once.
+    Several instances with few cores each have a higher throughput than one with all cores. The
+    processes are new interpreters pinned to their cores. The weights exist once in memory.
 
     Parameters
     ----------
     model : Module
-        Any module, also one that ``InferenceOptimizer`` made. It stays as it is.
+        Any module, including accelerated models. It is not changed.
     num_processes : int
-        Number of processes. With 1 the model is called in this process.
+        Number of processes. With 1 the model runs in this process.
     cores_per_process : int, optional
         Physical cores of each process; by default they are split evenly.
     cpu_for_each_process : sequence of sequence of int, optional
-        Ids of the logical cores of each process. They may overlap.
+        Logical core ids of each process. They may overlap.
 
     Returns
     -------
@@ -320,8 +317,8 @@ def to_multi_instance(
     Raises
     ------
     UsageError
-        If a number makes no sense, there are not enough cores, or the model can neither be
-        pickled nor saved.
+        If a number is invalid, there are not enough cores, or the model can neither be pickled nor
+        saved.
 
     Examples
     --------
@@ -355,13 +352,13 @@ def to_multi_instance(
     return MultiInstanceModel(model, cpu_slots(num_processes, cpu_for_each_process))
 
 
-def _called(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:
+def _make_caller(make: Callable[[], torch.nn.Module]) -> Callable[[tuple], Any]:
     model = make()
     return lambda call: model(*call[0], **call[1])
 
 
 def _calls(inputs: object) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
-    """Return arguments and keyword arguments of each call."""
+    """Yield the positional and keyword arguments of each call."""
     single = (torch.Tensor, np.ndarray, str, bytes, Mapping, torch.nn.Module)
     if isinstance(inputs, single) or not isinstance(inputs, Iterable):
         raise UsageError(
@@ -378,24 +375,24 @@ def _calls(inputs: object) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
 
 
 def ready_in_worker(model: torch.nn.Module, threads: int, owner: object) -> Callable[[], Any]:
-    """Return a function that makes a model in a worker and gives that process its settings.
+    """Return a function that loads a model in a worker and applies its settings there.
 
-    The model is pickled; if it cannot be, as the sessions of some runtimes, it is sent as the
-    files that ``InferenceOptimizer.save`` writes.
+    The model is pickled. If that fails, as for sessions of some runtimes, the files written by
+    ``InferenceOptimizer.save`` are sent instead.
 
     Parameters
     ----------
     model : Module
-        It stays as it is.
+        The model; it is not changed.
     threads : int
-        Threads of the worker: a model that asks for more gets these.
+        Number of threads of the worker; the upper limit of the model's setting.
     owner : object
-        While it lives, the files stay.
+        Object that keeps the files alive.
 
     Returns
     -------
     callable
-        Without arguments; to be called once in each worker.
+        Function without arguments, to be called once in each worker.
 
     Raises
     ------
@@ -409,14 +406,14 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: object) -> Call
         script = io.BytesIO()
         torch.jit.save(model, script)
         script.seek(0)
-        return partial(_ready, settings, torch.jit.load, script)
+        return partial(_load_in_worker, settings, torch.jit.load, script)
     failure = _pickling_error(model)
     if failure is None:
-        return partial(_ready, settings, lambda: model)
-    if not isinstance(model, AcceleratedModel):  # its directory would hold weights only
+        return partial(_load_in_worker, settings, lambda: model)
+    if not isinstance(model, AcceleratedModel):  # a directory would contain weights only
         raise UsageError(
-            "The model cannot be sent to other processes, since it cannot be pickled: "
-            f"{failure!r}; accelerate it first, or create what cannot be pickled inside forward",
+            "The model cannot be sent to other processes, because it cannot be pickled: "
+            f"{failure!r}; accelerate it first, or create unpicklable objects inside forward",
             code="model-copy",
         )
     folder = str(scratch_directory("bigdl-model-"))
@@ -430,8 +427,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: object) -> Call
             code="model-copy",
         ) from error
     source = model.nano_source if _pickling_error(model.nano_source) is None else None
-    # The class comes along so that the module that defines it is imported.
-    return partial(_ready, settings, _load, folder, source, type(model))
+    # The class is included so that the module that defines it is imported.
+    return partial(_load_in_worker, settings, _load, folder, source, type(model))
 
 
 def _pickling_error(value: object) -> Exception | None:
@@ -442,14 +439,14 @@ def _pickling_error(value: object) -> Exception | None:
     return None
 
 
-def _ready(settings: Settings, make: Callable[..., Any], *content: object) -> object:
-    """Return the model, ready for inference, in a process that does nothing else."""
+def _load_in_worker(settings: Settings, make: Callable[..., Any], *content: object) -> object:
+    """Return the model in evaluation mode and apply its settings to the whole process."""
     model = make(*content)
-    with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
+    with contextlib.suppress(NotImplementedError):  # exported programs have only one mode
         model.eval()
     InferenceContext(settings).__enter__()  # for the life of the worker
     return model
 
 
 def _load(folder: str, source: torch.nn.Module | None, cls: type) -> object:
-    return load_model(folder, source, trust=True)  # of the process that started this one
+    return load_model(folder, source, trust=True)  # written by the parent process

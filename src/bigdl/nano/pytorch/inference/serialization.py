@@ -1,6 +1,6 @@
-"""Modules in directories and in other processes.
+"""Saving and loading of models in directories.
 
-The format of a directory is that of :mod:`bigdl.nano.acceleration.saved`.
+:mod:`bigdl.nano.acceleration.saved` defines the format of a directory.
 """
 
 import os
@@ -28,20 +28,20 @@ _WEIGHTS = "saved_weight.pt"
 
 
 def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str = "fp32") -> None:
-    """Write a model, accelerated or not, to a directory.
+    """Save a model, accelerated or not, to a directory.
 
     Parameters
     ----------
     model : Module
     path : str or path
-        The directory; an earlier model in it is replaced, when the new one is complete.
+        The directory; an existing model is replaced atomically.
     compression : str
-        ``"fp32"``, or ``"bf16"`` for half of the size.
+        ``"fp32"``, or ``"bf16"`` for half the size.
 
     Raises
     ------
     UsageError
-        If the compression is unknown, the model is none, or the directory cannot be written.
+        If the compression is unknown, `model` is not a module, or the directory cannot be written.
 
     Examples
     --------
@@ -62,7 +62,8 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
         )
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"A model was to be saved, but got a {type(model).__name__}", code="model-type"
+            f"model should be a torch.nn.Module, but got a {type(model).__name__}",
+            code="model-type",
         )
 
     def write(directory: Path) -> dict:
@@ -86,33 +87,31 @@ def load_model(
     *,
     trust: bool = False,
 ) -> torch.nn.Module:
-    """Read a model from a directory that :func:`save_model` wrote.
+    """Load a model from a directory that :func:`save_model` wrote.
 
     Parameters
     ----------
     path : str, path, or dict of str to binary file
         The directory, or its files by name.
     model : Module, optional
-        The original. Needed where the directory holds weights only; else its attributes are
-        found on the model again.
+        The original. Required if the directory contains weights only. Otherwise optional: the
+        loaded model forwards unknown attributes to it.
     input_sample : optional
-        Needed with models that were saved with ``compression="bf16"`` and run in another
-        runtime.
+        Sample of the input; required for models of other runtimes that were saved with
+        ``compression="bf16"``.
     inplace : bool
-        Load into `model` itself instead of a copy.
+        Load into `model` in place instead of a copy.
     device : str, optional
-        OpenVINO's device, instead of the saved one.
+        OpenVINO device; overrides the saved one.
     cache_dir : str, optional
-        Directory in which OpenVINO keeps compiled models.
+        Directory for OpenVINO's cache of compiled models.
     shapes : str, optional
         Input shapes for OpenVINO, e.g. ``"x[1,3,224,224],y[1,4]"``.
     thread_num : int, optional
-        Threads of the model, instead of those that it was saved with; those of a graph that
-        TorchInductor has compiled stay.
+        Number of threads; overrides the saved value, except for graphs compiled by TorchInductor.
     trust : bool
-        Load a graph of PyTorch (TorchScript, or compiled code) although it can run any code and no
-        program of this user has signed it: it comes from elsewhere, or was changed. Networks of
-        other runtimes and weights need none.
+        True to load an unsigned or changed PyTorch graph (TorchScript or compiled code), although
+        it can run arbitrary code. Not needed for weights and networks of other runtimes.
 
     Returns
     -------
@@ -121,7 +120,7 @@ def load_model(
     Raises
     ------
     UsageError
-        If a file is missing, an argument is needed, or nobody vouches for a program in it.
+        If a file or an argument is missing, or an executable file is neither signed nor trusted.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A module with a sample of its input: its arguments, its results and its data as flat lists."""
+"""Model sources of PyTorch: a module with a sample of its input and calibration data."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from bigdl.nano.acceleration.structure import (
 )
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
-"""Types of data that are one batch."""
+"""Types of data that are treated as one batch."""
 CALIBRATION_DATA = "The calibration data"
-# In the names of arguments for targets, as transformers has them.
+# Parts of names of target arguments in transformers.
 _LABELS = ("label", "target", "start_positions", "end_positions")
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a model's forward.
+    """Return the parameters of a model's forward by name.
 
-    A model in another runtime has a forward that takes anything; its parameters are those of the
-    module that it was made from.
+    The forward of an accelerated model accepts anything; its parameters are those of the original
+    module.
     """
     inputs = getattr(model, "nano_inputs", None)
     if isinstance(inputs, ForwardInputs):
@@ -58,7 +58,7 @@ def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter
 
 
 def named_parameters(model: torch.nn.Module) -> list[inspect.Parameter]:
-    """Return the parameters of a model's forward that have a name of their own, in order."""
+    """Return the parameters of a model's forward except ``*args`` and ``**kwargs``, in order."""
     parameters = forward_parameters(model).values()
     return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
@@ -66,23 +66,23 @@ def named_parameters(model: torch.nn.Module) -> list[inspect.Parameter]:
 def forward_signature(model: torch.nn.Module) -> inspect.Signature:
     """Return the signature of a model's forward.
 
-    A wrapper whose forward takes anything has the attribute ``forward_signature``, as what
-    ``Trainer.compile`` returns.
+    A wrapper whose forward accepts anything may have the attribute ``forward_signature``, for
+    example the result of ``Trainer.compile``.
     """
     known = getattr(model, "forward_signature", None)
     return known if isinstance(known, inspect.Signature) else inspect.signature(model.forward)
 
 
 def sample_arguments(model: torch.nn.Module, sample: object, extra: Mapping | None = None):
-    """Return the arguments with which a sample is given to a model.
+    """Convert a sample to the arguments of a call of the model.
 
     Parameters
     ----------
     model : Module
     sample : Tensor, ndarray, tuple, list or dict
-        A tuple or a list holds the positional arguments, a dict whose keys are names of parameters
-        holds keywords. For a model of one parameter a tuple of several, or another dict, is the
-        one argument itself.
+        A tuple or list contains positional arguments. A dict whose keys are parameter names
+        contains keyword arguments. For a model with one parameter, a longer tuple or any other
+        dict is the argument itself.
     extra : mapping, optional
         Further keyword arguments.
 
@@ -93,13 +93,15 @@ def sample_arguments(model: torch.nn.Module, sample: object, extra: Mapping | No
     """
     parameters = forward_parameters(model)
     names, named = list(parameters), dict(extra or {})
-    kinds = {parameter.kind for parameter in parameters.values()}
+    kinds_used = {parameter.kind for parameter in parameters.values()}
     if isinstance(sample, Mapping):
-        known = inspect.Parameter.VAR_KEYWORD in kinds or all(key in parameters for key in sample)
+        known = inspect.Parameter.VAR_KEYWORD in kinds_used or all(
+            key in parameters for key in sample
+        )
         return ((), {**sample, **named}) if sample and known else ((dict(sample),), named)
     if not isinstance(sample, (tuple, list)):
         return (sample,), named
-    takes_any = inspect.Parameter.VAR_POSITIONAL in kinds
+    takes_any = inspect.Parameter.VAR_POSITIONAL in kinds_used
     if len(sample) <= 1 or takes_any or len(sample) <= len(names) - len(named):
         return tuple(sample), named
     if len(names) == 1:
@@ -113,18 +115,18 @@ def sample_arguments(model: torch.nn.Module, sample: object, extra: Mapping | No
 
 @dataclass(frozen=True)
 class ForwardInputs(CallSignature):
-    """The inputs of a network and the parameters of ``forward`` that they come from."""
+    """Signature of ``forward``: maps its arguments to a flat list of network inputs."""
 
     tensor_types = (torch.Tensor, np.ndarray)
 
     @classmethod
     def of(cls, model: torch.nn.Module, args: tuple, kwargs: Mapping) -> ForwardInputs:
-        """Return the inputs of a model from the arguments of one call of it.
+        """Build the signature from the arguments of one call of a model.
 
         Raises
         ------
         UsageError
-            If the arguments do not fit forward, or hold no tensor.
+            If the arguments do not match forward, or contain no tensor.
         """
         signature = forward_signature(model)
         try:
@@ -135,10 +137,10 @@ class ForwardInputs(CallSignature):
                 code="model-input",
             ) from None
         bound.apply_defaults()
-        names: dict[Any, list[str]] = defaultdict(list)  # by the kind of parameter
+        names: dict[Any, list[str]] = defaultdict(list)  # by kind of parameter
         for name, parameter in signature.parameters.items():
             names[parameter.kind].append(name)
-        variadic = [names.pop(kind, [None])[0] for kind in _VARIADIC]
+        variadic = [names.pop(parameter_kind, [None])[0] for parameter_kind in _VARIADIC]
         inputs = cls(
             tuple(name for each in names.values() for name in each),
             {name: flatten(value)[1] for name, value in bound.arguments.items()},
@@ -153,19 +155,19 @@ class ForwardInputs(CallSignature):
         return inputs
 
     def describe(self) -> dict[str, inspect.Parameter]:
-        """Return the parameters by name; what was no tensor has its value as its default."""
-        kinds = inspect.Parameter
+        """Return the parameters by name; constants are their defaults."""
+        make = inspect.Parameter
         described = {}
         for name in self.parameters:
             structure = self.structures[name]
-            described[name] = kinds(
+            described[name] = make(
                 name if name.isidentifier() else "input",
-                kinds.KEYWORD_ONLY if name in self.keyword_only else kinds.POSITIONAL_OR_KEYWORD,
-                default=kinds.empty if structure.paths(name) else structure.rebuild(()),
+                make.KEYWORD_ONLY if name in self.keyword_only else make.POSITIONAL_OR_KEYWORD,
+                default=make.empty if structure.paths(name) else structure.rebuild(()),
             )
-        for rest, kind in zip((self.star, self.double_star), _VARIADIC, strict=True):
+        for rest, parameter_kind in zip((self.star, self.double_star), _VARIADIC, strict=True):
             if rest is not None:
-                described[rest] = kinds(rest, kind)
+                described[rest] = make(rest, parameter_kind)
         return described
 
 
@@ -175,23 +177,22 @@ def batches_of(
     inputs: ForwardInputs | None = None,
     name: str = "The data",
 ) -> Iterator[ModelBatch]:
-    """Return batches of whatever a user gives as data.
+    """Yield the batches in the user's data.
 
     Parameters
     ----------
     model : Module
     data : DataLoader, iterable of batches, Tensor, ndarray, tuple or dict
-        A tensor, a tuple and a dict are one batch. For the forms of a batch see
-        :func:`split_batch`.
+        A tensor, a tuple or a dict is one batch. :func:`split_batch` lists the forms of a batch.
     inputs : ForwardInputs, optional
-        What a sample of the model's input holds.
+        Signature from a sample of the model's input.
     name : str
-        Of the data, at the beginning of a sentence.
+        Name of the data for messages, capitalized.
 
     Raises
     ------
     UsageError
-        If it is none of these, or cannot be read.
+        If the data have another type, or cannot be read.
     """
     if isinstance(data, ONE_BATCH):
         data = [data]
@@ -207,19 +208,19 @@ def batches_of(
 def split_batch(
     model: torch.nn.Module, element: object, inputs: ForwardInputs | None = None
 ) -> ModelBatch:
-    """Return the arguments of a model in one element of a data loader.
+    """Split an element of a data loader into model arguments and targets.
 
     Parameters
     ----------
     model : Module
     element : Tensor, tuple, list or dict
         ``x``; ``(x,)``; ``(x, y)`` where `x` may be a tuple or a dict of several inputs;
-        ``(x1, …, xk, y…)`` for a model of k inputs, of which those with the default None may be
-        left out; or a dict of keyword arguments, of which those
-        that forward does not take are targets, and ``labels`` and the like with the default None.
+        ``(x1, …, xk, y…)`` for a model of k inputs, of which those with default None are optional;
+        or a dict of keyword arguments. Keys that forward lacks are targets, and so are arguments
+        named like ``labels`` with default None.
     inputs : ForwardInputs, optional
-        What a sample of the model's input holds: an argument with a default that was a tensor
-        there is an input, else a target.
+        Signature from a sample of the model's input. An argument with a default is an input if it
+        was a tensor in the sample, else a target.
     """
     described = forward_parameters(model) if inputs is None else inputs.describe()
     parameters = described.values()
@@ -237,15 +238,15 @@ def split_batch(
     if inputs is not None and inputs.star is not None:
         count += len(inputs.structures[inputs.star].children)
     elif inputs is None:  # the last element is the target
-        count = min(count + _fillable(parameters), max(count, len(element) - 1))
+        count = min(count + _optional_count(parameters), max(count, len(element) - 1))
     count = max(1, count)
     return ModelBatch(tuple(element[:count]), {}, tuple(element[count:]))
 
 
 def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> bool:
-    """Return True for an argument with a default that stands for a target, as ``labels`` does.
+    """Return True for an argument with a default that is a target, such as ``labels``.
 
-    It is an input if it was a tensor in a sample.
+    It is an input if it was a tensor in the sample.
     """
     if parameter.default is inspect.Parameter.empty:
         return False
@@ -258,13 +259,13 @@ def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> boo
 def _split_mapping(element, parameters, inputs: ForwardInputs | None = None) -> ModelBatch:
     names = {p.name for p in parameters if p.kind not in _VARIADIC and not _is_label(p, inputs)}
     known = {key: value for key, value in element.items() if key in names}
-    if not known:  # the dict itself is what the model takes
+    if not known:  # the dict itself is the argument
         return ModelBatch((dict(element),), {})
     return ModelBatch((), known, tuple(v for key, v in element.items() if key not in names))
 
 
 def _positional_count(parameters) -> int:
-    """Arguments that have to be given by position."""
+    """Return the number of required positional arguments."""
     return sum(
         p.default is inspect.Parameter.empty
         and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
@@ -272,8 +273,8 @@ def _positional_count(parameters) -> int:
     )
 
 
-def _fillable(parameters) -> int:
-    """Return how many arguments with the default None follow those that have to be given."""
+def _optional_count(parameters) -> int:
+    """Return the number of arguments with default None after the required ones."""
     count = 0
     for parameter in parameters:
         positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
@@ -287,13 +288,13 @@ def _fillable(parameters) -> int:
     return count
 
 
-# Loaders of a trainer and of a LightningModule, in the order in which a sample is looked for.
+# Loaders of a trainer and of a LightningModule, in order of preference as source of a sample.
 _OF_TRAINER = ("predict_dataloaders", "train_dataloader", "val_dataloaders", "test_dataloaders")
 _OF_MODULE = ("predict_dataloader", "train_dataloader", "val_dataloader", "test_dataloader")
 
 
 def trainer_loader(model: torch.nn.Module) -> DataLoader | None:
-    """Return a loader that the trainer of a LightningModule has; None without one."""
+    """Return a data loader of the LightningModule's trainer, or None."""
     trainer = getattr(model, "_trainer", None)
     for name in _OF_TRAINER:
         loader = getattr(trainer, name, None)
@@ -302,13 +303,13 @@ def trainer_loader(model: torch.nn.Module) -> DataLoader | None:
     return None
 
 
-def own_loader(model: torch.nn.Module) -> DataLoader:
-    """Return the loader that a method of a LightningModule makes.
+def module_loader(model: torch.nn.Module) -> DataLoader:
+    """Create a data loader with a method of the LightningModule.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If the module creates no data loader.
     """
     for name in _OF_MODULE:
         with suppress(Exception):
@@ -324,7 +325,7 @@ def own_loader(model: torch.nn.Module) -> DataLoader:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model in evaluation mode and without gradients; each part is as before afterwards."""
+    """Run code with a model in evaluation mode and without gradients; restore the modes."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -336,8 +337,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 @contextmanager
-def ordinary_attention() -> Iterator[None]:
-    """A context without the fast path of PyTorch's transformer layers."""
+def fastpath_disabled() -> Iterator[None]:
+    """Run code without the fast path of PyTorch's transformer layers."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -347,7 +348,7 @@ def ordinary_attention() -> Iterator[None]:
 
 
 class FlatModule(torch.nn.Module):
-    """A module that takes and gives flat lists of tensors: what is exported to other runtimes.
+    """Module with flat lists of tensors as inputs and outputs, for export to other runtimes.
 
     Parameters
     ----------
@@ -365,45 +366,44 @@ class FlatModule(torch.nn.Module):
         return tuple(flatten(self.model(*args, **kwargs))[0])
 
 
-def _noisy(tensor: torch.Tensor, size: float) -> torch.Tensor:
+def _add_noise(tensor: torch.Tensor, size: float) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     return tensor.detach() * (1 + size * torch.randn(tensor.shape, dtype=tensor.dtype))
 
 
-def _finite(result: object) -> bool:
+def _is_finite(result: object) -> bool:
     tensors = (each for each in flatten(result)[0] if torch.is_tensor(each))
     return all(bool(torch.isfinite(each).all()) for each in tensors if each.is_floating_point())
 
 
 class TorchSource:
-    """A module and a sample, as methods see them.
+    """Model source of PyTorch: a module with a sample of its input.
 
     Parameters
     ----------
     model : Module
-        Not changed.
+        The original module; it is not changed.
     sample : Tensor, tuple, list, dict or DataLoader, optional
-        Of a loader the first batch counts, without its targets. By default it is the model's
-        ``example_input_array``, or the first batch of `data`, or of a loader of the trainer that
-        a LightningModule was trained by, or of its own loaders.
+        Sample of the input; for a loader its first batch without targets. The default is the
+        model's ``example_input_array``, or else the first batch of `data`, of a loader of the
+        LightningModule's trainer, or of a loader that the LightningModule creates.
     example_kwargs : mapping, optional
-        Further keyword arguments of the sample.
+        Further keyword arguments for the sample.
     data : optional
         Calibration data.
 
     Attributes
     ----------
     exporter : str or None
-        How the model was converted last, where there are several ways; converters set it.
+        The exporter used last; exporters set it.
     conversion_warning : str or None
-        What the last conversion may have lost; converters set it.
+        Warning about what the last conversion may have lost; exporters set it.
 
     Raises
     ------
     UsageError
-        If something other than a module is given; later, where a sample is needed, if there is
-        none or it does not fit the model.
+        If `model` is not a module; later, if a needed sample is missing or does not fit the model.
     """
 
     def __init__(
@@ -415,7 +415,7 @@ class TorchSource:
     ):
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
-                f"A torch.nn.Module is needed, but a {type(model).__name__} was given",
+                f"model should be a torch.nn.Module, but a {type(model).__name__} was given",
                 code="model-type",
             )
         self.model = model
@@ -431,12 +431,12 @@ class TorchSource:
 
     @property
     def has_sample(self) -> bool:
-        """True if there is anything that a sample can be taken from."""
+        """True if a sample can be found."""
         return self._sample is not None or self._loader is not None
 
     @cached_property
     def _loader(self) -> object:
-        """The data that a sample can be taken from."""
+        """Data from which a sample can be taken, or None."""
         if isinstance(self._sample, DataLoader):
             return self._sample
         return trainer_loader(self.model) if self.data is None else self.data
@@ -446,9 +446,9 @@ class TorchSource:
         """``args, kwargs`` of the sample."""
         if self._sample is not None and not isinstance(self._sample, DataLoader):
             return sample_arguments(self.model, self._sample, self._example_kwargs)
-        data = own_loader(self.model) if self._loader is None else self._loader
+        data = module_loader(self.model) if self._loader is None else self._loader
         name = CALIBRATION_DATA if data is self.data else "The data of the sample"
-        with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
+        with torch.random.fork_rng(devices=[]):  # a shuffling loader must not advance the state
             batch = next(batches_of(self.model, data, name=name), None)
         if batch is None:
             raise UsageError(
@@ -458,23 +458,23 @@ class TorchSource:
 
     @cached_property
     def inputs(self) -> ForwardInputs:
-        """The network's inputs."""
+        """Signature of the network's inputs."""
         known = getattr(self.model, "nano_inputs", None)
-        if isinstance(known, ForwardInputs):  # a model in another runtime
+        if isinstance(known, ForwardInputs):  # an accelerated model
             return known
         return ForwardInputs.of(self.model, *self.arguments)
 
     @cached_property
     def outputs(self) -> Structure:
-        """Structure of the model's result; the model is run once on the sample.
+        """Structure of the model's result for the sample.
 
         Raises
         ------
         UsageError
-            If it does not run, or gives no tensor.
+            If the model does not run on the sample, or returns no tensor.
         """
         known = getattr(self.model, "nano_outputs", None)
-        if isinstance(known, Structure):  # a model in another runtime
+        if isinstance(known, Structure):  # an accelerated model
             return known
         leaves, structure = flatten(self.result)
         name = type(self.model).__name__
@@ -493,22 +493,22 @@ class TorchSource:
         Raises
         ------
         UsageError
-            If it does not run.
+            If the model does not run on the sample.
         """
         sentence = f"{type(self.model).__name__} fails on the sample of its input"
         with as_usage_error(sentence, "; pass another input_sample", code="model-input"):
             return self._called(self.sample_tensors)
 
     def _called(self, inputs: Sequence[torch.Tensor], noise: float = 0.0, times: int = 1) -> object:
-        """Call the model on copies of flat inputs; it is as before afterwards."""
+        """Call the model on copies of flat inputs; restore its attributes and buffers."""
         model = self.model
-        self._calls += 1  # seeds its random numbers, so that no two calls have the same
-        with evaluating(model), seeded(self._calls), unchanged(model) as changed:
+        self._calls += 1  # seed: no two calls use the same random numbers
+        with evaluating(model), seeded(self._calls), state_restored(model) as changed:
             for _ in range(times):
                 copies = [each.clone() for each in inputs]
                 args, kwargs = self.inputs.unflatten(copies)
                 if noise:
-                    state = {key: _noisy(each, noise) for key, each in model.named_parameters()}
+                    state = {key: _add_noise(each, noise) for key, each in model.named_parameters()}
                     result = torch.func.functional_call(model, state, args, kwargs)
                 else:
                     result = model(*args, **kwargs)
@@ -516,40 +516,40 @@ class TorchSource:
         return result
 
     def probes(self, options: BuildOptions) -> list[Probe]:
-        """Return inputs on which an accelerated model is compared, with the model's results.
+        """Return the inputs for comparing accelerated models, with the original's results.
 
-        The first is the sample. Of the others those are left out that the model does not take.
+        The first is the sample. Inputs that the model rejects are omitted.
         """
         if not self.has_sample:
             return []
-        if PREPROCESSING.intersection(options.conversion):  # then it shall differ
+        if PREPROCESSING.intersection(options.conversion):  # results differ on purpose
             return [Probe("the sample", self.sample_tensors, None)]
         axes = self.dynamic_dimensions(options.dynamic_axes)
         key = str(axes)
         if key not in self._probes:
-            self._probes[key] = self._derived(axes)
+            self._probes[key] = self._make_probes(axes)
         return self._probes[key]
 
-    def _derived(self, axes: list[list[int]]) -> list[Probe]:
+    def _make_probes(self, axes: list[list[int]]) -> list[Probe]:
         sample = self.sample_tensors
-        vars(self).pop("result", None)  # called here, what it changes is seen
+        vars(self).pop("result", None)  # call again here, to observe side effects
         probes = [Probe("the sample", sample, self.result)]
         if self._side_effects is None:
-            self._side_effects = self._observed(sample)
-        finite = _finite(self.result)
+            self._side_effects = self._observe_side_effects(sample)
+        finite = _is_finite(self.result)
         for derive in derived_inputs(sample, axes):
             derived = derive(probes[min(1, len(probes) - 1)].inputs)
             if derived is None:
                 continue
             for inputs in derived.candidates:
                 result = self.original(inputs)
-                if result is not None and (_finite(result) or not finite):
+                if result is not None and (_is_finite(result) or not finite):
                     probes.append(Probe(derived.description, inputs, result, derived.resized))
                     break
         return probes
 
-    def _observed(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
-        """Return attributes that calls change, if they change results, if inputs are changed."""
+    def _observe_side_effects(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
+        """Return attributes that calls change, and whether calls change results and inputs."""
         attributes, changes_inputs = self._effects
         keeps_state = False
         if attributes:
@@ -558,12 +558,12 @@ class TorchSource:
         return attributes, keeps_state, changes_inputs
 
     def check_side_effects(self, model: torch.nn.Module, method: Method) -> None:
-        """Refuse a model whose results depend on earlier calls; warn of what it sets or changes.
+        """Raise if results depend on earlier calls; warn if calls change attributes or inputs.
 
         Raises
         ------
         DisagreementError
-            If an accelerated model would lose what the original keeps from call to call.
+            If the original keeps state between calls, which an accelerated model would lose.
         """
         if self.runs_code(model) or self._side_effects is None:
             return
@@ -576,7 +576,7 @@ class TorchSource:
             raise DisagreementError(
                 f"{name} keeps a state from call to call in {listed}, which method "
                 f"{method.name!r} would lose; pass the state as an input and return it, or use "
-                "precision='bf16' without an accelerator, which runs the model's own code"
+                "precision='bf16' without an accelerator, which runs the original Python code"
             )
         if attributes:
             warnings.warn(
@@ -586,22 +586,21 @@ class TorchSource:
             )
         if changes_inputs:
             warnings.warn(
-                f"{name} changes its input in place; a model of method {method.name!r} leaves it "
-                "as it is",
+                f"{name} changes its input in place; a model of method {method.name!r} does not",
                 stacklevel=2,
             )
 
     def original(self, inputs: Sequence[torch.Tensor], noise: float = 0.0) -> object:
-        """Return what the model gives for flat inputs; None if it does not take them.
+        """Return the model's result for flat inputs, or None if the model fails.
 
         Parameters
         ----------
         inputs : sequence of Tensor
         noise : float
-            Relative size of the noise that is laid on its weights and its input.
+            Relative size of noise added to weights and inputs.
         """
         if noise:
-            inputs = [_noisy(each, noise) for each in inputs]
+            inputs = [_add_noise(each, noise) for each in inputs]
         try:
             with quiet():
                 return self._called(inputs, noise)
@@ -609,17 +608,17 @@ class TorchSource:
             return None
 
     def alternative(self, inputs: Sequence[torch.Tensor]) -> object:
-        """Return what the model gives without the fast path of transformer layers, if it has them.
+        """Return the model's result without the transformer fast path, or None without attention.
 
-        The fast path gives zeros at padded positions, other ways do not.
+        The fast path returns zeros at padded positions; the ordinary path does not.
         """
         if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
             return None
-        with ordinary_attention():
+        with fastpath_disabled():
             return self.original(inputs)
 
     def refused_negatives(self) -> list[int]:
-        """Return positions of integer inputs in which the model takes no negative number."""
+        """Return the positions of integer inputs for which the model rejects negative values."""
         return self._refused_negatives if self.has_sample else []
 
     @cached_property
@@ -635,31 +634,31 @@ class TorchSource:
         return refused
 
     def run(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> object:
-        """Return what an accelerated model gives for flat inputs; it is as before afterwards."""
+        """Return an accelerated model's result for flat inputs; restore the model's state."""
         args, kwargs = self.inputs.unflatten([each.clone() for each in inputs])
         self._calls += 1
-        with seeded(self._calls), unchanged(getattr(model, "nano_code", None)):
+        with seeded(self._calls), state_restored(getattr(model, "nano_code", None)):
             return model(*args, **kwargs)
 
     def verified_sizes(
         self, graph: Callable[..., Sequence[torch.Tensor]]
     ) -> list[list[int | None]]:
-        """Return the sizes that a graph of flat tensors needs, None where it takes any.
+        """Return the input sizes that a flat graph requires; None for sizes that may change.
 
-        A size, but that of the rows, is free if the graph gives what the model gives for another
-        one. Equal sizes are taken for one.
+        The number of rows is always free. Another size is free if the graph agrees with the model
+        for a different value. Equal sizes are treated as one.
         """
         sample = self.sample_tensors
         sizes = {size for tensor in sample for size in tensor.shape[1:]}
         free = {size for size in sizes if self._takes_other(graph, sample, size)}
         return [
-            [None if place == 0 or size in free else size for place, size in enumerate(each.shape)]
+            [None if axis == 0 or size in free else size for axis, size in enumerate(each.shape)]
             for each in sample
         ]
 
     def _takes_other(self, graph, sample: list[torch.Tensor], size: int) -> bool:
         axes = [
-            [place for place, each in enumerate(tensor.shape) if place and each == size]
+            [axis for axis, each in enumerate(tensor.shape) if axis and each == size]
             for tensor in sample
         ]
         derived = other_sizes(sample, axes)
@@ -686,7 +685,7 @@ class TorchSource:
 
     @property
     def sample_tensors(self) -> list[torch.Tensor]:
-        """The sample as a flat list of tensors, copied: a model may change its input."""
+        """Copy of the sample as a flat list of tensors, since a model may change its input."""
         return [each.clone() for each in self._sample_leaves]
 
     def sample_arrays(self) -> list[np.ndarray]:
@@ -698,8 +697,8 @@ class TorchSource:
         Parameters
         ----------
         axes : bool or mapping
-            True: the first of each input. A mapping names those of each input:
-            ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``; other names are outputs.
+            True: the first dimension of each input. A mapping lists dimensions by input name:
+            ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``. Other names are outputs.
 
         Raises
         ------
@@ -736,10 +735,10 @@ class TorchSource:
         return dimensions
 
     def general_sample(self, axes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Return the sample with 2 in place of 1 in these dimensions, if the model takes that.
+        """Return the sample with dimensions of size 1 repeated to 2, if the model accepts it.
 
-        ``torch.export`` takes a size of 1 for a constant, since it broadcasts, and the sample's
-        strides for those of all inputs.
+        ``torch.export`` treats a size of 1 as a constant, because it broadcasts, and expects the
+        sample's strides of all inputs.
         """
         sample = [tensor.contiguous() for tensor in self.sample_tensors]
         grown = list(sample)
@@ -756,8 +755,8 @@ class TorchSource:
 
     @contextmanager
     def flat_module(self) -> Iterator[FlatModule]:
-        """The model with flat inputs and outputs, in evaluation mode inside the context."""
-        with evaluating(self.model), unchanged(self.model):
+        """Yield the model with flat inputs and outputs, in evaluation mode."""
+        with evaluating(self.model), state_restored(self.model):
             yield FlatModule(self.model, self.inputs).eval()
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
@@ -765,12 +764,12 @@ class TorchSource:
             yield list(map(as_array, tensors))
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
-        """Yield flat lists of tensors of as many batches of the data as hold the sample size.
+        """Yield flat lists of tensors of calibration batches, up to the sample size.
 
         Raises
         ------
         UsageError
-            If there are no calibration data.
+            If calibration data are missing.
         """
         if self.data is None:
             raise UsageError(
@@ -784,21 +783,21 @@ class TorchSource:
             yield list(map(torch.as_tensor, self.inputs.flatten(batch.args, batch.kwargs)))
 
 
-# Of a sample with few rows more others are derived: its results may be near zero.
+# More inputs are derived from a sample with few rows, whose results may be near zero.
 _FEW_ROWS = 4
 _OTHER_SAMPLES = 4
 
 
-class Derived(NamedTuple):
-    """One kind of input that differs from the sample.
+class DerivedInputs(NamedTuple):
+    """Candidate inputs derived from a sample in one way, e.g. with other values or sizes.
 
     Attributes
     ----------
     description : str
     resized : bool
-        True if sizes differ.
+        True if sizes differ from the sample.
     candidates : list of list of Tensor
-        Flat inputs; the first that the model takes counts.
+        Flat inputs; the first that the model accepts is used.
     """
 
     description: str
@@ -808,8 +807,8 @@ class Derived(NamedTuple):
 
 def derived_inputs(
     sample: Sequence[torch.Tensor], axes: Sequence[Sequence[int]]
-) -> Iterator[Callable[[Sequence[torch.Tensor]], Derived | None]]:
-    """Yield functions that derive inputs, each from the last input that the model took.
+) -> Iterator[Callable[[Sequence[torch.Tensor]], DerivedInputs | None]]:
+    """Yield functions that derive test inputs from the last accepted inputs.
 
     Parameters
     ----------
@@ -826,7 +825,7 @@ def derived_inputs(
         yield lambda inputs: _one_row(inputs, sample, axes)
 
 
-def _other_values(inputs: Sequence[torch.Tensor], seed: int = 0) -> Derived | None:
+def _other_values(inputs: Sequence[torch.Tensor], seed: int = 0) -> DerivedInputs | None:
     shuffled = [_shuffled(each, seed) for each in inputs]
     if all(map(_same, shuffled, inputs)):
         return None
@@ -839,10 +838,10 @@ def _other_values(inputs: Sequence[torch.Tensor], seed: int = 0) -> Derived | No
         other if is_real or not one.ndim else one.roll(1, 0)
         for other, one, is_real in zip(shuffled, inputs, real, strict=True)
     ]
-    # whole numbers may be places of others: ids go anywhere, edges of a graph do not
+    # integers may be indices: ids can be shuffled freely, edges of a graph cannot
     candidates = [shuffled, rolled, reals]
     distinct = [each for each in candidates if not all(map(_same, each, inputs))]
-    return Derived("other values", False, distinct)
+    return DerivedInputs("other values", False, distinct)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -850,7 +849,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _shuffled(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a tensor of the same range with other values in other places."""
+    """Return a tensor with other values in the same range, in shuffled order."""
     if not tensor.numel():
         return tensor
     generator = torch.Generator().manual_seed(tensor.numel() + 7919 * seed)
@@ -860,7 +859,7 @@ def _shuffled(tensor: torch.Tensor, seed: int) -> torch.Tensor:
         return mixed
     finite = bool(torch.isfinite(tensor).all())
     low, high = (float(tensor.min()), float(tensor.max())) if finite else (0.0, 0.0)
-    if not finite or low == high == 0.0:  # a mask; an initial state
+    if not finite or low == high == 0.0:  # a mask, or an initial state
         noise = torch.rand(tensor.shape, generator=generator).to(tensor.dtype)
         return mixed if not finite else noise
     if low == high:
@@ -873,30 +872,32 @@ def _shuffled(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return (low + high - mixed).clamp(low, high)
 
 
-def other_sizes(inputs: Sequence[torch.Tensor], axes: Sequence[Sequence[int]]) -> Derived | None:
-    """Return inputs of other sizes: all that may change, larger or smaller, or rows only."""
+def other_sizes(
+    inputs: Sequence[torch.Tensor], axes: Sequence[Sequence[int]]
+) -> DerivedInputs | None:
+    """Derive inputs with other sizes: all variable sizes grown, shrunk, or only more rows."""
     rows = _rows(inputs, axes)
-    grown = {_key(size, place): size + _step(size, place) for size, place in _sizes(inputs, axes)}
+    grown = {_key(size, axis): size + _step(size, axis) for size, axis in _sizes(inputs, axes)}
     shrunk = {
-        _key(size, place): max(1, size - _step(size, place)) if place else size + 1
-        for size, place in _sizes(inputs, axes)
+        _key(size, axis): max(1, size - _step(size, axis)) if axis else size + 1
+        for size, axis in _sizes(inputs, axes)
     }
     only_rows = {_key(rows, 0): rows + 1} if rows is not None else {}
     others = [_resized(inputs, axes, each) for each in (grown, shrunk, only_rows) if each]
     several = any(dimension for each in axes for dimension in each)
-    words = "other sizes" if several or rows is None else f"{rows + 1} rows"
-    return Derived(words, True, others) if others else None
+    description = "other sizes" if several or rows is None else f"{rows + 1} rows"
+    return DerivedInputs(description, True, others) if others else None
 
 
-def _one_row(inputs, sample, axes) -> Derived | None:
+def _one_row(inputs, sample, axes) -> DerivedInputs | None:
     rows = _rows(sample, axes)
     if rows is None or rows == 1:
         return None
-    return Derived("one row", True, [_resized(inputs, axes, {_key(rows, 0): 1})])
+    return DerivedInputs("one row", True, [_resized(inputs, axes, {_key(rows, 0): 1})])
 
 
 def _rows(sample, axes) -> int | None:
-    """Return the size of the first first dimension that may change."""
+    """Return the number of rows: the first leading dimension that may change, or None."""
     sizes = (tensor.shape[0] for tensor, each in zip(sample, axes, strict=True) if 0 in each)
     return next(sizes, None)
 
@@ -910,12 +911,12 @@ def _sizes(sample, axes) -> list[tuple[int, int]]:
 
 
 def _key(size: int, dimension: int) -> tuple[int, bool]:
-    """Equal sizes are one size of the model, rows and lengths apart."""
+    """Return the key of a size: equal sizes are one size of the model; rows are separate."""
     return size, dimension == 0
 
 
 def _step(size: int, dimension: int) -> int:
-    """Rows change by one; sizes of images by what they are a multiple of."""
+    """Return the step by which a size changes: 1 row, or the largest power of 2 dividing it."""
     if dimension == 0:
         return 2 if size == 1 else 1
     return next(step for step in (32, 16, 8, 4, 2, 1) if size % step == 0)
@@ -934,13 +935,13 @@ def _resized(inputs, axes, sizes: dict) -> list[torch.Tensor]:
 
 
 @contextmanager
-def unchanged(model: torch.nn.Module | None) -> Iterator[set[str]]:
-    """A context after which a module's attributes and buffers are what they were.
+def state_restored(model: torch.nn.Module | None) -> Iterator[set[str]]:
+    """Run code that calls a module, and restore the module's attributes and buffers.
 
     Yields
     ------
     set of str
-        Filled at the end: the names of those that were changed.
+        Receives the names of changed attributes and buffers at the end.
     """
     changed: set[str] = set()
     modules = [] if model is None else list(model.named_modules())
@@ -956,11 +957,13 @@ def unchanged(model: torch.nn.Module | None) -> Iterator[set[str]]:
                     vars(module).pop(key)
             vars(module).update(attributes)
             for (owner, key), value in contents.items():
-                changed.update({prefix + str(key)} if _put_back(owner, key, value, module) else ())
+                changed.update(
+                    {prefix + str(key)} if _restore_content(owner, key, value, module) else ()
+                )
 
 
 def _contents(module: torch.nn.Module) -> dict[tuple[str, str], Any]:
-    """Return copies of what can be changed in place: buffers, and tensors and containers."""
+    """Return copies of a module's buffers, and of tensors and containers in its attributes."""
     contents: dict[tuple[str, str], Any] = {}
     for key, value in module._buffers.items():
         if value is not None:
@@ -973,7 +976,7 @@ def _contents(module: torch.nn.Module) -> dict[tuple[str, str], Any]:
     return contents
 
 
-def _put_back(owner: str, key: str, kept: tuple[Any, Any], module: torch.nn.Module) -> bool:
+def _restore_content(owner: str, key: str, kept: tuple[Any, Any], module: torch.nn.Module) -> bool:
     value, copy = kept
     changed = False
     if owner and module._buffers.get(key) is not value:
@@ -994,14 +997,14 @@ def _put_back(owner: str, key: str, kept: tuple[Any, Any], module: torch.nn.Modu
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.device.type == "meta" or one.is_quantized or one.layout is not torch.strided:
         return True
-    if one.is_floating_point():  # nan is equal to nan
+    if one.is_floating_point():  # NaN equals NaN here
         one, other = one.nan_to_num(), other.nan_to_num()
     return torch.equal(one, other)
 
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """A context in which PyTorch's random numbers are those of a seed."""
+    """Run code with PyTorch's random state set by a seed; restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
         yield
