@@ -1,4 +1,4 @@
-"""Nano for PyTorch: the same model, faster."""
+"""BigDL Nano for PyTorch: faster training and inference on one machine."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Files of PyTorch that only the holder of a key can read or change.
+"""Encrypted PyTorch files that can only be read or changed with a key.
 
-The encryption is Fernet of the package ``cryptography``: AES in CBC mode with an HMAC, so a file
-that was changed, or a wrong key, is an error and nothing of it is unpickled. A key comes from
+Encryption uses Fernet from the package ``cryptography``: AES in CBC mode with an HMAC. A changed
+file or a wrong key raises an error before anything is unpickled. Create a key with
 ``cryptography.fernet.Fernet.generate_key()``.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["EncryptedDataset", "load", "save"]
 
 _MARK = b"BigDL-encrypted\x01"
 _SIZE = struct.Struct(">Q")
-# The functions themselves: patch_encryption puts others in their places.
+# The original functions, which patch_encryption replaces.
 _torch_save, _torch_load = torch.save, torch.load
 
 
@@ -37,22 +37,22 @@ def save(
     encryption_key: str | bytes | None = None,
     **kwargs: Any,
 ) -> None:
-    """``torch.save``, encrypted if there is a key.
+    """Save an object with ``torch.save``, encrypted if a key is given.
 
     Parameters
     ----------
     obj : object
     f : path or binary file
-        Several objects may be written to one file object, one after the other.
+        Path or file object. Several objects can be written to one file object in sequence.
     encryption_key : str or bytes, optional
-        32 bytes in URL-safe base64.
+        Key of 32 bytes in URL-safe base64.
     *args, **kwargs
-        Of ``torch.save``.
+        Arguments of ``torch.save``.
 
     Raises
     ------
     UsageError
-        If the key is no key of Fernet.
+        If the key is not a valid Fernet key.
 
     Examples
     --------
@@ -80,22 +80,22 @@ def load(
     decryption_key: str | bytes | None = None,
     **kwargs: Any,
 ) -> Any:
-    """``torch.load``, of a file that was encrypted.
+    """Load an object with ``torch.load``, decrypted if a key is given.
 
     Parameters
     ----------
     f : path or binary file
-        Of a file object the next object is read; a ``BytesIO`` at its end, as one that was just
-        written, is read from the beginning.
+        Path or file object. From a file object, the next object is read. A ``BytesIO`` at its end,
+        for example after writing, is read from the start.
     decryption_key : str or bytes, optional
-        Without it the file must not be encrypted.
+        Key of the file; required if the file is encrypted.
     *args, **kwargs
-        Of ``torch.load``; ``weights_only`` is as its default.
+        Arguments of ``torch.load``, with the same defaults.
 
     Raises
     ------
     UsageError
-        If the key is wrong or missing, or the file is not encrypted or was changed.
+        If the key is wrong or missing, or the file is not encrypted or has changed.
 
     Examples
     --------
@@ -146,12 +146,12 @@ def load(
 
 
 def _offsets(path: str | os.PathLike) -> list[int]:
-    """Return the offsets of the objects that :func:`save` has written to a file, in bytes.
+    """Return the byte offsets of the encrypted objects in a file.
 
     Raises
     ------
     UsageError
-        If there is something else in the file.
+        If the file has other content.
     """
     offsets, end = [], os.path.getsize(path)
     with open(path, "rb") as file:
@@ -160,8 +160,8 @@ def _offsets(path: str | os.PathLike) -> list[int]:
             size = _token_size(file)
             if size is None:
                 raise UsageError(
-                    f"{path} is no encrypted file; write it by torch.save(…, encryption_key=…) "
-                    "after patch_encryption()",
+                    f"{path} is not an encrypted file; write it with torch.save(…, "
+                    "encryption_key=…) after patch_encryption()",
                     code="file-format",
                     path=str(path),
                 )
@@ -170,7 +170,7 @@ def _offsets(path: str | os.PathLike) -> list[int]:
 
 
 def _token_size(file: BinaryIO) -> int | None:
-    """Read the header of an encrypted object; return the size of what follows, None without one."""
+    """Read the header of an encrypted object; return its size, or None without a header."""
     mark, size = file.read(len(_MARK)), file.read(_SIZE.size)
     return _SIZE.unpack(size)[0] if mark == _MARK and len(size) == _SIZE.size else None
 
@@ -181,7 +181,7 @@ def _fernet(key: str | bytes) -> "Fernet":
         return fernet.Fernet(key)
     except (ValueError, TypeError) as error:
         raise UsageError(
-            "The key must be 32 bytes in URL-safe base64; make one by "
+            "The key must be 32 bytes in URL-safe base64; create one with "
             "cryptography.fernet.Fernet.generate_key()",
             code="argument-value",
             argument="key",
@@ -196,39 +196,39 @@ def _is_encrypted(f: object) -> bool:
     with _opened(f, "rb") as file:
         if not hasattr(file, "seek"):
             return False
-        place = file.tell()
+        offset = file.tell()
         is_encrypted = file.read(len(_MARK)) == _MARK
-        file.seek(place)
+        file.seek(offset)
     return is_encrypted
 
 
 class EncryptedDataset(Dataset):
-    """The objects that an encrypted file, or the encrypted files of a folder, hold.
+    """Dataset of the objects in an encrypted file, or in a folder of encrypted files.
 
-    Files are those of :func:`bigdl.nano.pytorch.encryption.save`, which is ``torch.save`` after
-    :func:`bigdl.nano.pytorch.patching.patch_encryption`. They are one of
+    Files are written by :func:`bigdl.nano.pytorch.encryption.save`, which is ``torch.save`` after
+    :func:`bigdl.nano.pytorch.patching.patch_encryption`. The path is one of
 
-    * a file with a list: its elements are the items,
-    * a file to which several objects were written, one after the other: they are the items,
-    * a folder of such files, in the order of their names; hidden files do not count. Here a list
-      is one item, too.
+    * a file with a list, whose elements are the items,
+    * a file with several objects written in sequence, which are the items,
+    * a folder of such files in the order of their names, without hidden files. In a folder, a list
+      is one item.
 
-    Objects are decrypted when they are asked for, in each worker of a DataLoader, but for the
-    elements of a list, which are kept in memory. They are what ``torch.load(…,
-    weights_only=True)`` reads: tensors, numbers, texts, and lists, tuples and dicts of them.
+    Objects are decrypted on access, in each worker of a DataLoader; the elements of a list are
+    decrypted at construction and kept in memory. Objects must be readable by ``torch.load(…,
+    weights_only=True)``: tensors, numbers, strings, and lists, tuples and dicts of them.
 
     Parameters
     ----------
     data_path : str or path
-        The file or the folder.
+        Path of the file or folder.
     key : str or bytes
-        What it was saved with.
+        Key used for saving.
 
     Raises
     ------
     UsageError
-        If there is no such file, it is not encrypted or empty, or the key is another; when an item
-        is asked for, if its file was changed or holds an object of another kind.
+        If the file does not exist, is not encrypted or is empty, or the key is wrong. On access of
+        an item, if its file has changed or contains an unsafe object.
 
     Examples
     --------
@@ -247,30 +247,30 @@ class EncryptedDataset(Dataset):
         self.data_path = data_path
         self._key = key
         path = Path(data_path)
-        self._places = [(file, place) for file in _files(path) for place in _offsets(file)]
-        if not self._places:
+        self._locations = [(file, offset) for file in _files(path) for offset in _offsets(file)]
+        if not self._locations:
             raise UsageError(
                 f"{path} holds no encrypted object; save some to it first",
                 code="data-empty",
                 path=str(path),
             )
-        first = self._read(0)  # a key that is wrong is refused now
-        is_list = path.is_file() and len(self._places) == 1 and isinstance(first, list)
+        first = self._read(0)  # raises now if the key is wrong
+        is_list = path.is_file() and len(self._locations) == 1 and isinstance(first, list)
         self._list = first if is_list else None
 
     def __len__(self) -> int:
-        return len(self._places if self._list is None else self._list)
+        return len(self._locations if self._list is None else self._list)
 
     def __getitem__(self, index: int) -> Any:
-        """An item; negative places count from the end."""
-        place = range(len(self))[operator.index(index)]
-        return self._read(place) if self._list is None else self._list[place]
+        """Return the item at an index; negative indices count from the end."""
+        position = range(len(self))[operator.index(index)]
+        return self._read(position) if self._list is None else self._list[position]
 
     def _read(self, number: int) -> Any:
-        path, place = self._places[number]
+        path, offset = self._locations[number]
         try:
             with open(path, "rb") as file:
-                file.seek(place)
+                file.seek(offset)
                 return load(file, decryption_key=self._key, weights_only=True)
         except UsageError as error:
             raise error.with_message(f"{path}: {error}") from error
@@ -289,7 +289,7 @@ def _files(path: Path) -> list[Path]:
         return sorted(file for file in files if not file.name.startswith("."))
     if not path.is_file():
         raise UsageError(
-            f"There is no file or folder {path}; give the place of encrypted objects",
+            f"There is no file or folder {path}; pass the path of encrypted objects",
             code="path-missing",
             path=str(path),
         )

@@ -1,4 +1,4 @@
-"""A LightningModule around an ordinary module; what ``Trainer.compile`` returns."""
+"""LightningModule that wraps an ordinary module; the result of ``Trainer.compile``."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +19,28 @@ import pytorch_lightning as pl  # noqa: E402
 
 
 class LightningModule(pl.LightningModule):
-    """Trains, validates, tests and predicts with an ordinary module.
+    """LightningModule that trains, validates, tests and predicts with an ordinary module.
 
     Batches are tuples or lists: first the module's inputs, last the target. It logs
     ``train/loss``, ``val/loss`` and ``test/loss``, and for each metric ``val/Name_i`` and
-    ``test/Name_i``, where ``Name`` is the metric's class and ``i`` its place in the list.
+    ``test/Name_i``, where ``Name`` is the metric's class and ``i`` its index in the list.
 
     Parameters
     ----------
     model : Module
-        Available as ``model``.
+        The wrapped module, available as attribute ``model``.
     loss : callable, optional
-        Takes the output and the target. Needed to train.
+        Called with output and target. Required for training.
     optimizer : torch.optim.Optimizer, optional
-        Of the module's parameters. Needed to train.
+        Optimizer of the module's parameters. Required for training.
     scheduler : LRScheduler, optional
-        Stepped after each epoch.
+        Scheduler that is stepped after each epoch.
     metrics : sequence of torchmetrics.Metric, optional
 
     Raises
     ------
     UsageError
-        If an argument is of another kind.
+        If an argument has a wrong type.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class LightningModule(pl.LightningModule):
                 code="model-type",
             )
         self.model = model
-        #: Names of the inputs, taken from the module's forward; may be set.
+        #: Names of the inputs, taken from the module's forward; can be set.
         self.forward_args = [each.name for each in named_parameters(model)]
         self.compile(loss, optimizer, scheduler, metrics)
 
@@ -83,7 +83,7 @@ class LightningModule(pl.LightningModule):
         scheduler: object = None,
         metrics: Sequence[Metric] | None = None,
     ) -> None:
-        """Replace loss, optimizer, scheduler and metrics; parameters as for the class."""
+        """Replace loss, optimizer, scheduler and metrics; see the class for the parameters."""
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
                 f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}",
@@ -109,19 +109,19 @@ class LightningModule(pl.LightningModule):
 
     @property
     def forward_signature(self) -> inspect.Signature:
-        """Signature of the module's forward, with the parameters of `forward_args`."""
+        """Signature of the module's forward, restricted to `forward_args`."""
         signature = forward_signature(self.model)
         if list(self.forward_args) == [each.name for each in named_parameters(self.model)]:
             return signature
         kept = [signature.parameters.get(name) for name in self.forward_args]
         return signature.replace(parameters=[each for each in kept if each is not None])
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # as the user's module
-        """The module's output; arguments beyond its own are left out."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # types of the user's module
+        """Return the module's output; extra positional arguments such as targets are dropped."""
         return self.model(*args[: len(self.forward_args) or None], **kwargs)
 
     def on_train_start(self) -> None:
-        """Refuse what cannot be trained."""
+        """Raise UsageError if loss or optimizer is missing."""
         if self.loss is None:
             raise UsageError(
                 "Loss must not be None for training.", code="argument-missing", argument="loss"
@@ -134,15 +134,15 @@ class LightningModule(pl.LightningModule):
             )
 
     def training_step(self, batch: Sequence, batch_idx: int) -> torch.Tensor:
-        loss = cast("torch.Tensor", self._evaluated(batch)[1])
+        loss = cast("torch.Tensor", self._evaluate(batch)[1])
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Sequence, batch_idx: int) -> None:
-        self._log_figures("val", batch)
+        self._log_metrics("val", batch)
 
     def test_step(self, batch: Sequence, batch_idx: int) -> None:
-        self._log_figures("test", batch)
+        self._log_metrics("test", batch)
 
     def predict_step(self, batch: object, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return self(*batch) if isinstance(batch, (tuple, list)) else self(batch)
@@ -152,25 +152,25 @@ class LightningModule(pl.LightningModule):
         return optimizers, [] if self.scheduler is None else [self.scheduler]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> object:
-        """Load the state of this module, or that of the module inside.
+        """Load the state dict of this module or of the wrapped module.
 
-        The latter is what ``model.state_dict()`` of a program without Lightning has saved.
+        The latter comes from ``model.state_dict()`` of a program without Lightning.
         """
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)
         except RuntimeError:
             return self.model.load_state_dict(state_dict)
 
-    def _evaluated(self, batch: Sequence) -> tuple[Any, torch.Tensor | None]:
+    def _evaluate(self, batch: Sequence) -> tuple[Any, torch.Tensor | None]:
         *inputs, target = batch
         output = self(*inputs)
         return output, None if self.loss is None else self.loss(output, target)
 
-    def _log_figures(self, stage: str, batch: Sequence) -> None:
-        output, loss = self._evaluated(batch)
+    def _log_metrics(self, stage: str, batch: Sequence) -> None:
+        output, loss = self._evaluate(batch)
         if loss is not None:
             self.log(f"{stage}/loss", loss, prog_bar=True)
-        for place, metric in enumerate(self.metrics):
+        for index, metric in enumerate(self.metrics):
             metric(output, batch[-1])
-            name = f"{stage}/{type(metric).__name__}_{place}"
+            name = f"{stage}/{type(metric).__name__}_{index}"
             self.log(name, cast("Metric", metric), prog_bar=True)

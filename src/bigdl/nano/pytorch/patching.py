@@ -1,11 +1,11 @@
-"""Run a program as it is, on Nano and without a GPU.
+"""Patches that run unmodified programs with Nano, or without a GPU.
 
-:func:`patch_torch` puts Nano's Trainer, transforms and data sets in the places of Lightning's and
-torchvision's; :func:`patch_cuda` lets code that asks for CUDA run on the CPU; :func:`patch_dtype`
-puts one floating-point type in the place of another; :func:`patch_encryption` gives ``torch.save``
-and ``torch.load`` a key. They change other packages in this process until they are undone. The
-processes of a Trainer, a TorchNano or a ``@nano`` are patched as the process is that starts them,
-before they import anything of the program's; their default type is the same, too.
+:func:`patch_torch` replaces Lightning's Trainer and torchvision's transforms and datasets by
+Nano's; :func:`patch_cuda` runs code for CUDA on the CPU; :func:`patch_dtype` replaces one
+floating-point dtype by another; :func:`patch_encryption` adds encryption keys to ``torch.save`` and
+``torch.load``. They modify other packages in this process until they are undone. Processes of a
+Trainer, a TorchNano or ``@nano`` inherit the patches and the default dtype of the process that
+starts them, before they import the program.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from bigdl.nano.attribute_patch import Patch
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
 
-# In the order in which another process makes them.
+# In the order in which other processes apply them.
 _encryption, _cuda, _dtype, _names = (Patch() for _ in range(4))
 
 
-def _show_torch_to_dynamo() -> None:
-    """Let TorchDynamo, which optimizers and ``torch.compile`` load, see torch's own functions.
+def _import_dynamo() -> None:
+    """Import TorchDynamo before torch's functions are patched.
 
-    It makes a table of them by identity when it is loaded. Were others in their places by then, it
-    would take those for torch's, and not know torch's own once they are back.
+    Its import creates a table of torch's functions by identity. With patched functions in that
+    table, it would not recognize the original functions after the patch is undone.
     """
     import torch._dynamo  # noqa: F401
 
 
 def patch_torch(cuda_to_cpu: bool = True) -> None:
-    """Let ``from pytorch_lightning import Trainer`` give Nano's, and likewise for torchvision.
+    """Make ``from pytorch_lightning import Trainer`` import Nano's, and likewise for torchvision.
 
-    Call it before the program's own imports; names that were imported before stay as they are.
+    Call it before the program's imports; names that are already imported do not change.
     ``torchvision.transforms`` and ``torchvision.datasets`` are replaced if torchvision works.
 
     Parameters
@@ -73,7 +73,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
 
 
 def unpatch_torch() -> None:
-    """Put everything back that :func:`patch_torch` has replaced; again does nothing.
+    """Undo :func:`patch_torch`; without a patch, do nothing.
 
     Examples
     --------
@@ -89,16 +89,16 @@ def unpatch_torch() -> None:
 
 
 def _working_torchvision() -> object:
-    """Return torchvision with its transforms and datasets; None if it is missing or broken."""
+    """Return torchvision with its transforms and datasets, or None if missing or broken."""
     try:
         for name in ("transforms", "datasets"):
             importlib.import_module(f"torchvision.{name}")
         return importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError):  # RuntimeError: one for another torch
+    except (ImportError, RuntimeError, OSError):  # RuntimeError: built for another torch
         return None
 
 
-# Functions of torch that take a device by keyword.
+# Functions of torch with a keyword `device`.
 _DEVICE_FACTORIES = """
     arange asarray as_tensor bartlett_window blackman_window empty empty_like empty_quantized
     empty_strided eye fft.fftfreq fft.rfftfreq from_file full full_like hamming_window
@@ -124,7 +124,7 @@ _CUDA_TENSORS = """
 
 
 def get_cuda_status() -> bool:
-    """Return True while :func:`patch_cuda` is in force.
+    """Return True while :func:`patch_cuda` is active.
 
     Examples
     --------
@@ -140,18 +140,18 @@ def get_cuda_status() -> bool:
 
 
 def patch_cuda(disable_jit: bool = True) -> None:
-    """Let a program that is written for CUDA run on the CPU.
+    """Run programs written for CUDA on the CPU.
 
-    ``.cuda()``, ``.to("cuda")``, ``.to(0)``, ``device="cuda"`` and ``device=1`` mean the CPU, types
-    such as ``torch.cuda.FloatTensor`` are those of the CPU, streams and events do nothing,
-    autocast to float16 on CUDA is autocast to bfloat16, and process groups of NCCL are of gloo.
-    ``torch.cuda.is_available()`` and ``torch.cuda.device_count()`` tell the truth: a program must
-    not depend on them.
+    ``.cuda()``, ``.to("cuda")``, ``.to(0)``, ``device="cuda"`` and ``device=1`` mean the CPU. Types
+    such as ``torch.cuda.FloatTensor`` become CPU types, streams and events do nothing, autocast to
+    float16 on CUDA becomes autocast to bfloat16, and NCCL process groups use gloo.
+    ``torch.cuda.is_available()`` and ``torch.cuda.device_count()`` are not patched, so a program
+    must not depend on them.
 
     Parameters
     ----------
     disable_jit : bool
-        Accepted; nothing of it is needed any more.
+        Accepted; it has no effect.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     if _cuda.active:
         return
     _cuda.call = (patch_cuda, ())
-    _show_torch_to_dynamo()
+    _import_dynamo()
     on_cpu = functools.partial(_with_arguments, _cpu_for)
     for name in _DEVICE_FACTORIES.split():
         path, _, last = name.rpartition(".")
@@ -177,7 +177,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     for owner in (torch.Tensor, torch.nn.Module):
         _cuda.set(owner, "to", _first_on_cpu(on_cpu(owner.to)))
     _cuda.set(torch.Tensor, "type", on_cpu(torch.Tensor.type))
-    _cuda.set(torch.Tensor, "record_stream", _doing_nothing("record_stream"))
+    _cuda.set(torch.Tensor, "record_stream", _no_op("record_stream"))
     for name in _CUDA_TENSORS.split():
         _cuda.set(torch.cuda, name, getattr(torch, name))
     for name in _CUDA_ZERO.split():
@@ -186,11 +186,11 @@ def patch_cuda(disable_jit: bool = True) -> None:
         _cuda.set(owner, "cuda", lambda value, *args, **kwargs: value)
     _cuda.set(torch.Tensor, "is_cuda", property(lambda tensor: False))
     for name in _CUDA_NOTHING.split():
-        _cuda.set(torch.cuda, name, _doing_nothing(name))
+        _cuda.set(torch.cuda, name, _no_op(name))
     for name in ("current_stream", "default_stream"):
         _cuda.set(torch.cuda, name, lambda *args, **kwargs: _Stream())
-    for name, idle in (("Stream", _Stream), ("ExternalStream", _External), ("Event", _Event)):
-        _cuda.set(torch.cuda, name, idle)
+    for name, stub in (("Stream", _Stream), ("ExternalStream", _ExternalStream), ("Event", _Event)):
+        _cuda.set(torch.cuda, name, stub)
     for name in ("stream", "device"):
         _cuda.set(torch.cuda, name, lambda *args, **kwargs: contextlib.nullcontext())
     _cuda.set(torch.cuda, "current_device", lambda: 0)
@@ -201,7 +201,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
 
 
 def unpatch_cuda() -> None:
-    """Put everything back; again does nothing.
+    """Undo :func:`patch_cuda`; without a patch, do nothing.
 
     Examples
     --------
@@ -218,22 +218,22 @@ def unpatch_cuda() -> None:
     _cuda.undo()
 
 
-class _Idle(contextlib.nullcontext):
-    """A stream or an event on which nothing happens."""
+class _NoOpContext(contextlib.nullcontext):
+    """Stream or event without any effect."""
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__(self)
 
     def query(self) -> bool:
-        """Return True: all work is done."""
+        """Return True, since all work is done."""
         return True
 
     def elapsed_time(self, end: object) -> float:
-        """Milliseconds between two events."""
+        """Return 0 milliseconds."""
         return 0.0
 
     def record_event(self, event: object = None) -> object:
-        """Record an event, a new one by default."""
+        """Return `event`, or a new event by default."""
         return event or _Event()
 
     record = synchronize = wait = wait_event = wait_stream = record_stream = (
@@ -241,21 +241,21 @@ class _Idle(contextlib.nullcontext):
     )
 
 
-class _Stream(_Idle):
-    """``torch.cuda.Stream``."""
+class _Stream(_NoOpContext):
+    """Replacement of ``torch.cuda.Stream``."""
 
 
-class _External(_Stream):
-    """``torch.cuda.ExternalStream``."""
+class _ExternalStream(_Stream):
+    """Replacement of ``torch.cuda.ExternalStream``."""
 
 
-class _Event(_Idle):
-    """``torch.cuda.Event``."""
+class _Event(_NoOpContext):
+    """Replacement of ``torch.cuda.Event``."""
 
 
 def _patch_amp() -> None:
     class Autocast(torch.autocast):
-        """``torch.autocast``; on CUDA it is bfloat16 on the CPU."""
+        """Replacement of ``torch.autocast``; CUDA means bfloat16 on the CPU."""
 
         def __init__(
             self, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
@@ -265,7 +265,7 @@ def _patch_amp() -> None:
             super().__init__(device_type, dtype, *args, **kwargs)
 
     class CudaAutocast(Autocast):
-        """``torch.cuda.amp.autocast``."""
+        """Replacement of ``torch.cuda.amp.autocast``."""
 
         def __init__(
             self, enabled: bool = True, dtype: torch.dtype | None = None, cache_enabled: bool = True
@@ -273,7 +273,7 @@ def _patch_amp() -> None:
             super().__init__("cuda", dtype, enabled, cache_enabled)
 
     class Scaler(torch.amp.GradScaler):
-        """A scaler that does not scale: bfloat16 has the range of float32."""
+        """Gradient scaler that does not scale, since bfloat16 has the range of float32."""
 
         def __init__(self, *args: object, **kwargs: object):
             super().__init__("cpu", enabled=False)
@@ -286,7 +286,7 @@ def _patch_amp() -> None:
 
 
 def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callable:
-    """Return a function that is called with what another makes of each of its arguments."""
+    """Wrap a function so that `change` is applied to each of its arguments."""
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:
@@ -299,7 +299,7 @@ def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callabl
 
 
 def _first_on_cpu(function: Callable) -> Callable:
-    """Return a method ``to`` whose first argument may be the number of a device."""
+    """Wrap a method ``to`` so that device numbers as first argument mean the CPU."""
 
     @functools.wraps(function)
     def to(self: object, *args: object, **kwargs: object) -> object:
@@ -315,7 +315,7 @@ def _is_number_of_device(value: object) -> bool:
 
 
 def _cpu_for(value: object) -> object:
-    """Return the CPU for a device of CUDA, the CPU's name for a type, or the value itself."""
+    """Convert a CUDA device or tensor type to the CPU's; return other values unchanged."""
     if isinstance(value, str) and value.startswith("torch.cuda.") and value.endswith("Tensor"):
         return value.replace(".cuda", "")
     if isinstance(value, str) and value.split(":")[0] == "cuda":
@@ -326,12 +326,12 @@ def _cpu_for(value: object) -> object:
 
 
 def _gloo_for(value: object) -> object:
-    """The backend of CPUs for that of CUDA; any other value itself."""
+    """Return "gloo" for "nccl"; return other values unchanged."""
     return "gloo" if isinstance(value, str) and value == "nccl" else value
 
 
-def _doing_nothing(name: str) -> Callable[..., None]:
-    """A function of its own for each name, as those of torch are."""
+def _no_op(name: str) -> Callable[..., None]:
+    """Return a new function with the given name that does nothing."""
 
     def nothing(*args: object, **kwargs: object) -> None:
         pass
@@ -356,10 +356,10 @@ _DTYPE_FACTORIES = """
 def patch_dtype(
     from_dtype: str | torch.dtype = "fp64", to_dtype: str | torch.dtype = "fp32"
 ) -> None:
-    """Let a program that names one type of floating-point numbers use another.
+    """Replace one floating-point dtype by another in programs that name it explicitly.
 
-    ``dtype=`` of functions that make tensors, ``.to(dtype)``, and the methods that are named after
-    the type, such as ``.double()``, are changed; the type of NumPy's arrays is not.
+    This affects ``dtype=`` of functions that create tensors, ``.to(dtype)`` and methods named after
+    the dtype such as ``.double()``, but not NumPy arrays.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def patch_dtype(
     Raises
     ------
     UsageError
-        If a type is unknown, or another one is replaced already.
+        If a dtype is unknown, or another one is already replaced.
 
     Examples
     --------
@@ -390,7 +390,7 @@ def patch_dtype(
     if _dtype.active:
         raise UsageError("A type is replaced already; call unpatch_dtype first", code="state")
     _dtype.call = (patch_dtype, (from_dtype, to_dtype))
-    _show_torch_to_dynamo()
+    _import_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
     with_type = functools.partial(_with_arguments, lambda value: new if value is old else value)
     for name in _DTYPE_FACTORIES.split():
@@ -402,7 +402,7 @@ def patch_dtype(
 
 
 def unpatch_dtype() -> None:
-    """Put everything back; again does nothing.
+    """Undo :func:`patch_dtype`; without a patch, do nothing.
 
     Examples
     --------
@@ -417,9 +417,9 @@ def unpatch_dtype() -> None:
 
 
 def patch_encryption() -> None:
-    """Let ``torch.save`` take ``encryption_key`` and ``torch.load`` ``decryption_key``.
+    """Add ``encryption_key`` to ``torch.save`` and ``decryption_key`` to ``torch.load``.
 
-    The originals are ``torch.old_save`` and ``torch.old_load`` meanwhile.
+    While patched, the originals are available as ``torch.old_save`` and ``torch.old_load``.
 
     Examples
     --------
@@ -442,7 +442,7 @@ def patch_encryption() -> None:
 
 
 def unpatch_encryption() -> None:
-    """Put everything back; again does nothing.
+    """Undo :func:`patch_encryption`; without a patch, do nothing.
 
     Examples
     --------

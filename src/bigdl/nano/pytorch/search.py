@@ -1,4 +1,4 @@
-"""The search of a Trainer: :class:`HPOSearcher`, its trials, and the latency of their models."""
+"""Hyper-parameter search of a Trainer: trials, metrics and latency of models."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["HPOSearcher", "lazily_compiled", "trial_arguments"]
 
 _OF_FIT = ("train_dataloaders", "val_dataloaders", "datamodule", "ckpt_path")
-_LATENCY = "latency"  # a metric that is not logged: milliseconds of the trained model for a batch
+_LATENCY = "latency"  # measured, not logged: milliseconds of the trained model per batch
 _ORIGINAL = "original"
-# Methods of InferenceOptimizer that are tried: all compute in float32, so accuracy stays.
+# Methods of InferenceOptimizer to try; all compute in float32, so the accuracy does not change.
 _RUNTIMES = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32")
 _LATENCY_CALLS = 20
 _REPORTS = [f"{name}.utilities.rank_zero" for name in ("pytorch_lightning", "lightning_fabric")]
@@ -47,21 +47,21 @@ _log = logging.getLogger(__name__)
 class HPOSearcher(Searcher):
     """Searches the hyper-parameters of models that a Trainer trains.
 
-    Each trial trains a model of its own with a trainer of its own, which has the arguments of the
+    Each trial trains a separate model with a separate trainer, which has the arguments of the
     Trainer and copies of its callbacks. Progress bars, summaries, Lightning's default logger and
-    default checkpoints are left out of trials unless the Trainer asks for them.
+    default checkpoints are disabled in trials unless the Trainer enables them explicitly.
 
     Parameters
     ----------
     trainer : Trainer
-        Its ``search`` needs ``use_hpo=True``; this class does not.
+        Trainer of ``bigdl.nano.pytorch``; ``use_hpo=True`` is not needed.
     num_processes : int
-        Processes that train one trial's model together; by default as the Trainer says.
+        Number of training processes per trial; the Trainer's by default.
 
     Raises
     ------
     UsageError
-        If it is no Trainer of ``bigdl.nano.pytorch``, or its arguments cannot be copied.
+        If `trainer` is not a Trainer of ``bigdl.nano.pytorch``, or its arguments cannot be copied.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class HPOSearcher(Searcher):
             )
         if metrics == [_LATENCY]:
             raise UsageError(
-                "Trials that are compared by latency have no epochs to prune by",
+                "Trials that are compared by latency cannot be pruned; leave out pruner",
                 code="argument-conflict",
                 argument="pruner",
             )
@@ -158,7 +158,7 @@ def _metrics(target_metric: str | Sequence[str] | None) -> list[str]:
     metrics = [target_metric] if isinstance(target_metric, str) else list(target_metric or ())
     if not metrics or not all(isinstance(metric, str) for metric in metrics):
         raise UsageError(
-            "target_metric must be the name of a figure that the model logs, or a list of names, "
+            "target_metric must be the name of a metric that the model logs, or a list of names, "
             f"not {target_metric!r}",
             code="argument-type",
             argument="target_metric",
@@ -177,27 +177,26 @@ def _metrics(target_metric: str | Sequence[str] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class _TrainerObjective:
-    """Makes a model with what a trial proposes, trains it, and returns its figures.
+    """Objective of a study: builds a trial's model, trains it and returns its metrics.
 
-    It is shipped to the processes of a parallel search.
+    It is pickled to the processes of a parallel search.
 
     Attributes
     ----------
     subject : dict
-        ``model``, which may be lazy, and ``data``: arguments of ``Trainer.fit``, as loaders, which
-        may be lazy, too.
+        ``model`` and ``data`` (arguments of ``Trainer.fit`` such as loaders); both may be lazy.
     trainer : dict
         Arguments of the Trainer.
     trainer_class : type
-        The class of Trainer.
+        Class of the trials' trainers.
     directions : dict of str to str
-        Of each metric.
+        Direction of each metric.
     mode : {"best", "last"}
-        Of which epoch the figures are: the best in the first metric, or the last.
+        Epoch whose metrics are used: the best by the first metric, or the last.
     acceleration : bool
-        True if latency is that of the fastest runtime.
+        True to measure the latency in the fastest runtime.
     input_sample : object
-        What latency is measured with.
+        Input for measuring latency.
     """
 
     subject: dict[str, Any]
@@ -212,38 +211,38 @@ class _TrainerObjective:
         made = suggested(self.subject, trial)
         model, data = made["model"], made["data"]
         if not isinstance(self.subject["model"], Lazy):
-            model = copy.deepcopy(model)  # only the data are searched
+            model = copy.deepcopy(model)  # only the data have search spaces
         logged = [metric for metric in self.directions if metric != _LATENCY]
         alone = (self.trainer.get("num_processes") or 1) == 1
         pruned = trial if alone and len(self.directions) == 1 else None
-        epochs = _EpochFigures(logged, pruned)
-        with raise_log_level(logging.WARNING, *_REPORTS), _interruptible():
+        epochs = _EpochMetrics(logged, pruned)
+        with quieter(logging.WARNING, *_REPORTS), _interruptible():
             arguments = copy.deepcopy(self.trainer)
             arguments["callbacks"] = [*_callbacks(arguments), epochs]
             trainer = self.trainer_class(**arguments)
             trainer.fit(model, **data)
-        figures = self._figures(trainer, epochs, logged) if logged else {}
+        metrics = self._epoch_metrics(trainer, epochs, logged) if logged else {}
         if pruned is None and len(self.directions) == 1:
             epochs.report(trial)
         if _LATENCY in self.directions or self.acceleration:
-            runtime, figures[_LATENCY] = _fastest(
+            runtime, metrics[_LATENCY] = _fastest(
                 model, trainer, data, self.input_sample, self.acceleration
             )
             trial.set_user_attr("optimization", runtime)
-        values = [figures[metric] for metric in self.directions]
+        values = [metrics[metric] for metric in self.directions]
         return values if len(values) > 1 else values[0]
 
-    def _figures(
-        self, trainer: pl.Trainer, epochs: _EpochFigures, logged: list[str]
+    def _epoch_metrics(
+        self, trainer: pl.Trainer, epochs: _EpochMetrics, logged: list[str]
     ) -> dict[str, float]:
-        """Return the figures of the last or the best epoch; a nan is never the best one."""
-        if epochs.figures and self.mode == "last":
-            return epochs.figures[-1]
-        if epochs.figures:
+        """Return the metrics of the last or the best epoch; NaN is never the best."""
+        if epochs.history and self.mode == "last":
+            return epochs.history[-1]
+        if epochs.history:
             first = logged[0]
-            numbers = [each for each in epochs.figures if not math.isnan(each[first])]
+            numbers = [each for each in epochs.history if not math.isnan(each[first])]
             best = max if self.directions[first].lower() == "maximize" else min
-            return best(numbers or epochs.figures[:1], key=operator.itemgetter(first))
+            return best(numbers or epochs.history[:1], key=operator.itemgetter(first))
         missing = [metric for metric in logged if metric not in trainer.callback_metrics]
         if missing:
             known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
@@ -259,7 +258,7 @@ class _TrainerObjective:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C, on which Lightning ends the program, raise KeyboardInterrupt."""
+    """Raise KeyboardInterrupt on Ctrl-C, for which Lightning raises SystemExit."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -271,29 +270,28 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt from ended
 
 
-class _EpochFigures(Callback):
-    """Keeps metrics of each epoch, and lets a pruner decide after it.
+class _EpochMetrics(Callback):
+    """Callback that keeps the metrics of each epoch and prunes trials.
 
-    The pruner decides when the next one begins: only then is everything logged that its last hooks
-    log.
+    The pruner decides at the start of the next epoch, because an epoch's last hooks may still log.
 
     Parameters
     ----------
     metrics : list of str
     trial : optuna.trial.Trial, optional
-        Gets reports of the first metric, and may end the training.
+        Trial that gets reports of the first metric and may be pruned.
 
     Attributes
     ----------
-    figures : list of dict
-        Of each epoch in which all metrics were logged.
+    history : list of dict
+        Metrics of each epoch in which all of them were logged.
     """
 
     def __init__(self, metrics: list[str], trial: Trial | None = None):
-        self._metrics = metrics
+        self._names = metrics
         self._trial = trial
         self._begun = self._validated = False
-        self.figures: list[dict[str, float]] = []
+        self.history: list[dict[str, float]] = []
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._begun:
@@ -309,27 +307,27 @@ class _EpochFigures(Callback):
             self._close_epoch(trainer)
 
     def report(self, trial: Trial) -> None:
-        """Report all epochs to a trial."""
-        for epoch, figures in enumerate(self.figures):
-            trial.report(figures[self._metrics[0]], epoch)
+        """Report the first metric of all epochs to a trial."""
+        for epoch, metrics in enumerate(self.history):
+            trial.report(metrics[self._names[0]], epoch)
 
     def _close_epoch(self, trainer: pl.Trainer) -> None:
         if trainer.check_val_every_n_epoch not in (None, 1) and not self._validated:
-            return  # figures of the last validation would count twice
+            return  # metrics of the last validation would count twice
         logged = trainer.callback_metrics
-        if not self._metrics or any(metric not in logged for metric in self._metrics):
+        if not self._names or any(metric not in logged for metric in self._names):
             return
-        self.figures.append({metric: float(logged[metric]) for metric in self._metrics})
+        self.history.append({metric: float(logged[metric]) for metric in self._names})
         if self._trial is not None:
-            self._trial.report(self.figures[-1][self._metrics[0]], len(self.figures) - 1)
+            self._trial.report(self.history[-1][self._names[0]], len(self.history) - 1)
 
     def _prune(self) -> None:
-        if self._trial is not None and self.figures and self._trial.should_prune():
-            raise optuna.TrialPruned(f"pruned after {len(self.figures)} epochs")
+        if self._trial is not None and self.history and self._trial.should_prune():
+            raise optuna.TrialPruned(f"pruned after {len(self.history)} epochs")
 
 
 def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the trainers of trials are made with.
+    """Return the Trainer arguments for the trainers of trials.
 
     Parameters
     ----------
@@ -339,13 +337,13 @@ def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Copies of them. Bars, summaries, Lightning's own logger and checkpoints are left out unless
-        they were asked for: a search would have them for each trial.
+        Copied arguments. Progress bars, summaries, Lightning's default logger and checkpoints are
+        disabled unless they were enabled explicitly.
 
     Raises
     ------
     UsageError
-        If they cannot be copied.
+        If an argument cannot be copied.
     """
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
@@ -370,44 +368,44 @@ def _fastest(
     input_sample: object,
     acceleration: bool,
 ) -> tuple[str, float]:
-    """Return the fastest runtime of a model, and the milliseconds that a call takes there.
+    """Return the fastest runtime of a model and its milliseconds per call.
 
     Parameters
     ----------
     model : LightningModule
-        Trained; it is left in training mode if it was.
+        The trained model; its mode is restored.
     trainer : Trainer
-        Has trained it.
+        Trainer that trained the model.
     data : mapping
-        What it was trained with, arguments of ``Trainer.fit``; the first batch of the validation
-        is the sample if none is given.
+        Arguments of ``Trainer.fit`` with the data; the first validation batch is the default
+        sample.
     input_sample : object
-        As of ``InferenceOptimizer.trace``, or None.
+        See ``InferenceOptimizer.trace``; None for the default.
     acceleration : bool
-        Whether to try other runtimes at all.
+        Whether to try other runtimes.
 
     Returns
     -------
     runtime : str
         ``"original"`` or a method of InferenceOptimizer.
     latency : float
-        Milliseconds, the median of some calls. A runtime is chosen where it is faster than the
-        original by more than noise, measured in turn with it.
+        Median milliseconds per call. Another runtime is selected if it is faster than the original
+        beyond noise, measured in alternation.
 
     Raises
     ------
     UsageError
-        If there is no sample.
+        If no sample is available.
     """
     batch = _sample(model, trainer, data, input_sample)
     with evaluating(model):
         original = _timed(model, batch)
         timings = {_ORIGINAL: time_alone(original, _LATENCY_CALLS)}
         for method in _RUNTIMES if acceleration else ():
-            built = _built(model, method, batch)
+            built = _build(model, method, batch)
             if built is not None:
                 timing = time_against(original, _timed(built, batch), _LATENCY_CALLS)
-                if timing.speedup.exceeds(1.0):  # by more than noise
+                if timing.speedup.exceeds(1.0):  # beyond noise
                     timings[method] = timing
     best = max(timings, key=lambda method: timings[method].speedup.middle)
     return best, timings[best].latency.middle
@@ -431,9 +429,9 @@ def _sample(
 
 
 def _loaders(model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the loaders of a fit, those of the validation first; some may be None.
+    """Yield the loaders of a fit, validation loaders first; some may be None.
 
-    If the fit ran in several processes, the trainer of this one has none.
+    After a fit in several processes, the trainer of this process has none.
     """
     yield from (trainer.val_dataloaders, trainer.train_dataloader)
     yield from (data.get("val_dataloaders"), data.get("train_dataloaders"))
@@ -446,14 +444,14 @@ def _loaders(model: torch.nn.Module, trainer: pl.Trainer, data: Mapping[str, Any
             yield getattr(source, name)()
 
 
-def _built(model: torch.nn.Module, method: str, batch: ModelBatch) -> torch.nn.Module | None:
+def _build(model: torch.nn.Module, method: str, batch: ModelBatch) -> torch.nn.Module | None:
     sample = batch.kwargs or (batch.args[0] if len(batch.args) == 1 else batch.args)
-    # TorchScript looks at all properties, and a copy of a LightningModule has no trainer.
+    # TorchScript reads all properties, but `trainer` of a copied LightningModule raises.
     marked: Any = model
     marked._jit_is_scripting = True
     try:
         return InferenceOptimizer.build(model, method, input_sample=sample)
-    except Exception as error:  # a runtime that is missing, or does not know an operation
+    except Exception as error:  # the runtime is missing, or lacks an operation
         _log.warning("%s is left out: %s", method, one_line(error))
         return None
     finally:
@@ -480,30 +478,30 @@ def lazily_compiled(
     scheduler: object,
     metrics: object,
 ) -> AutoObject:
-    """Return what ``Trainer.compile`` returns where something is lazy.
+    """Return a lazy object for ``Trainer.compile`` if one of its arguments is lazy.
 
     Parameters
     ----------
     compile_module : callable
-        ``Trainer.compile`` itself, for when everything is chosen.
+        ``Trainer.compile``, called when all parameters are selected.
     model, loss, optimizer, scheduler, metrics
         Its arguments.
 
     Raises
     ------
     UsageError
-        If an optimizer or scheduler is bound to a model that is not made yet.
+        If an optimizer or scheduler is bound to a model that does not exist yet.
     """
     if not isinstance(model, Lazy):
         model = AutoObject(copy.deepcopy, model)
-    optimizer = _made_later("optimizer", optimizer, AutoObject(torch.nn.Module.parameters, model))
-    scheduler = _made_later("scheduler", scheduler, optimizer)
+    optimizer = _lazy_part("optimizer", optimizer, AutoObject(torch.nn.Module.parameters, model))
+    scheduler = _lazy_part("scheduler", scheduler, optimizer)
     metrics = AutoObject(copy.deepcopy, metrics)
     return AutoObject(compile_module, model, loss, optimizer, scheduler, metrics)
 
 
-def _made_later(name: str, part: object, first: object) -> object:
-    """Return the call of a part of ``Trainer.compile`` with its first argument, which is lazy."""
+def _lazy_part(name: str, part: object, first: object) -> object:
+    """Return a lazy call that builds an optimizer or scheduler from its lazy first argument."""
     if part is None:
         return None
     if isinstance(part, AutoObject):
@@ -511,7 +509,7 @@ def _made_later(name: str, part: object, first: object) -> object:
     if isinstance(part, Lazy) or callable(part):
         return AutoObject(_call, first, **{name: part})
     raise UsageError(
-        f"The model is made anew in each trial, so its {name} must be, too: give a "
+        f"Each trial builds a new model, so its {name} must be built, too: give a "
         "bigdl.nano.automl.hpo.space.AutoObject, such as AutoObject(torch.optim.Adam, lr=0.01), "
         f"not a {type(part).__name__}",
         code="argument-type",

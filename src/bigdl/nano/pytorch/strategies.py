@@ -1,9 +1,8 @@
-"""Strategies of Lightning's Trainer with Nano's settings: in this process, or in several.
+"""Lightning strategies with Nano's settings, for one process or several.
 
-A strategy of Lightning says where the model lies and how gradients meet; the launcher that belongs
-to it says in which processes the fit runs. Both strategies apply the same settings
-(:class:`FastSteps`) between the set-up of a fit and its end. After a fit in several processes,
-trainer and model are as if it had run here.
+A Lightning strategy selects the device and reduces gradients; its launcher starts the processes.
+Both strategies apply the same settings (:class:`FastSteps`) during a fit. After a fit in several
+processes, trainer and model have the same state as after a fit in this process.
 """
 
 import functools
@@ -50,21 +49,20 @@ _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of 
 
 
 class AutoLr:
-    """Learning rates for the larger batch of several processes: the argument ``auto_lr``.
+    """Learning-rate scaling for the larger batch of several processes: argument ``auto_lr``.
 
-    Rates are multiplied by the number of processes. They grow to that during the first tenth of
-    all epochs, or of all steps where a tenth is less than an epoch, unless the user has schedulers
-    of her own.
+    Rates are multiplied by the number of processes. Unless the model has schedulers, they increase
+    gradually during the first tenth of the epochs, or of the steps if a tenth is below one epoch.
 
     Parameters
     ----------
     auto_lr : bool or dict
-        The dict may name ``"warmup_epochs"``.
+        False disables scaling. A dict may contain ``"warmup_epochs"``.
 
     Raises
     ------
     UsageError
-        If it is neither, or the epochs are no int of at least 0.
+        If `auto_lr` has another type, or ``"warmup_epochs"`` is not a non-negative int.
     """
 
     def __init__(self, auto_lr: bool | dict):
@@ -87,12 +85,12 @@ class AutoLr:
         self._enabled = auto_lr is not False
 
     def apply(self, trainer: Trainer, strategy: ParallelStrategy) -> list[str]:
-        """Scale the rates of a strategy's optimizers, and warm them up.
+        """Scale the learning rates of a strategy's optimizers and add warm-up schedulers.
 
         Returns
         -------
         list of str
-            What was done, for the report.
+            Short descriptions for the log.
         """
         count = strategy.world_size
         if not self._enabled or count == 1 or not strategy.optimizers:
@@ -102,7 +100,7 @@ class AutoLr:
             for config in strategy.lr_scheduler_configs:
                 scale_schedule(config.scheduler, count)
             warnings.warn(
-                "The model has schedulers of its own: auto_lr multiplies learning rates by the "
+                "The model has learning-rate schedulers: auto_lr multiplies learning rates by the "
                 f"number of processes ({count}) and does not warm them up",
                 stacklevel=2,
             )
@@ -120,8 +118,8 @@ class AutoLr:
             for scheduler in schedulers
         ]
         if not trainer.lightning_module.automatic_optimization:
-            # The loop of such a module steps no scheduler.
-            _callbacks(trainer).append(_stepping(schedulers, interval))
+            # With manual optimization Lightning does not step schedulers.
+            _callbacks(trainer).append(_scheduler_callback(schedulers, interval))
         return [f"learning rates × {count} after a warm-up of {length} {interval}s"]
 
     def _warmup(self, trainer: Trainer) -> tuple[str, int]:
@@ -134,8 +132,8 @@ class AutoLr:
         return "step", 0 if steps == float("inf") else int(steps) // 10
 
 
-def _stepping(schedulers: list[Any], interval: str) -> Callback:
-    """Return a callback that steps schedulers after each step, or each epoch."""
+def _scheduler_callback(schedulers: list[Any], interval: str) -> Callback:
+    """Return a callback that steps schedulers after each step or each epoch."""
 
     def step(*args: object) -> None:
         for scheduler in schedulers:
@@ -146,16 +144,16 @@ def _stepping(schedulers: list[Any], interval: str) -> Callback:
 
 
 class _FastStrategy(Strategy):
-    """Settings around the fits of a strategy.
+    """Base of Nano's strategies: applies FastSteps and other settings during a fit.
 
     Attributes
     ----------
     settings : tuple of str
-        What the last fit trained with, in a few words each.
+        Short descriptions of the settings of the last fit.
     process_report : sequence of str
-        What was done to the process, in a few words each.
+        Short descriptions of the process settings.
     rates : StepRates
-        Of the steps of the last fit.
+        Durations of the steps of the last fit.
     """
 
     options: TrainingOptions
@@ -165,10 +163,10 @@ class _FastStrategy(Strategy):
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
     rates = StepRates()
-    _reported = 0  # of the settings, those that the steps have reported
+    _reported = 0  # number of leading settings that come from the steps
 
     def setup(self, trainer: Trainer) -> None:
-        # Before optimizers are made and gradients get their buckets.
+        # Before optimizers and gradient buckets are created.
         if trainer.state.fn == TrainerFn.FITTING:
             module = cast("LightningModule", self.lightning_module)
             several = self.options.count > 1
@@ -189,10 +187,10 @@ class _FastStrategy(Strategy):
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
             self.prefix = self._automatic_prefix(trainer)
             self.rates = StepRates()
-            self.compiler = self._compiler_choice(trainer)
+            self.compiler = self._inductor_autotuner(trainer)
 
     def _on_layout(self) -> None:
-        """Nothing depends on the layout of the weights here."""
+        """Do nothing: in one process nothing depends on the memory format of the weights."""
 
     def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
         chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))
@@ -201,14 +199,14 @@ class _FastStrategy(Strategy):
             False if chosen or self.root_device.type != "cpu" else self.options.frozen_prefix,
             self.options.precision,
             functools.partial(_batches_left, trainer),
-            self._tell_of_prefix,
+            self._on_prefix,
         )
 
-    def _tell_of_prefix(self, phrase: str, line: str) -> None:
+    def _on_prefix(self, phrase: str, line: str) -> None:
         self.settings = replace_prefix_phrase(self.settings, phrase)
         rank_zero_info(line)
 
-    def _compiler_choice(self, trainer: Trainer) -> InductorAutotuner | None:
+    def _inductor_autotuner(self, trainer: Trainer) -> InductorAutotuner | None:
         if self.options.inductor != "auto":
             return None
         module = cast("LightningModule", self.lightning_module)
@@ -216,11 +214,11 @@ class _FastStrategy(Strategy):
         return InductorAutotuner(module, self.rates, left, self._on_compiler)
 
     def _on_step_config(self, line: str) -> None:
-        self._described()
+        self._update_settings()
         rank_zero_info(line)
 
-    def _described(self) -> None:
-        """Put what the steps report now in the place of what they reported."""
+    def _update_settings(self) -> None:
+        """Replace the steps' part of the settings by their current report."""
         steps = cast("FastSteps", self.steps)
         others = self.settings[self._reported :]
         self.settings, self._reported = (*steps.report, *others), len(steps.report)
@@ -242,7 +240,7 @@ class _FastStrategy(Strategy):
             return steps.step(super().training_step, *args, **kwargs)
 
     def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: object) -> bool:
-        """Note that a step begins; returns whether it has another layout or precision now."""
+        """Record the start of a step; return True if precision or memory format has changed."""
         if not self.rates.has_begun:
             steps.align()
         self.rates.end()
@@ -281,7 +279,7 @@ class _FastStrategy(Strategy):
 
 
 def _batches_left(trainer: Trainer) -> float | None:
-    """Return how many batches a fit has still to train on; None if nobody knows."""
+    """Return the number of batches that a fit still has to train on; None if unknown."""
     left = []
     batches, epochs, steps = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
     if epochs not in (None, -1) and batches != float("inf"):
@@ -293,13 +291,13 @@ def _batches_left(trainer: Trainer) -> float | None:
 
 
 class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):
-    """Training in the calling process.
+    """Strategy that trains in the calling process.
 
     Parameters
     ----------
     options : TrainingOptions
     device : torch.device or str
-        The CPU, or a GPU of CUDA.
+        The CPU, or a CUDA GPU.
     """
 
     strategy_name = "nano_single_process"
@@ -314,7 +312,7 @@ class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):
 
 
 class _FitDdpStrategy(DDPStrategy):
-    """DDP in a group that there is in the processes of a fit only."""
+    """DDP strategy whose process group exists only in the processes of a fit."""
 
     def setup(self, trainer: Trainer) -> None:
         if self.world_size > 1:
@@ -328,7 +326,7 @@ class _FitDdpStrategy(DDPStrategy):
             super().configure_ddp()
 
     def reduce(self, tensor: Any, group: object = None, reduce_op: Any = "mean") -> torch.Tensor:
-        # Lightning divides the summed counts of a figure's rows as whole numbers.
+        # Lightning would use integer division for the mean of integer tensors.
         whole = isinstance(tensor, torch.Tensor) and not tensor.is_floating_point()
         if whole and reduce_op in (None, "mean", "avg"):
             tensor = tensor.double()
@@ -339,7 +337,7 @@ class _FitDdpStrategy(DDPStrategy):
 
 
 class ProcessesStrategy(_FastStrategy, _FitDdpStrategy):
-    """Training in several processes; evaluation and prediction in the calling one, on all rows.
+    """Strategy that trains in several processes; evaluation and prediction run in the caller.
 
     Parameters
     ----------
@@ -360,10 +358,10 @@ class ProcessesStrategy(_FastStrategy, _FitDdpStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Nothing: a worker knows its rank before it has a strategy."""
+        """Do nothing: a worker knows its rank before it has a strategy."""
 
     def setup_distributed(self) -> None:
-        """Nothing: the processes of a fit have met already."""
+        """Do nothing: the process group of a fit is already initialized."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
@@ -373,7 +371,7 @@ class ProcessesStrategy(_FastStrategy, _FitDdpStrategy):
         self._launcher = FitLauncher()
 
     def _on_layout(self) -> None:
-        """Give gradients buckets in the new layout of the weights."""
+        """Rebuild the gradient buckets for the new memory format of the weights."""
         if self.world_size > 1 and isinstance(self.model, DistributedDataParallel):
             self.model = self.lightning_module
             self.configure_ddp()
@@ -383,32 +381,32 @@ class ProcessesStrategy(_FastStrategy, _FitDdpStrategy):
 
 
 class FitLauncher(_Launcher):
-    """Runs fits in the processes of a trainer's strategy, and everything else in this one."""
+    """Launcher that runs fits in worker processes, and everything else in this process."""
 
     is_interactive_compatible = True
 
     def launch(
         self, function: Callable, *args: object, trainer: Trainer | None = None, **kwargs: object
     ) -> object:
-        """Call ``function(*args, **kwargs)``: a stage of a trainer."""
+        """Call a trainer's stage function; a fit runs in the worker processes."""
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
         registry = _registry(trainer)
-        order = (function, trainer, args, kwargs, GlobalState())
+        task = (function, trainer, args, kwargs, GlobalState())
         options = cast("ProcessesStrategy", trainer.strategy).options
-        state = registry.loads(run_processes(options, _fit, *order)[0])
+        state = registry.loads(run_processes(options, _fit, *task)[0])
         Changes.apply(registry, state["changes"])
         _restore(trainer, state)
         return None
 
     def kill(self, signum: int) -> None:
-        """Nothing: no process outlives :meth:`launch`."""
+        """Do nothing: no process outlives :meth:`launch`."""
 
 
 def _fit(
     rank: int, function: Callable, trainer: Trainer, args: tuple, kwargs: dict, state: GlobalState
 ) -> bytes | None:
-    """Fit in one of the processes; return the pickled state of rank 0."""
+    """Run the fit in one rank; return the pickled state of rank 0."""
     strategy = cast("ProcessesStrategy", trainer.strategy)
     cast("LocalGroup", strategy.cluster_environment).join(rank, strategy.options.count)
     state.restore()
@@ -416,15 +414,15 @@ def _fit(
     module = trainer.lightning_module
     registry = _registry(trainer)
     changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING)
-    _share_rows(trainer)
-    _share_figures(trainer, module)
+    _share_loaders(trainer)
+    _sync_validation_metrics(trainer, module)
     function(*args, **kwargs)
     del vars(module)["log"]
     if rank:
-        # Metrics of a module may meet in its state.
+        # A module's metrics may synchronize in state_dict, on all ranks.
         module.state_dict()
         return None
-    return _packed(registry, changes, trainer)
+    return _pack_state(registry, changes, trainer)
 
 
 def _registry(trainer: Trainer) -> ObjectRegistry:
@@ -440,15 +438,15 @@ def _registry(trainer: Trainer) -> ObjectRegistry:
 
 
 def _callbacks(trainer: Any) -> list[Callback]:
-    return trainer.callbacks  # set by a connector, which type checkers do not see
+    return trainer.callbacks  # set by a connector, invisible to type checkers
 
 
 def _named_callbacks(trainer: Trainer) -> dict[str, Callback]:
-    return {f"callback {place}": each for place, each in enumerate(_callbacks(trainer))}
+    return {f"callback {index}": each for index, each in enumerate(_callbacks(trainer))}
 
 
 def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
-    """Return callbacks whose attributes may be anything; Lightning's own have a state."""
+    """Return the user's callbacks by name; Lightning's callbacks have a state dict instead."""
     return {
         name: each
         for name, each in _named_callbacks(trainer).items()
@@ -456,7 +454,7 @@ def _user_callbacks(trainer: Trainer) -> dict[str, Callback]:
     }
 
 
-def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> bytes:
+def _pack_state(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> bytes:
     trainer.lightning_module.state_dict()
     state = {
         "changes": changes.collect(),
@@ -472,7 +470,7 @@ def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> byt
     optimizers = (trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
     try:
         return registry.dumps(state | {"optimizers": optimizers})
-    except Exception:  # optimizers and schedulers of the user's own making
+    except Exception:  # custom optimizers and schedulers may not be picklable
         return registry.dumps(state | {"optimizers": ([], [])})
 
 
@@ -481,12 +479,12 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
         getattr(trainer._logger_connector, name).update(metrics)
     for callback, callback_state in zip(_callbacks(trainer), state["callbacks"], strict=False):
         if isinstance(callback, ModelCheckpoint):
-            callback.dirpath = callback_state["dirpath"]  # else it takes no figures of the fit
+            callback.dirpath = callback_state["dirpath"]  # else it ignores the state's scores
         if callback_state:
             callback.load_state_dict(callback_state)
     loop = trainer.fit_loop
     loop.load_state_dict(state["fit_loop"])
-    loop.restarting = False  # it goes on, and has not come from a file
+    loop.restarting = False  # the state does not come from a checkpoint file
     loop.max_epochs = state["max_epochs"]
     trainer.should_stop = state["should_stop"]
     strategy = cast("ProcessesStrategy", trainer.strategy)
@@ -495,13 +493,13 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.state = state["state"]
 
 
-def _share_figures(trainer: Trainer, module: LightningModule) -> None:
-    """Let figures of a validation be those of all processes by default.
+def _sync_validation_metrics(trainer: Trainer, module: LightningModule) -> None:
+    """Make ``log`` synchronize a module's validation metrics across processes by default.
 
     Parameters
     ----------
     trainer : Trainer
-        In a process of a fit.
+        Trainer in a process of a fit.
     module : LightningModule
     """
     log = module.log
@@ -520,18 +518,17 @@ def _share_figures(trainer: Trainer, module: LightningModule) -> None:
     vars(module)["log"] = log_together
 
 
-def _share_rows(trainer: Trainer) -> None:
-    """Let a trainer share rows as one process would take them.
+def _share_loaders(trainer: Trainer) -> None:
+    """Make a trainer distribute the rows of its loaders as a single process would read them.
 
-    A loader with a sampler of its own keeps it; see :func:`with_shared_batches`.
-    A loader that does not shuffle is not shuffled; Lightning would, for training. Each row of a
-    validation is counted once, where this leaves all processes as many batches; Lightning repeats
-    rows until all have as many.
+    Custom samplers are kept; see :func:`with_shared_batches`. Sequential loaders stay sequential,
+    while Lightning would shuffle them for training. Validation counts each row once if all
+    processes then have equally many batches; Lightning repeats rows.
 
     Parameters
     ----------
     trainer : Trainer
-        In a process of a fit.
+        Trainer in a process of a fit.
     """
     connector = trainer._data_connector
     prepare = connector._prepare_dataloader

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, with Nano's settings and in several processes."""
+"""TorchNano and nano: custom training loops with Nano's settings and several processes."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ __all__ = ["TorchNano", "nano"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Attributes that belong to the process in which an object is, and not to the loop.
+# Attributes that are local to a process and not part of the loop's state.
 _BOUND = ("_fabric", "_steps", "_prefixes")
 
 
-def _launching(train: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of a loop that runs it in each process; called in the loop, it goes on."""
+def _wrap_train(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``train`` so that it starts the processes; inside the loop it runs directly."""
 
     @functools.wraps(train)
     def launch(loop: TorchNano, *args: object, **kwargs: object) -> object:
@@ -59,37 +59,37 @@ def _launching(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TorchNano(ABC):
-    """Turns a training loop into one that runs faster, and in several processes.
+    """Base class of custom training loops that run faster and in several processes.
 
-    A subclass moves its loop to ``train``, calls ``self.setup`` on model, optimizer and loaders,
-    and ``self.backward(loss)`` in the place of ``loss.backward()``. Calling ``train`` on an object
-    runs the loop, in each process with its own share of the rows.
+    A subclass implements the loop in ``train``, calls ``self.setup`` with model, optimizer and
+    loaders, and replaces ``loss.backward()`` by ``self.backward(loss)``. ``train`` runs the loop in
+    each process on a share of the rows.
 
     Parameters
     ----------
     num_processes : int, optional
     use_ipex : bool
-        Accepted; the automatic settings have taken its place.
+        Accepted; it has no effect beyond the automatic settings.
     distributed_backend : str
-        As for :class:`~bigdl.nano.pytorch.Trainer`; another name is passed on to Lightning Fabric
-        as its strategy.
+        See :class:`~bigdl.nano.pytorch.Trainer`; any other name is passed to Lightning Fabric as
+        its strategy.
     process_group_backend : {"gloo"}, optional
     precision : optional
-        As for :class:`~bigdl.nano.pytorch.Trainer`.
+        See :class:`~bigdl.nano.pytorch.Trainer`.
     cpu_for_each_process : list of list of int, optional
     channels_last : bool, optional
     auto_lr : bool
-        With several processes, let learning rates grow linearly to `num_processes` times the
-        user's within 1000 steps of each optimizer.
+        With several processes, increase learning rates linearly to `num_processes` times the
+        user's rate within 1000 steps of each optimizer.
     fused_optimizers, tune_process, inductor, bucket_cap_mb, frozen_prefix
-        As for :class:`~bigdl.nano.pytorch.Trainer`.
+        See :class:`~bigdl.nano.pytorch.Trainer`.
     *args, **kwargs
-        Of ``lightning_fabric.Fabric``.
+        Arguments of ``lightning_fabric.Fabric``.
 
     Raises
     ------
     UsageError
-        If an argument is wrong.
+        If an argument is invalid.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class TorchNano(ABC):
     def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         if "train" in vars(cls):
-            setattr(cls, "train", _launching(cls.train))  # noqa: B010 - mypy knows no assignment to a method
+            setattr(cls, "train", _wrap_train(cls.train))  # noqa: B010 - mypy knows no assignment to a method
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class TorchNano(ABC):
         frozen_prefix: bool | None = None,
         **kwargs: Any,
     ):
-        _check_no_more(args)
+        _check_positional(args)
         check_bool("auto_lr", auto_lr)
         if distributed_backend not in (*BACKENDS, "k8s"):
             warnings.warn(
-                f"distributed_backend={distributed_backend!r} is none of Nano's and is passed on "
-                "to Lightning Fabric as its strategy",
+                f"distributed_backend={distributed_backend!r} is not a backend of Nano and is "
+                "passed to Lightning Fabric as its strategy",
                 stacklevel=2,
             )
             kwargs.setdefault("strategy", distributed_backend)
@@ -169,8 +169,8 @@ class TorchNano(ABC):
         )
         if self._options.inductor == "auto":
             raise UsageError(
-                "inductor='auto' compares the steps of a fit, which a loop of one's own does not "
-                "show; pass True or False, or use Trainer",
+                "inductor='auto' compares the steps of a fit, which a custom loop does not have; "
+                "pass True or False, or use Trainer",
                 code="unsupported",
                 argument="inductor",
             )
@@ -178,11 +178,11 @@ class TorchNano(ABC):
         self._auto_lr, self._fabric_keywords = auto_lr, kwargs
 
     @abstractmethod
-    def train(self, *args: Any, **kwargs: Any) -> Any:  # as the subclass says
-        """The loop. Its result is that of the first process.
+    def train(self, *args: Any, **kwargs: Any) -> Any:  # the subclass declares the types
+        """Run the training loop; return the result of rank 0.
 
-        Modules and optimizers among the arguments are trained in place; modules and attributes of
-        this object are, after it, as the first process left them.
+        Modules and optimizers among the arguments are trained in place. Afterwards, modules and
+        attributes of this object have the state of rank 0.
         """
 
     def setup(
@@ -192,24 +192,24 @@ class TorchNano(ABC):
         *dataloaders: DataLoader,
         move_to_device: bool = True,
     ) -> tuple[Any, ...]:
-        """Prepare a model and what trains it.
+        """Prepare a model, its optimizers and its loaders for the loop.
 
         Parameters
         ----------
         model : Module
         optimizer : Optimizer or sequence of Optimizer
         *dataloaders : DataLoader
-            Each process gets a share of the rows, shuffled if the loader shuffles.
+            Loaders; each process gets a share of the rows, shuffled if the loader shuffles.
         move_to_device : bool
 
         Returns
         -------
         model : Module
-            With all attributes of the user's.
+            Wrapped model with all attributes of the original.
         optimizer : Optimizer or list of Optimizer
-            As given: one for one, a list for a sequence.
+            One optimizer, or a list if a sequence was passed.
         dataloader : DataLoader or list of DataLoader
-            One for one, a list for several, and left out for none.
+            One loader, or a list for several; omitted if there is none.
 
         Examples
         --------
@@ -227,7 +227,7 @@ class TorchNano(ABC):
         """
         single = isinstance(optimizer, Optimizer)
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        model, optimizers = self._prepared(model, optimizers, move_to_device)
+        model, optimizers = self._prepare(model, optimizers, move_to_device)
         result: tuple[Any, ...] = (model, optimizers[0] if single else optimizers)
         if dataloaders:
             result += (self.setup_dataloaders(*dataloaders, move_to_device=move_to_device),)
@@ -239,9 +239,9 @@ class TorchNano(ABC):
         replace_sampler: bool = True,
         move_to_device: bool = True,
     ) -> object:
-        """Prepare loaders: one for one, a list for several.
+        """Prepare loaders; return one loader, or a list for several.
 
-        A loader with a sampler of its own keeps it, and its batches are dealt out to the processes.
+        A custom sampler is kept, and its batches are distributed to the processes.
         """
         fabric, prepared = self._running, []
         for loader in dataloaders:
@@ -258,29 +258,29 @@ class TorchNano(ABC):
         return prepared[0] if len(prepared) == 1 else prepared
 
     def backward(self, tensor: torch.Tensor, *args: object, **kwargs: Any) -> None:
-        """As ``tensor.backward(*args, **kwargs)``."""
+        """Run ``tensor.backward(*args, **kwargs)`` with the loop's precision and strategy."""
         kwargs.pop("model", None)
         self._running.backward(tensor, *args, **kwargs)
 
     def save(self, content: Mapping[str, Any], filepath: Any) -> None:
-        """Save a checkpoint, in one of the processes; its place may come first, too."""
+        """Save a checkpoint from one process; `filepath` may be the first argument."""
         if isinstance(content, (str, os.PathLike)):
             content, filepath = filepath, content
         self._running.save(filepath, dict(content))
 
-    def load(self, filepath: Any) -> Any:  # whatever the file holds
-        """Load a checkpoint."""
+    def load(self, filepath: Any) -> Any:  # any content
+        """Load a checkpoint from a file."""
         return self._running.load(filepath)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Settings of the last loop, as its report says."""
+        """Settings of the last loop, as logged."""
         return self._report
 
     def __getattr__(self, name: str) -> Any:
-        """Return an option, such as ``num_processes``, or an attribute of Fabric.
+        """Return an option such as ``num_processes``, or an attribute of Fabric.
 
-        Fabric's are there while the loop runs: device, is_global_zero, print, barrier, …
+        Fabric's attributes exist while the loop runs: device, is_global_zero, print, barrier, …
         """
         if name in _SETTINGS and "_options" in vars(self):
             return _setting(self, name)
@@ -303,14 +303,14 @@ class TorchNano(ABC):
         return self._fabric
 
     def _launch(self, args: tuple, kwargs: dict[str, Any]) -> object:
-        """Call ``self.train(*args, **kwargs)`` in each process; return the result of the first."""
+        """Run ``train`` in each process and return the result of rank 0."""
         options = self._options
         if options.count == 1:
             with options.tuning_context() as process_report:
                 return self._run(0, args, kwargs, process_report)
         registry = self._registry(args, kwargs)
-        order = (self, args, kwargs, GlobalState())
-        content = run_processes(options, TorchNano._run_in_worker, *order)[0]
+        task = (self, args, kwargs, GlobalState())
+        content = run_processes(options, TorchNano._run_in_worker, *task)[0]
         returned = registry.loads(content)
         Changes.apply(registry, returned["changes"])
         return returned["result"]
@@ -330,8 +330,8 @@ class TorchNano(ABC):
             return registry.dumps({"changes": changes.collect(), "result": result})
         except Exception as error:
             raise UsageError(
-                f"What train returned, a {type(result).__name__}, cannot be brought back from its "
-                f"process: {error}",
+                f"The result of train, a {type(result).__name__}, cannot be pickled and sent from "
+                f"its process: {error}; return something else",
                 code="model-copy",
             ) from error
 
@@ -354,12 +354,12 @@ class TorchNano(ABC):
                 prefix.undo()
             self._prefixes = []
 
-    def _prepared(
+    def _prepare(
         self, model: nn.Module, optimizers: list[Optimizer], move_to_device: bool
     ) -> tuple[nn.Module, list[Any]]:
-        """Return a model and its optimizers as the loop is to use them."""
+        """Prepare a model and its optimizers for the loop."""
         fabric, options = self._running, self._options
-        if not options.inductor:  # which compiles the forward that this replaces
+        if not options.inductor:  # TorchInductor compiles the forward that this would replace
             add = functools.partial(TorchNano._add_setting, self)
             self._prefixes = [*self._prefixes, ForwardPrefix(model, options, add)]
         reported = 0
@@ -377,7 +377,7 @@ class TorchNano(ABC):
             calls=True,
             broadcast=fabric.broadcast if together else None,
             notify=notify,
-            relayouts=not together,  # gradients have their buckets by then
+            relayouts=not together,  # gradient buckets exist by then
         )
         self._steps = [*self._steps, steps]
         steps.optimizers(optimizers)
@@ -391,14 +391,14 @@ class TorchNano(ABC):
         if options.count > 1:
             process_report = options.describe_processes()
         else:
-            several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
+            several = f"{count} processes × " if count > 1 else ""  # of a Fabric strategy
             process_report = [*self._process_report, f"{several}{torch.get_num_threads()} threads"]
         self._report, reported = (*steps.report, *process_report), len(steps.report)
         rank_zero_info(f"Nano trains with {', '.join(self._report)}")
         return model, optimizers
 
     def _add_setting(self, phrase: str, line: str) -> None:
-        """Say what was done for the frozen part of a model."""
+        """Record and log what was done for the frozen layers of a model."""
         self._report = replace_prefix_phrase(self._report, phrase)
         rank_zero_info(line)
 
@@ -411,7 +411,7 @@ class TorchNano(ABC):
             for name, value in values.items()
             if isinstance(value, (nn.Module, Optimizer))
         }
-        return ObjectRegistry({"owner": self, **trained}, _unwrapped)
+        return ObjectRegistry({"owner": self, **trained}, _unwrap)
 
 
 def nano(
@@ -425,29 +425,29 @@ def nano(
     *args: object,
     **kwargs: Any,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator for a training function: its body stays as it is.
+    """Return a decorator that accelerates a training function without changes of its code.
 
-    Among the function's arguments there must be one module that is no loss; it is prepared as
-    :meth:`TorchNano.setup` does, with all optimizers and loaders among them. After a call with
-    several processes, module and optimizers are as the first process left them.
+    The function's arguments must include exactly one module that is not a loss. It is prepared as
+    in :meth:`TorchNano.setup`, with all optimizers and loaders among the arguments. After a call
+    with several processes, module and optimizers have the state of rank 0.
 
     Parameters
     ----------
     num_processes, use_ipex, distributed_backend, precision, cpu_for_each_process, channels_last, \
 auto_lr
-        As for :class:`TorchNano`.
+        See :class:`TorchNano`.
     *args, **kwargs
-        The others of :class:`TorchNano`, and those of ``lightning_fabric.Fabric``.
+        Further arguments of :class:`TorchNano` and of ``lightning_fabric.Fabric``.
 
     Returns
     -------
     callable
-        A decorator.
+        The decorator.
 
     Raises
     ------
     UsageError
-        If an argument is wrong; when the function is called, if there is not one module.
+        If an argument is invalid. When the function is called, if there is not exactly one module.
 
     Examples
     --------
@@ -468,7 +468,7 @@ auto_lr
     >>> torch.allclose(model(x), x.sum(1, keepdim=True), atol=0.1)  # the model is trained
     True
     """
-    _check_no_more(args)
+    _check_positional(args)
     if distributed_backend == "spawn":
         raise UsageError(
             "bigdl.nano.pytorch.nano do not support spawn; use distributed_backend='subprocess'",
@@ -477,7 +477,7 @@ auto_lr
     strategy = kwargs.get("strategy", distributed_backend)
     if "deepspeed" in str(strategy).lower():
         raise UsageError(
-            "bigdl.nano.pytorch.nano do not support deepspeed, whose backward is another; use "
+            "bigdl.nano.pytorch.nano do not support deepspeed, which has a different backward; use "
             "TorchNano",
             code="unsupported",
         )
@@ -522,7 +522,7 @@ _SETTINGS = (
     "auto_lr",
     "dtype",
 )
-"""Attributes that programs for BigDL 2.x read. A subclass may set others of these names."""
+"""Attributes that programs for BigDL 2.x read. A subclass may override them."""
 
 
 def _setting(loop: TorchNano, name: str) -> object:
@@ -535,7 +535,7 @@ def _setting(loop: TorchNano, name: str) -> object:
     return getattr(loop._options, name)
 
 
-def _check_no_more(args: tuple) -> None:
+def _check_positional(args: tuple) -> None:
     if args:
         raise UsageError(
             f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
@@ -545,16 +545,18 @@ def _check_no_more(args: tuple) -> None:
 
 
 class _DecoratedLoop(TorchNano):
-    """The loop of a decorated function."""
+    """Training loop of a function decorated with :func:`nano`."""
 
     _function: Callable[..., Any]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        place = next(name for name, value in values.items() if is_model(value))
+        model_key = next(name for name, value in values.items() if is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}
         loaders = {name: value for name, value in values.items() if isinstance(value, DataLoader)}
-        values[place], prepared = self._prepared(values[place], list(optimizers.values()), True)
+        values[model_key], prepared = self._prepare(
+            values[model_key], list(optimizers.values()), True
+        )
         values |= dict(zip(optimizers, prepared, strict=True))
         for name, loader in loaders.items():
             values[name] = self.setup_dataloaders(loader)
@@ -562,8 +564,8 @@ class _DecoratedLoop(TorchNano):
         return self._function(*positional, **values)
 
 
-def _unwrapped(value: object) -> object:
-    """Return the user's own object in the place of Fabric's wrapper."""
+def _unwrap(value: object) -> object:
+    """Return the user's object for a wrapper of Fabric; return other objects unchanged."""
     if isinstance(value, _FabricModule):
         return value.module
     return value.optimizer if isinstance(value, _FabricOptimizer) else value
@@ -574,8 +576,8 @@ def _fabric_arguments(
 ) -> dict[str, Any]:
     arguments = dict(keywords)
     if "plugins" not in arguments and options.precision in ("bf16-mixed", "16-mixed"):
-        # Fabric's own would refuse ``loss.backward()``.
-        arguments["plugins"] = [_Bf16()]
+        # Fabric's plugin would reject ``loss.backward()``.
+        arguments["plugins"] = [_Bf16Autocast()]
     elif "plugins" not in arguments and options.precision is not None:
         arguments["precision"] = options.precision
     if options.count > 1:
@@ -589,8 +591,8 @@ def _fabric_arguments(
     return arguments
 
 
-class _Bf16(Precision):
-    """bfloat16 wherever PyTorch's autocast uses it; a plain ``loss.backward()`` stays possible."""
+class _Bf16Autocast(Precision):
+    """Precision plugin with autocast to bfloat16 that permits a plain ``loss.backward()``."""
 
     precision = "bf16-mixed"
 
@@ -602,13 +604,13 @@ class _Bf16(Precision):
 
 
 class _FabricDdpStrategy(DDPStrategy):
-    """Fabric in one of the processes that have met already."""
+    """DDP strategy of Fabric in an already initialized process group."""
 
     def _configure_launcher(self) -> None:
         self._launcher = None
 
     def _set_world_ranks(self) -> None:
-        """Nothing: the group knows its ranks."""
+        """Do nothing: the process group knows the ranks."""
 
     def _setup_distributed(self) -> None:
-        """Nothing: the processes have met already."""
+        """Do nothing: the process group is already initialized."""

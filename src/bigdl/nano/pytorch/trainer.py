@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the machine's best settings, several processes, and inference."""
+"""Lightning's Trainer with tuned settings, several processes, search and inference."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ from pytorch_lightning.utilities.types import (  # noqa: E402
 )
 
 
-class _OfClassOrTrainer(staticmethod):
-    """A static method that gets the trainer it is called on, if any, as its keyword `trainer`."""
+class _OptionalTrainerMethod(staticmethod):
+    """Static method that gets the trainer it is called on, if any, as keyword `trainer`."""
 
     def __get__(self, trainer: object, owner: type | None = None) -> Callable[..., torch.nn.Module]:
         function = super().__get__(trainer, owner)
@@ -65,68 +65,66 @@ class _OfClassOrTrainer(staticmethod):
 
 
 class Trainer(pl.Trainer):
-    """``pytorch_lightning.Trainer``, all of whose arguments it takes, with faster steps.
+    """``pytorch_lightning.Trainer`` with faster training steps.
 
-    The class is a Trainer so that a program only changes its import (Dai et al., BigDL 2.0,
-    CVPR 2022, Fig. 2). What it does by default is said in one line when a fit starts, and each of
-    these settings has a switch. They apply on the CPU, and on one GPU of CUDA but for the frozen
-    prefix; with several GPUs, another `accelerator` or a `strategy` of the user's own, training is
-    Lightning's.
+    It accepts all arguments of Lightning's Trainer, so that a program only changes its import (Dai
+    et al., BigDL 2.0, CVPR 2022, Fig. 2). Each fit logs its settings in one line, and each setting
+    has an argument. Settings apply on the CPU and, except for the frozen prefix, on one CUDA GPU.
+    With several GPUs, another `accelerator` or a custom `strategy`, training is Lightning's.
 
     Parameters
     ----------
     num_processes : int, optional
-        Processes of this machine that train together. Each takes its batches of the loader's size,
-        so a batch of all of them is `num_processes` times as large. Validation and prediction
-        outside of ``fit`` run in the calling process.
+        Number of training processes on this machine. Each uses the loader's batch size, so the
+        global batch is `num_processes` times as large. Validation and prediction outside of
+        ``fit`` run in the calling process.
     use_ipex : bool
-        Accepted; the automatic settings have taken its place.
+        Accepted; it has no effect beyond the automatic settings.
     distributed_backend : {"subprocess", "spawn", "fork", "ray"}
-        How processes are started. ``"subprocess"`` and ``"spawn"`` are fresh interpreters, from
-        scripts and notebooks alike. ``"fork"`` copies this process, which must not have started
-        threads. ``"ray"`` starts them as tasks of Ray.
+        Start method of the processes. ``"subprocess"`` and ``"spawn"`` start new interpreters and
+        work in scripts and notebooks. ``"fork"`` copies this process, which must not have other
+        threads. ``"ray"`` runs Ray tasks.
     process_group_backend : {"gloo"}, optional
     cpu_for_each_process : list of list of int, optional
-        Logical cores of each process. By default this process's own are split.
+        Logical cores of each process. By default the cores of this process are split.
     use_hpo : bool
-        Whether :meth:`search` is to be used, which makes trainers like this one for its trials.
+        Enable :meth:`search`, which creates trainers with the same arguments for its trials.
     channels_last : bool, optional
-        Whether convolutions see images with the channels last in memory. By default they do where
-        the same measurement finds it faster, and the model bears it.
+        Whether images are stored with channels last. By default, if a measurement finds it faster
+        and the model supports it.
     auto_lr : bool or dict
         With several processes, multiply learning rates by their number, after a warm-up over the
-        first tenth of the training, or over ``{"warmup_epochs": n}`` epochs. A model that has
-        schedulers of its own gets no warm-up.
+        first tenth of the training, or over ``{"warmup_epochs": n}`` epochs. There is no warm-up
+        if the model has schedulers.
     precision : optional
-        As Lightning's. By default float32, or bfloat16 in the layers of training steps where a
-        measurement on this processor finds it faster, which fits of many steps make; everything
-        else, and all evaluation, is float32. 32 means float32 throughout.
+        See Lightning's Trainer. The default is float32; long fits measure on this processor whether
+        bfloat16 is faster in the layers of training steps. Evaluation is always float32. 32 means
+        float32 without a measurement.
     fused_optimizers : bool
-        Whether Adam, AdamW, SGD and Adagrad use their fused implementations.
+        Whether to use the fused implementations of Adam, AdamW, SGD and Adagrad.
     tune_process : bool
-        Whether the allocator and the thread count are those of :func:`bigdl.nano.runtime.tune`
-        during a fit; what it frees is kept for a minute, for a fit that may follow.
+        Whether to tune allocator and thread count with :func:`bigdl.nano.runtime.tune` during a
+        fit. Freed memory is kept for a minute for a following fit.
     inductor : bool or "auto"
-        Whether TorchInductor compiles the model's layers, which takes a minute or so: it pays where
-        a training is long and its layers are not mostly convolutions or products. ``"auto"`` finds
-        out: after twenty steps the layers are compiled if the steps that are left may repay it, and
-        after twenty more the faster way goes on.
+        Whether TorchInductor compiles the model's layers, which takes about a minute. It saves time
+        in long fits whose layers are not mostly convolutions or matrix products. ``"auto"``
+        compiles after twenty steps if the remaining steps may repay it, and keeps the compiled
+        layers after twenty more steps if they are faster.
     bucket_cap_mb : float
-        Megabytes of gradients that travel together between processes.
+        Megabytes of gradients that are all-reduced together.
     frozen_prefix : bool, optional
-        Whether the part of the model that no gradient reaches runs in training steps as inference
-        does, in a faster runtime. By default it does where that is safe and the steps that are
-        left repay building it, beside the training; True builds it after the second step in any
-        case. Evaluation is always as written.
+        Whether layers without gradients run in a faster inference runtime during training steps. By
+        default, if that is safe and the remaining steps repay the build, which runs in the
+        background. True always builds it after the second step. Evaluation is not changed.
     algorithms : list of Callback, optional
-        Algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
+        Training algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
     **kwargs
-        Of ``pytorch_lightning.Trainer``.
+        Arguments of ``pytorch_lightning.Trainer``.
 
     Raises
     ------
     UsageError
-        If an argument is wrong, or contradicts another.
+        If an argument is invalid, or contradicts another.
 
     Examples
     --------
@@ -181,8 +179,8 @@ class Trainer(pl.Trainer):
         rates = AutoLr(auto_lr)
         kwargs = translate_arguments(kwargs)
         check_lightning_arguments(kwargs, options.count)
-        own = {"auto_lr": auto_lr, "algorithms": algorithms, **kwargs}
-        self.hpo_arguments: dict[str, object] = dataclasses.asdict(options) | own
+        others = {"auto_lr": auto_lr, "algorithms": algorithms, **kwargs}
+        self.hpo_arguments: dict[str, object] = dataclasses.asdict(options) | others
         self.hposearcher: HPOSearcher | None = None
         if use_hpo:
             from bigdl.nano.pytorch.search import HPOSearcher
@@ -201,10 +199,10 @@ class Trainer(pl.Trainer):
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
             kwargs["callbacks"] = [*callbacks, *algorithms]
         self.use_ipex = use_ipex
-        # Of several processes each tunes itself, and this one waits.
+        # Several processes tune themselves while this one waits.
         self._is_tuned_here = options.count == 1 and _is_on_cpu(kwargs)
         self._options = options
-        self._fitted_on: Any = None  # what the batches of the last fit came from
+        self._fitted_on: Any = None  # data source of the last fit
         lightning_precision = options.precision
         if options.precision is None:
             options.precision = precision_of_plugin(kwargs.get("plugins"))
@@ -223,20 +221,20 @@ class Trainer(pl.Trainer):
 
     @property
     def trial_class(self) -> type[Trainer]:
-        """The class that trains the models of a search."""
+        """Class of the trainers in a search."""
         return Trainer
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Settings of the last fit, as its report says; empty before."""
+        """Settings of the last fit, as logged; empty before a fit."""
         return getattr(self.strategy, "settings", ())
 
     @property
     def rates(self) -> StepRates:
-        """Rates of the last fit's steps, before and after parts of the model were accelerated.
+        """Durations of the last fit's steps, before and after parts of the model were accelerated.
 
-        Printed, it is a table; ``rates.rows()`` returns the figures. A fit of which a part was
-        accelerated ends with a line of the log that says what it gained.
+        Printing it shows a table; ``rates.rows()`` returns the values. If a part was accelerated,
+        the fit logs the speed-up at its end.
 
         Examples
         --------
@@ -255,18 +253,18 @@ class Trainer(pl.Trainer):
         ckpt_path: str | os.PathLike | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """As Lightning's; with several processes, model and trainer are afterwards as rank 0's."""
+        """Fit a model as Lightning's Trainer does; several processes leave the state of rank 0."""
         if holds_lazy([model, train_dataloaders, val_dataloaders, datamodule]):
             raise UsageError(
-                "The model, or the data, has search spaces; call search first, and fit what it "
-                "returns",
+                "The model or the data have search spaces; call search first, and fit the "
+                "model that it returns",
                 code="state",
             )
         sources = (train_dataloaders, datamodule, model)
         self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuning_context() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
-            with preserve_start_method():  # Lightning asks for it
+            with start_method_kept():  # Lightning reads the start method, which fixes it
                 super().fit(
                     model,
                     train_dataloaders,
@@ -285,7 +283,7 @@ class Trainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """As Lightning's; the model may be an accelerated LightningModule."""
+        """Validate a model like Lightning's Trainer; it may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with preserve_start_method():
             return super().validate(steps, dataloaders, path, verbose, datamodule, weights_only)
@@ -299,7 +297,7 @@ class Trainer(pl.Trainer):
         datamodule: pl.LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """As Lightning's; the model may be an accelerated LightningModule."""
+        """Test a model like Lightning's Trainer; it may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with preserve_start_method():
             return super().test(steps, dataloaders, path, verbose, datamodule, weights_only)
@@ -313,7 +311,7 @@ class Trainer(pl.Trainer):
         ckpt_path: str | os.PathLike | None = None,
         weights_only: bool | None = None,
     ) -> _PREDICT_OUTPUT | None:
-        """As Lightning's; the model may be an accelerated LightningModule."""
+        """Predict like Lightning's Trainer; the model may be an accelerated LightningModule."""
         steps, path = _with_steps(model, self), cast("Any", ckpt_path)
         with preserve_start_method():
             return super().predict(
@@ -331,55 +329,54 @@ class Trainer(pl.Trainer):
         input_sample: object = None,
         **kwargs: Any,
     ) -> pl.LightningModule | list[optuna.trial.FrozenTrial] | None:
-        """Search the hyper-parameters of a model, by Optuna.
+        """Search the hyper-parameters of a model with Optuna.
 
-        Each trial trains a model of its own with a trainer like this one. A parameter is reported
-        under the name of the argument that holds its space, with its value.
+        Each trial trains a separate model with a trainer like this one. Parameters are reported by
+        the name of the argument that has the search space.
 
         Parameters
         ----------
         model : AutoObject
-            Of a class under ``@hpo.plmodel()``, constructed with search spaces
-            (:mod:`bigdl.nano.automl.hpo.space`), or what :meth:`compile` makes of one.
+            Object of a class decorated with ``@hpo.plmodel()``, constructed with search spaces
+            (:mod:`bigdl.nano.automl.hpo.space`), or the result of :meth:`compile` on one.
         resume : bool
-            Go on with the study ``study_name`` of the storage, or with the last search of this
-            trainer where there is no storage. Finished trials are kept; those that a killed search
-            was at are tried again.
+            Continue the study ``study_name`` of the storage or, without a storage, the last search
+            of this trainer. Finished trials are kept; interrupted trials are repeated.
         target_metric : str or list of str
-            What the model logs and the search optimizes. ``"latency"`` is not logged but measured:
-            milliseconds that the trained model takes for a batch.
+            Logged metric or metrics to optimize. ``"latency"`` is measured instead: milliseconds
+            of the trained model per batch.
         mode : {"best", "last"}
-            Of which epoch the metrics are: the best in the (first) metric, or the last.
+            Epoch whose metrics are used: the best by the (first) metric, or the last.
         n_parallels : int
-            Processes that run trials at the same time; they need a storage. One that is killed
-            loses the trial it was at, which is tried again once.
+            Number of processes that run trials concurrently; more than one requires a storage. If
+            a process is killed, its trial is repeated once.
         acceleration : bool
-            Whether the latency is that of the fastest of PyTorch, OpenVINO, ONNX Runtime and
-            TorchScript. The trial's user attribute ``"optimization"`` names it.
+            Whether to measure the latency in the fastest of PyTorch, OpenVINO, ONNX Runtime and
+            TorchScript. The trial's user attribute ``"optimization"`` has its name.
         input_sample : Tensor, tuple or dict, optional
-            What latency is measured with; by default the first batch of validation.
+            Input for measuring latency; by default the first validation batch.
         **kwargs
-            Of the training: ``train_dataloaders``, ``val_dataloaders``, ``datamodule``,
-            ``ckpt_path``, ``max_epochs``. Loaders may be lazy, too.
+            Arguments of the fit: ``train_dataloaders``, ``val_dataloaders``, ``datamodule``,
+            ``ckpt_path``, ``max_epochs``. Loaders may be lazy.
 
-            Of the study: ``storage``, ``study_name``, ``load_if_exists``, ``direction`` or
-            ``directions``, ``sampler`` and ``pruner`` (a name of
-            :mod:`bigdl.nano.automl.hpo.backend`, or an object of Optuna), ``sampler_kwargs``,
+            Arguments of the study: ``storage``, ``study_name``, ``load_if_exists``, ``direction``
+            or ``directions``, ``sampler`` and ``pruner`` (a name from
+            :mod:`bigdl.nano.automl.hpo.backend`, or an Optuna object), ``sampler_kwargs``,
             ``pruner_kwargs``.
 
-            Of its run: ``n_trials``, ``timeout`` (seconds), ``n_jobs`` (threads), ``catch``,
-            ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
+            Arguments of the run: ``n_trials``, ``timeout`` (seconds), ``n_jobs`` (threads),
+            ``catch``, ``tune_callbacks``, ``gc_after_trial``, ``show_progress_bar``.
 
         Returns
         -------
         LightningModule or list of optuna.trial.FrozenTrial
-            A model with the best parameters, not trained; for several metrics the trials that no
-            other is better than in everything. None without ``use_hpo=True``.
+            An untrained model with the best parameters. For several metrics, the Pareto-optimal
+            trials. None without ``use_hpo=True``.
 
         Raises
         ------
         UsageError
-            If an argument is wrong, or the model does not log the metric.
+            If an argument is invalid, or the model does not log the metric.
 
         Examples
         --------
@@ -407,18 +404,18 @@ class Trainer(pl.Trainer):
         0.1
         """
         if self.hposearcher is None:
-            warnings.warn("This Trainer does not search; make it with use_hpo=True", stacklevel=2)
+            warnings.warn("This Trainer does not search; create it with use_hpo=True", stacklevel=2)
             return None
         return self.hposearcher.search(
             model, resume, target_metric, mode, n_parallels, acceleration, input_sample, **kwargs
         )
 
     def search_summary(self) -> optuna.Study | None:
-        """Print the best trials of the last search; returns its ``optuna.Study``."""
+        """Print the best trials of the last search and return its ``optuna.Study``."""
         return None if self.hposearcher is None else self.hposearcher.search_summary()
 
     def end_search(self, use_trial_id: int = -1) -> pl.LightningModule | None:
-        """A model with the parameters of trial `use_trial_id`, by default the best, not trained."""
+        """Return an untrained model with a trial's parameters, by default the best trial's."""
         return None if self.hposearcher is None else self.hposearcher.end_search(use_trial_id)
 
     @staticmethod
@@ -429,14 +426,14 @@ class Trainer(pl.Trainer):
         scheduler: object = None,
         metrics: Sequence[Any] | None = None,
     ) -> pl.LightningModule:
-        """Make a LightningModule of an ordinary module.
+        """Wrap an ordinary module in a LightningModule.
 
         Parameters
         ----------
         model : Module
-            A LightningModule is returned as it is, and takes no other argument.
+            A LightningModule is returned unchanged; the other arguments must then be omitted.
         loss, optimizer, scheduler, metrics
-            As for :class:`bigdl.nano.pytorch.lightning.LightningModule`.
+            See :class:`bigdl.nano.pytorch.lightning.LightningModule`.
 
         Returns
         -------
@@ -445,13 +442,13 @@ class Trainer(pl.Trainer):
         Raises
         ------
         UsageError
-            If the arguments do not fit.
+            If an argument is invalid or contradicts another.
 
         Notes
         -----
-        For :meth:`search`, the model, or what holds its spaces, may be lazy
-        (:class:`bigdl.nano.automl.hpo.space.AutoObject`). An optimizer and a scheduler are then
-        lazy objects too, without the parameters and the optimizer that they belong to:
+        For :meth:`search`, the model may be a lazy object
+        (:class:`bigdl.nano.automl.hpo.space.AutoObject`) with search spaces. Optimizer and
+        scheduler must then be lazy, too, without their parameters and their optimizer:
         ``AutoObject(torch.optim.Adam, lr=space.Real(1e-4, 1e-1, log=True))``.
 
         Examples
@@ -465,8 +462,8 @@ class Trainer(pl.Trainer):
         >>> model = Trainer.compile(net, torch.nn.MSELoss(), optimizer, metrics=metrics)
         >>> rows = torch.utils.data.TensorDataset(torch.rand(8, 4), torch.zeros(8, 1))
         >>> trainer = Trainer(logger=False, enable_progress_bar=False)
-        >>> figures = trainer.validate(model, torch.utils.data.DataLoader(rows, 4), verbose=False)
-        >>> list(figures[0])
+        >>> results = trainer.validate(model, torch.utils.data.DataLoader(rows, 4), verbose=False)
+        >>> list(results[0])
         ['val/loss', 'val/MeanAbsoluteError_0']
         """
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
@@ -475,7 +472,7 @@ class Trainer(pl.Trainer):
             compiled: Any = lazily_compiled(
                 Trainer.compile, model, loss, optimizer, scheduler, metrics
             )
-            return compiled  # search makes modules of it
+            return compiled  # search builds modules from it
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 f"Model must be instance of nn.Module but got {type(model).__name__}",
@@ -487,7 +484,7 @@ class Trainer(pl.Trainer):
         extra = [name for name, value in parts.items() if value is not None]
         if extra:
             raise UsageError(
-                f"The model is a LightningModule, which has its own {' and '.join(extra)}; "
+                f"The model is a LightningModule, which already defines {' and '.join(extra)}; "
                 "leave the argument out",
                 code="argument-conflict",
                 argument=extra[0],
@@ -496,11 +493,11 @@ class Trainer(pl.Trainer):
 
     @staticmethod
     def trace(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.trace`, which has taken its place."""
+        """Call :meth:`InferenceOptimizer.trace`; deprecated."""
         _warn_of_deprecation("trace")
         return InferenceOptimizer.trace(model, *args, **kwargs)
 
-    @_OfClassOrTrainer
+    @_OptionalTrainerMethod
     def quantize(
         model: torch.nn.Module,
         *args: Any,
@@ -508,20 +505,20 @@ class Trainer(pl.Trainer):
         trainer: Trainer | None = None,
         **kwargs: Any,
     ) -> torch.nn.Module:
-        """As :meth:`InferenceOptimizer.quantize`, which has taken its place but for `onnx`.
+        """Call :meth:`InferenceOptimizer.quantize`; deprecated unless `onnx` is True.
 
         Parameters
         ----------
         model : Module
-            Not changed.
+            The original model; it is not changed.
         onnx : bool
-            Quantize for ONNX Runtime, and return a model that starts as the original and is
-            switched by its ``eval_onnx`` and ``exit_onnx``.
+            Quantize for ONNX Runtime, and return a model that starts in PyTorch and switches with
+            ``eval_onnx`` and ``exit_onnx``.
         trainer : Trainer, optional
-            The loader of its last fit is the calibration data, if none are given. Called on a
-            trainer, ``trainer.quantize(model)``, this is that trainer.
+            Trainer whose last fit provides the calibration data by default. With
+            ``trainer.quantize(model)`` it is that trainer.
         *args, **kwargs
-            Of :meth:`InferenceOptimizer.quantize`.
+            Arguments of :meth:`InferenceOptimizer.quantize`.
 
         Returns
         -------
@@ -542,10 +539,10 @@ class Trainer(pl.Trainer):
 
 
 def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
-    """Return the LightningModule whose steps an accelerated model takes, or the model itself.
+    """Return a LightningModule whose steps call an accelerated model; return others unchanged.
 
-    It is a shallow copy: ``self(x)`` in its steps calls the accelerated model. Of a plain module
-    it is the LightningModule that the trainer has had around the module.
+    It is a shallow copy of the original LightningModule in which ``self(x)`` calls the accelerated
+    model. For a plain module, it is a copy of the LightningModule in which the trainer fitted it.
     """
     if not isinstance(model, AcceleratedModel):
         return model
@@ -562,7 +559,7 @@ def _with_steps(model: torch.nn.Module | None, trainer: Trainer) -> Any:
             code="model-type",
         )
     steps = copy.copy(source)
-    # as in the forward of what compile returns, targets after the inputs are left out
+    # targets after the inputs are omitted, as in the forward of LightningModule
     count = len(source.forward_args) or None if isinstance(source, LightningModule) else None
     vars(steps)["forward"] = lambda *args, **kwargs: model(*args[:count], **kwargs)
     return steps
@@ -582,7 +579,7 @@ def _is_no_tip(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _without_tips() -> Iterator[None]:
-    """Leave out what Lightning says of packages that could be installed, too."""
+    """Hide Lightning's tips about installable packages."""
     log = logging.getLogger(pl.utilities.rank_zero.__name__)
     log.addFilter(_is_no_tip)
     try:
@@ -592,7 +589,7 @@ def _without_tips() -> Iterator[None]:
 
 
 def _is_on_cpu(arguments: dict[str, Any]) -> bool:
-    """Return True if Lightning would train on the CPU, by a strategy of its own choice."""
+    """Return True if Lightning would train on the CPU with its default strategy."""
     if arguments.get("strategy", "auto") != "auto" or arguments.get("num_nodes", 1) != 1:
         return False
     accelerator = arguments.get("accelerator", "auto")
@@ -603,7 +600,7 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
 
 
 def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
-    """Return the only GPU on which Lightning would train; None if there is none, or several."""
+    """Return the single GPU on which Lightning would train, or None."""
     if arguments.get("strategy", "auto") != "auto" or arguments.get("num_nodes", 1) != 1:
         return None
     accelerator = arguments.get("accelerator", "auto")
@@ -620,10 +617,10 @@ def gpu_of(arguments: dict[str, Any]) -> torch.device | None:
 
 
 def fitted_loader(trainer: pl.Trainer) -> DataLoader | None:
-    """Return the loader of a trainer's last fit; None if it had none, or several."""
+    """Return the loader of a trainer's last fit; None if it had none or several."""
     source: Any = getattr(trainer, "_fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
-        # One that was set up in other processes may have none here.
+        # A module set up in other processes may have no loader here.
         with suppress(Exception):
             source = source.train_dataloader()
     return source if isinstance(source, DataLoader) else None
@@ -637,10 +634,9 @@ def _quantize_arguments(
     Parameters
     ----------
     model, args, kwargs
-        As they were given.
+        Arguments of the call.
     trainer : Trainer, optional
-        The loader of its last fit is the calibration data, where some are of use and none are
-        given.
+        Trainer whose last fit provides the calibration data for int8 by default.
     """
     bound = inspect.signature(InferenceOptimizer.quantize).bind(model, *args, **kwargs)
     arguments = {**bound.arguments, **bound.arguments.get("kwargs", {})}

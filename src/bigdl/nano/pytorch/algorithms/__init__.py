@@ -1,4 +1,4 @@
-"""Algorithms that change what a training step computes; for ``Trainer(algorithms=[...])``."""
+"""Algorithms that reduce the work of training steps, for ``Trainer(algorithms=[...])``."""
 
 from bigdl.nano.pytorch.algorithms.selective_backprop import SelectiveBackprop
 

@@ -1,4 +1,4 @@
-"""Train on the samples of each batch that the model gets wrong.
+"""Selective backpropagation: train only on a batch's samples with high loss.
 
 Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
 """
@@ -28,16 +28,16 @@ def should_selective_backprop(
     end: float = 0.9,
     interrupt: int = 2,
 ) -> bool:
-    """Return True if a batch is pruned.
+    """Return True if a batch should be pruned.
 
     Parameters
     ----------
     current_duration : float
-        Part of the training that is done, 0 to 1.
+        Completed fraction of the training, 0 to 1.
     batch_idx : int
-        Place of the batch in its epoch.
+        Index of the batch in its epoch.
     start, end, interrupt
-        As for :class:`SelectiveBackprop`.
+        See :class:`SelectiveBackprop`.
 
     Examples
     --------
@@ -58,33 +58,34 @@ def select_using_loss(
     keep: float = 0.5,
     scale_factor: float = 1.0,
 ) -> object:
-    """Draw samples of a batch, those with a high loss more often.
+    """Draw a subset of a batch; samples with a high loss are more likely.
 
-    The chance of a sample grows with the rank of its loss: it is proportional to
-    ``percentile ** (1 / keep - 1)``. Samples are drawn without replacement.
+    The probability of a sample is proportional to ``percentile ** (1 / keep - 1)`` of its loss.
+    Samples are drawn without replacement.
 
     Parameters
     ----------
     batch : tuple or list of Tensor
-        Inputs of the model and, last, targets; one row for each sample.
+        Inputs of the model, then targets; one row per sample.
     model : Module
         Called without gradients and in evaluation mode.
     loss_fn : callable
-        ``loss_fn(output, target, reduction="none")`` gives a loss for each sample.
+        ``loss_fn(output, target, reduction="none")`` returns a loss per sample.
     keep : float
-        Part of the samples that is kept; rounded down, at least one.
+        Fraction of samples to keep; the count is rounded down, but at least one.
     scale_factor : float
-        Below 1, images ``(N, C, H, W)`` are made smaller by it for the losses only.
+        Factor by which images ``(N, C, H, W)`` are downscaled to compute losses; 1 keeps their
+        size.
 
     Returns
     -------
     tuple or list of Tensor
-        Of the batch's type.
+        Selected rows, in the type of the batch.
 
     Raises
     ------
     UsageError
-        If the batch is no tuple or list of tensors of as many rows.
+        If the batch is not a tuple or list of tensors with equal numbers of rows.
 
     Examples
     --------
@@ -100,7 +101,7 @@ def select_using_loss(
     _check_batch(batch)
     *inputs, target = batch
     with evaluating(model), torch.no_grad():
-        losses = loss_fn(model(*_smaller(inputs, scale_factor)), target, reduction="none")
+        losses = loss_fn(model(*_shrink_images(inputs, scale_factor)), target, reduction="none")
         losses = losses.float().flatten(1).mean(1) if losses.dim() > 1 else losses.float()
     count = len(target)
     percentiles = (torch.argsort(torch.argsort(losses)) + 0.5) / count
@@ -110,28 +111,29 @@ def select_using_loss(
 
 
 class SelectiveBackprop(pl.Callback):
-    """Between two moments of the training, drop samples that the model knows already.
+    """Callback that drops samples with low loss between two points of the training.
 
     A pruned batch costs one more forward pass, and a backward pass on fewer samples.
 
     Parameters
     ----------
     start, end : float
-        Parts of the training, 0 to 1, between which batches are pruned.
+        Fractions of the training, 0 to 1, between which batches are pruned.
     keep : float
-        Part of each batch that is kept, above 0 and at most 1.
+        Fraction of each batch to keep, above 0 and at most 1.
     scale_factor : float
-        Images are made smaller by it to compute losses, above 0 and at most 1.
+        Factor by which images are downscaled to compute losses, above 0 and at most 1.
     interrupt : int
-        Each batch whose number is a multiple of it stays whole; 0 prunes all.
+        Every `interrupt`-th batch is not pruned; 0 prunes all batches.
     loss_fn : callable, optional
-        Takes output, target and ``reduction="none"``, as functions of ``torch.nn.functional`` do;
-        or a loss module of PyTorch. By default the module's ``loss``, ``criterion`` or ``loss_fn``.
+        Function of output, target and ``reduction="none"``, such as those of
+        ``torch.nn.functional``, or a PyTorch loss module. By default the LightningModule's
+        ``loss``, ``criterion`` or ``loss_fn``.
 
     Raises
     ------
     UsageError
-        If a value is out of its range; when training starts, if there is no loss function.
+        If a value is out of range; at the start of training, if there is no loss function.
 
     Examples
     --------
@@ -166,7 +168,7 @@ class SelectiveBackprop(pl.Callback):
         self.scale_factor, self.interrupt, self.loss_fn = scale_factor, interrupt, loss_fn
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wrap the module's batch hook, so that its batches are pruned."""
+        """Wrap the module's batch hook to prune its batches."""
         loss_fn = _per_sample(self._loss_of(pl_module))
         transfer = pl_module.on_after_batch_transfer
 
@@ -189,11 +191,11 @@ class SelectiveBackprop(pl.Callback):
     ) -> object:
         if not trainer.training:
             return batch
-        place = (
+        index = (
             trainer.fit_loop.epoch_loop.batch_idx + 1
         )  # the loop's counter still shows the previous batch
-        done = _part_done(trainer, place)
-        if not should_selective_backprop(done, place, self.start, self.end, self.interrupt):
+        done = _progress(trainer, index)
+        if not should_selective_backprop(done, index, self.start, self.end, self.interrupt):
             return batch
         return select_using_loss(batch, module, loss_fn, self.keep, self.scale_factor)
 
@@ -211,7 +213,7 @@ class SelectiveBackprop(pl.Callback):
         return loss_fn
 
 
-def _part_done(trainer: pl.Trainer, batch_idx: int) -> float:
+def _progress(trainer: pl.Trainer, batch_idx: int) -> float:
     if trainer.max_epochs and trainer.max_epochs > 0:
         epochs = trainer.current_epoch + batch_idx / trainer.num_training_batches
         return epochs / trainer.max_epochs
@@ -219,7 +221,7 @@ def _part_done(trainer: pl.Trainer, batch_idx: int) -> float:
 
 
 def _per_sample(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A loss function that takes a reduction; a loss module has it as an attribute."""
+    """Return a loss function with argument `reduction`; loss modules have it as an attribute."""
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
     each: Any = copy.copy(loss)
@@ -235,13 +237,13 @@ def _check_batch(batch: Any) -> None:
     tensors = isinstance(batch, (tuple, list)) and all(map(torch.is_tensor, batch))
     if not tensors or len(batch) < 2 or len({len(tensor) for tensor in batch}) != 1:
         raise UsageError(
-            "SelectiveBackprop takes batches that are tuples or lists of tensors with as many "
+            "SelectiveBackprop takes batches that are tuples or lists of tensors with equally many "
             f"rows, inputs first and the target last, not a {type(batch).__name__}",
             code="data-structure",
         )
 
 
-def _smaller(inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+def _shrink_images(inputs: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
     if factor == 1:
         return inputs
     return [
