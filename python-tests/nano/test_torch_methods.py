@@ -361,7 +361,7 @@ WRONG = {
     ),
     "a device without openvino": (
         lambda m: InferenceOptimizer.trace(m, images(), accelerator="jit", device="GPU"),
-        "Device GPU is there with accelerator 'openvino' only",
+        "Device GPU is available with accelerator 'openvino' only",
     ),
     "no calibration data": (
         lambda m: InferenceOptimizer.quantize(m, input_sample=images()),

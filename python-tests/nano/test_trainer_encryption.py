@@ -163,7 +163,7 @@ def _of_a_class(folder):
         (_no_key, "list: The key must be 32 bytes in URL-safe base64"),
         (_missing, "There is no file or folder .*nowhere.pt"),
         (_empty, "holds no encrypted object; save some to it first"),
-        (_plain, "plain.pt is no encrypted file; write it by torch.save"),
+        (_plain, "plain.pt is not an encrypted file; write it with torch.save"),
         (_cut, "stream: The file cannot be decrypted: .* or the file was changed"),
         (_of_a_class, "class.pt holds an object that cannot be read safely; save tensors"),
     ],

@@ -254,7 +254,7 @@ def test_schedulers_of_the_user_are_multiplied_and_not_warmed_up():
             optimizer = super().configure_optimizers()
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 5)]
 
-    with pytest.warns(UserWarning, match="has schedulers of its own"):
+    with pytest.warns(UserWarning, match="has learning-rate schedulers"):
         group, (config,) = of_two_processes(True, Scheduled(lr=0.1))
     assert config.scheduler.base_lrs == [0.2]
     assert group["lr"] == pytest.approx(0.2)

@@ -14,7 +14,7 @@ from bigdl.nano.pytorch.vision.transforms import transforms as base
 from bigdl.nano.pytorch.vision.transforms.transforms import (
     is_random,
     is_thread_safe,
-    size_that_suffices,
+    sufficient_size,
 )
 
 # The public names of torchvision.transforms.transforms.
@@ -387,8 +387,8 @@ def test_what_is_random_and_what_may_run_in_threads_is_known():
 
 def test_the_size_that_suffices_is_that_of_the_first_resize():
     chain = T.Compose([T.ColorJitter(), T.Resize(256), T.RandomCrop(224), T.Resize(128)])
-    assert size_that_suffices(chain)(1000, 2000) == (256, 512)
-    assert size_that_suffices(T.Resize((30, 40)))(1000, 2000) == (30, 40)
+    assert sufficient_size(chain)(1000, 2000) == (256, 512)
+    assert sufficient_size(T.Resize((30, 40)))(1000, 2000) == (30, 40)
     for chain in (
         None,
         T.Compose([T.RandomCrop(224), T.Resize(128)]),
@@ -396,7 +396,7 @@ def test_the_size_that_suffices_is_that_of_the_first_resize():
         T.Resize(30, antialias=False),
         lambda image: image,
     ):
-        assert size_that_suffices(chain) is None
+        assert sufficient_size(chain) is None
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ WRONG = {
     "fill": (lambda i: F.rotate(i, 3, fill=(1, 2)), "fill must be"),
     "no image": (lambda i: T.Resize(9)("photo.jpg"), "An image must be"),
     "no floats": (lambda i: T.Normalize([0], [1])(torch.zeros(3, 4, 4).int()), "floats"),
-    "no tensor": (lambda i: T.Normalize([0], [1])(i), "ToTensor first"),
+    "no tensor": (lambda i: T.Normalize([0], [1])(i), "apply ToTensor first"),
     "std": (lambda i: T.Normalize([0], [0])(torch.zeros(3, 4, 4)), "std must not be 0"),
     "no list": (lambda i: T.Compose(T.Resize(3)), "list of transforms"),
     "lambda": (lambda i: T.Lambda(3), "function"),

@@ -1,6 +1,6 @@
-"""Images: datasets, transforms and backbones with torchvision's names, which need no torchvision.
+"""Image datasets, transforms and backbones with torchvision's names, independent of torchvision.
 
-Names that BigDL has not are torchvision's own, where the user has a working torchvision.
+Other names of torchvision are forwarded to torchvision if a working one is installed.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 from bigdl.common.dropped import is_imported_by_name
 from bigdl.common.errors import MissingExtraError
 
-# Names of torchvision 0.28 that are not BigDL's own: these are asked for by no mistake.
+# Names of torchvision 0.28 that BigDL lacks. For these, a missing torchvision is the likely cause.
 _DATASETS = """
     CIFAR10 CIFAR100 CLEVRClassification CREStereo Caltech101 Caltech256 CarlaStereo CelebA
     Cityscapes CocoCaptions CocoDetection Country211 DTD DatasetFolder EMNIST ETH3DStereo EuroSAT
@@ -28,33 +28,33 @@ _TRANSFORMS = """
 _THEIRS = {"datasets": _DATASETS.split(), "transforms": _TRANSFORMS.split()}
 
 
-def of_torchvision(module: str, name: str, asked: str) -> Any:
-    """Return an attribute of a module of torchvision, for the ``__getattr__`` of another module.
+def of_torchvision(module: str, name: str, importer: str) -> Any:
+    """Return an attribute of a torchvision module, for the ``__getattr__`` of another module.
 
     Parameters
     ----------
     module : str
-        Name within torchvision.
+        Name of the module in torchvision.
     name : str
-        Of the attribute.
-    asked : str
-        Name of the module that was asked for it.
+        Name of the attribute.
+    importer : str
+        Name of the module whose ``__getattr__`` was called.
 
     Raises
     ------
     MissingExtraError
-        If the name is imported by ``from … import``, torchvision has it, but is not installed or
-        does not fit the installed torch.
+        If the name is imported by ``from … import`` and torchvision is missing or does not fit the
+        installed torch.
     AttributeError
-        If it is read in another way, so that ``hasattr`` works, or if there is no such name as far
-        as is known.
+        If the name does not exist, or is not read by an import statement, so that ``hasattr``
+        works.
     """
-    missing = f"module {asked!r} has no attribute {name!r}"
+    missing = f"module {importer!r} has no attribute {name!r}"
     if name.startswith("_"):
         raise AttributeError(missing)
     try:
         torchvision = importlib.import_module(f"torchvision.{module}")
-    except (ImportError, RuntimeError, OSError) as error:  # one that is built for another torch
+    except (ImportError, RuntimeError, OSError) as error:  # built for another torch
         if name not in _THEIRS[module]:
             raise AttributeError(
                 f"{missing}, and torchvision, which may have it, cannot be imported ({error})"
@@ -63,24 +63,24 @@ def of_torchvision(module: str, name: str, asked: str) -> Any:
             advice = "which is not installed; run: pip install torchvision"
         else:
             advice = f"which cannot be imported ({error}); run: pip install --upgrade torchvision"
-        kind = MissingExtraError if is_imported_by_name(2) else AttributeError
-        raise kind(f"{name} is torchvision's, {advice}") from error
+        error_class = MissingExtraError if is_imported_by_name(2) else AttributeError
+        raise error_class(f"{name} is torchvision's, {advice}") from error
     if not hasattr(torchvision, name):
         raise AttributeError(f"{missing}, and neither has torchvision.{module}")
     return getattr(torchvision, name)
 
 
-def names_with_torchvision(module: str, own: Sequence[str]) -> list[str]:
-    """Return the public names of a module with torchvision's, if a working one is installed.
+def names_with_torchvision(module: str, names: Sequence[str]) -> list[str]:
+    """Return the public names of a module and of its torchvision counterpart, if it works.
 
-    For ``__dir__`` and ``__all__`` of the modules that look other names up in torchvision.
+    For ``__dir__`` and ``__all__`` of modules that forward names to torchvision.
 
     Parameters
     ----------
     module : str
-        Name within torchvision.
-    own : sequence of str
-        Names that BigDL has.
+        Name of the module in torchvision.
+    names : sequence of str
+        Names that BigDL defines.
     """
     try:
         torchvision = importlib.import_module(f"torchvision.{module}")
@@ -88,9 +88,9 @@ def names_with_torchvision(module: str, own: Sequence[str]) -> list[str]:
         ImportError,
         RuntimeError,
         OSError,
-    ):  # the last two: one for another torch
-        return sorted(own)
+    ):  # the last two: built for another torch
+        return sorted(names)
     theirs = getattr(torchvision, "__all__", None) or [
         name for name in dir(torchvision) if not name.startswith("_")
     ]
-    return sorted({*own, *theirs})
+    return sorted({*names, *theirs})

@@ -1,6 +1,6 @@
-"""Datasets of images that are decoded by fast libraries.
+"""Image datasets with fast decoders.
 
-Names that are not here are torchvision's own, where one is installed.
+Other names are forwarded to ``torchvision.datasets`` if torchvision is installed.
 """
 
 from typing import Any

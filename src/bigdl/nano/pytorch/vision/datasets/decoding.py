@@ -1,8 +1,8 @@
-"""From files to arrays ``(H, W, 3)`` of bytes: red, green and blue.
+"""Decoding of image files to RGB ndarrays ``(H, W, 3)`` of dtype uint8.
 
-JPEGs are decoded by TurboJPEG where its library is installed, else by OpenCV, which brings one; by
-both they have the values that Pillow gives. A JPEG that is made smaller afterwards can be decoded
-at a half, a quarter or an eighth of its size, from fewer coefficients of its cosine transform.
+JPEGs are decoded by TurboJPEG if its library is installed, else by OpenCV. Both give the values of
+Pillow. A JPEG that is downscaled afterwards can be decoded at a half, a quarter or an eighth of its
+size, from fewer coefficients of its cosine transform.
 """
 
 import io
@@ -25,23 +25,23 @@ _TJPF_RGB = 0
 def read_image(
     path: str | os.PathLike, enough: Callable[[int, int], tuple[int, int]] | None = None
 ) -> np.ndarray:
-    """Decode a file.
+    """Decode an image file.
 
     Parameters
     ----------
     path : path
     enough : callable, optional
-        As of :func:`decode`.
+        See :func:`decode`.
 
     Returns
     -------
     ndarray (H, W, 3)
-        uint8. The orientation that a camera noted in EXIF is not applied, as by torchvision.
+        uint8. The EXIF orientation is not applied, as in torchvision.
 
     Raises
     ------
     UsageError
-        If the file does not hold an image.
+        If the file is not an image.
     """
     with open(path, "rb") as file:
         data = file.read()
@@ -52,14 +52,14 @@ def read_image(
 
 
 def decode(data: bytes, enough: Callable[[int, int], tuple[int, int]] | None = None) -> np.ndarray:
-    """Decode the content of a file.
+    """Decode the content of an image file.
 
     Parameters
     ----------
     data : bytes
     enough : callable, optional
-        From height and width of the image to the height and width that suffice: the result may
-        be smaller than the image, but not smaller than these.
+        Function from height and width of the image to the required minimum height and width. The
+        result may be smaller than the image, but not smaller than the minimum.
 
     Returns
     -------
@@ -69,28 +69,28 @@ def decode(data: bytes, enough: Callable[[int, int], tuple[int, int]] | None = N
     Raises
     ------
     UsageError
-        If this is no image.
+        If the data are not an image.
     """
     if not data:
         raise UsageError("it is empty", code="file-damaged")
     size = jpeg_size(data)
     if size is None:
-        return _by_pillow(data) if data[:4] == b"GIF8" else _by_opencv(data, 1)
+        return _decode_with_pillow(data) if data[:4] == b"GIF8" else _decode_with_opencv(data, 1)
     *lengths, components = size
-    if components == 4:  # CMYK and its kin, which every library converts in another way
-        return _by_pillow(data)
+    if components == 4:  # CMYK or similar, which libraries convert differently
+        return _decode_with_pillow(data)
     factor = 1 if enough is None else _reduction(lengths, enough(*lengths))
     turbo = _turbojpeg()
     if turbo is None:
-        return _by_opencv(data, factor)
+        return _decode_with_opencv(data, factor)
     try:
         return turbo.decode(data, pixel_format=_TJPF_RGB, scaling_factor=(1, factor))
-    except OSError:  # a damaged file, of which the others may still make something
-        return _by_opencv(data, factor)
+    except OSError:  # a damaged file, which other decoders may partly read
+        return _decode_with_opencv(data, factor)
 
 
 def _reduction(lengths: list[int], enough: tuple[int, int]) -> int:
-    """The largest factor after which an image is still large enough."""
+    """Return the largest reduction factor (8, 4, 2 or 1) after which an image is large enough."""
     for factor in (8, 4, 2):
         if all(-(-now // factor) >= least for now, least in zip(lengths, enough, strict=True)):
             return factor
@@ -98,9 +98,9 @@ def _reduction(lengths: list[int], enough: tuple[int, int]) -> int:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
-    """Height, width and components of a JPEG; None if this is none."""
+    """Return height, width and number of components of a JPEG, or None for other data."""
     try:
-        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:  # reads its header only
+        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:  # reads the header only
             return image.height, image.width, len(image.getbands())
     except (OSError, SyntaxError, Image.DecompressionBombError):
         return None
@@ -108,25 +108,25 @@ def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
 
 @cache
 def _turbojpeg() -> Any:
-    """PyTurboJPEG, or None where it or its library is missing."""
+    """Return a PyTurboJPEG decoder, or None if it or its library is missing."""
     try:
         from turbojpeg import TurboJPEG
 
         return TurboJPEG()
-    except (ImportError, OSError, RuntimeError):  # RuntimeError: it finds no library
+    except (ImportError, OSError, RuntimeError):  # RuntimeError: library not found
         return None
 
 
-def _by_opencv(data: bytes, factor: int) -> np.ndarray:
+def _decode_with_opencv(data: bytes, factor: int) -> np.ndarray:
     reduced = getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{factor}", 0)
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), _COLOR | reduced)
-    except cv2.error:  # of some damages it raises, of others it returns nothing
+    except cv2.error:  # for some damaged files it raises, for others it returns None
         image = None
-    return _by_pillow(data) if image is None else image
+    return _decode_with_pillow(data) if image is None else image
 
 
-def _by_pillow(data: bytes) -> np.ndarray:
+def _decode_with_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))

@@ -1,9 +1,9 @@
-"""Datasets of images in folders.
+"""Image datasets in folders, with multi-threaded decoding and transforms.
 
-A DataLoader without worker processes asks for a whole batch at once (``__getitems__``). Its samples
-are then decoded and transformed on all cores, by threads: decoders and transforms release the
-interpreter's lock. Each sample has a generator of its own, seeded in the order of the samples, so
-that threads, workers and single samples give the same draws.
+A DataLoader without worker processes requests a whole batch at once (``__getitems__``). Threads on
+all cores then decode and transform its samples; decoders and transforms release the GIL. Each
+sample has a separate random generator, seeded in sample order, so that threads, workers and single
+samples draw the same random numbers.
 """
 
 import abc
@@ -32,7 +32,7 @@ from bigdl.nano.pytorch.vision.transforms.transforms import (
     is_thread_safe,
     random_seed,
     seeded,
-    size_that_suffices,
+    sufficient_size,
 )
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -41,21 +41,21 @@ _PETS_ARCHIVES = ("images.tar.gz", "annotations.tar.gz")
 
 
 class SampleDataset(Dataset, abc.ABC):
-    """A dataset whose samples are made by ``sample(index)``."""
+    """Base of datasets that build each sample by ``sample(index)``."""
 
     transform: Callable | None = None
     target_transform: Callable | None = None
-    transforms: Callable | None = None  # of image and target together
+    transforms: Callable | None = None  # applied to image and target together
 
     @abc.abstractmethod
-    def sample(self, index: int) -> Any:  # a tuple of the subclass
-        """Return the sample of an index."""
+    def sample(self, index: int) -> Any:  # a tuple, defined by the subclass
+        """Return the sample at an index."""
 
     @property
     def _callables(self) -> tuple[Callable | None, ...]:
         return self.transform, self.target_transform, self.transforms
 
-    def _transformed(self, image: object, target: object) -> tuple[Any, Any]:
+    def _transform(self, image: object, target: object) -> tuple[Any, Any]:
         if self.transforms is not None:
             return self.transforms(image, target)
         if self.transform is not None:
@@ -66,46 +66,46 @@ class SampleDataset(Dataset, abc.ABC):
 
     @property
     def deterministic(self) -> bool:
-        """True if a sample is the same each time, as far as can be known."""
+        """True if samples are known to be the same in each access."""
         return not any(map(is_random, self._callables))
 
     @property
     def thread_safe(self) -> bool:
-        """True if samples may be made by threads."""
+        """True if threads can build samples."""
         return all(map(is_thread_safe, self._callables))
 
     def __getitem__(self, index: int) -> Any:
-        return self._drawn(index, None if self.deterministic else random_seed())
+        return self._seeded_sample(index, None if self.deterministic else random_seed())
 
     def __getitems__(self, indices: Sequence[int]) -> list:
-        """Return the samples of many indices."""
+        """Return the samples at several indices."""
         fixed = self.deterministic
         seeds = [None if fixed else random_seed() for _ in indices]
         if not self.thread_safe or get_worker_info() is not None or core_count() == 1:
-            return [self._drawn(*pair) for pair in zip(indices, seeds, strict=True)]
-        return list(_threads(os.getpid()).map(self._drawn, indices, seeds))
+            return [self._seeded_sample(*pair) for pair in zip(indices, seeds, strict=True)]
+        return list(_threads(os.getpid()).map(self._seeded_sample, indices, seeds))
 
-    def _drawn(self, index: int, seed: int | None) -> object:
+    def _seeded_sample(self, index: int, seed: int | None) -> object:
         with seeded(seed):
             return self.sample(index)
 
 
 @cache
 def _threads(process: int) -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked one needs its own."""
+    """Return the thread pool of this process; a forked process needs a new one."""
     return ThreadPoolExecutor(core_count(), thread_name_prefix="bigdl-images")
 
 
 def collate_channels_last(samples: Sequence[tuple[torch.Tensor, Any]]) -> list:
-    """Collate pairs of images and targets as a batch whose images are in channels-last layout.
+    """Collate pairs of images and targets to a batch with channels-last images.
 
     For ``DataLoader(collate_fn=...)`` with ``ToTensor(torch.channels_last)``: values are then
-    copied once, in their order, into the layout in which convolutions are fastest.
+    copied once, without reordering, to the memory format in which convolutions are fastest.
 
     Parameters
     ----------
     samples : sequence of (Tensor, target)
-        Images ``(C, H, W)`` of one size.
+        Images ``(C, H, W)`` of equal size, with targets.
 
     Returns
     -------
@@ -129,25 +129,24 @@ def collate_channels_last(samples: Sequence[tuple[torch.Tensor, Any]]) -> list:
 
 
 class ImageFolder(SampleDataset):
-    """Images of which each class has a folder: ``root/cat/1.jpg``, ``root/dog/a/2.png``.
+    """Dataset of images with one folder per class: ``root/cat/1.jpg``, ``root/dog/a/2.png``.
 
     Parameters
     ----------
     root : path
     transform : callable, optional
-        From an image, an ndarray ``(H, W, 3)`` of bytes in the order red, green, blue, to what
-        the model is given.
+        Function of an RGB image, a uint8 ndarray ``(H, W, 3)``, that returns the model's input.
     target_transform : callable, optional
-        From the number of the class to the target.
+        Function of the class index that returns the target.
     loader : callable, optional
-        From a path to an image; by default JPEGs and PNGs are decoded by fast libraries.
+        Function of a path that returns an image; by default fast decoders.
     is_valid_file : callable, optional
-        Which paths are images; by default the extension says so.
+        Returns True for paths of images; by default tests the extension.
     allow_empty : bool
-        Whether a folder without images is a class.
+        Whether to accept class folders without images.
     reduced : bool
-        Whether a JPEG that the transform makes less than half as large is decoded at a smaller
-        size, see :ref:`the documentation <vision-decoding>`. Values differ a little.
+        Whether to decode a JPEG at a smaller size if the transform downscales it to less than half,
+        see :ref:`the documentation <vision-decoding>`. Values differ slightly.
 
     Attributes
     ----------
@@ -155,13 +154,13 @@ class ImageFolder(SampleDataset):
         Names of the folders, sorted.
     class_to_idx : dict of str to int
     samples, imgs : list of (str, int)
-        Paths and numbers of the classes.
+        Paths and class indices.
     targets : list of int
 
     Raises
     ------
     UsageError
-        If there is no folder, or a class has no image.
+        If there are no folders, or a class has no image.
 
     Examples
     --------
@@ -210,7 +209,7 @@ class ImageFolder(SampleDataset):
         return [target for _, target in self.samples]
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        """Return names and numbers of the classes."""
+        """Return the class names and a dict from name to index."""
         if not os.path.isdir(directory):
             raise UsageError(
                 f"root must be a folder with one folder per class: {directory!r}",
@@ -229,7 +228,7 @@ class ImageFolder(SampleDataset):
     def make_dataset(
         self, is_valid_file: Callable[[str], bool], allow_empty: bool
     ) -> list[tuple[str, int]]:
-        """Return paths and numbers of the classes, in the order of class and path."""
+        """Return paths and class indices, sorted by class and path."""
         samples, empty = [], []
         for name, number in self.class_to_idx.items():
             paths = map(str, Path(self.root, name).rglob("*"))
@@ -251,13 +250,13 @@ class ImageFolder(SampleDataset):
 
     def sample(self, index: int) -> tuple[Any, Any]:
         path, target = self.samples[index]
-        return self._transformed(self.load(path), target)
+        return self._transform(self.load(path), target)
 
     def load(self, path: str) -> np.ndarray:
-        """Return the image of a path, before the transform."""
+        """Load the image at a path, without the transform."""
         if self.loader is not None:
             return self.loader(path)
-        return read_image(path, size_that_suffices(self.transform) if self.reduced else None)
+        return read_image(path, sufficient_size(self.transform) if self.reduced else None)
 
     def __repr__(self) -> str:
         return (
@@ -271,7 +270,7 @@ def _has_extension(path: str) -> bool:
 
 
 def _read_mask(path: str | os.PathLike) -> np.ndarray:
-    """Return the values of a mask, uint8 ``(H, W)``; of a palette the indices, not the colours."""
+    """Read a mask as uint8 ``(H, W)``; for palette images, the indices instead of the colours."""
     try:
         with Image.open(path) as mask:
             values = np.array(mask)
@@ -293,24 +292,23 @@ def _read_mask(path: str | os.PathLike) -> np.ndarray:
 
 
 class SegmentationImageFolder(SampleDataset):
-    """A folder of images and one of masks, paired in the order of their names.
+    """Dataset of images and instance masks, paired in the order of their file names.
 
-    The value of a mask's pixel is the number of the object that it belongs to, 0 is background.
-    This is the form of the Penn-Fudan pedestrians, and targets have the form of torchvision's
-    detection models.
+    Mask values are object numbers; 0 is background. This is the format of the Penn-Fudan pedestrian
+    dataset. Targets have the format of torchvision's detection models.
 
     Parameters
     ----------
     root : path
     image_folder, mask_folder : str
-        Within `root`.
+        Folders inside `root`.
     transforms : callable, optional
-        ``transforms(image, target)`` gives both.
+        ``transforms(image, target)`` returns both.
 
     Raises
     ------
     UsageError
-        If a folder is missing, or they do not hold equally many files.
+        If a folder is missing, or the numbers of files differ.
 
     Examples
     --------
@@ -351,15 +349,15 @@ class SegmentationImageFolder(SampleDataset):
         return len(self.images)
 
     def sample(self, index: int) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Return an image, uint8 ``(H, W, 3)``, and what is known of its objects.
+        """Return an image, uint8 ``(H, W, 3)``, and its objects as a dict.
 
-        The target holds ``boxes`` (float32 ``(N, 4)``: left, top, right, bottom), ``labels``
+        The target contains ``boxes`` (float32 ``(N, 4)``: left, top, right, bottom), ``labels``
         (ones), ``masks`` (uint8 ``(N, H, W)``), ``image_id``, ``area`` (of the boxes) and
         ``iscrowd`` (zeros).
         """
         image = read_image(self.images[index])
         mask = _read_mask(self.masks[index])
-        return self._transformed(image, _objects_of(mask, index))
+        return self._transform(image, _objects_of(mask, index))
 
 
 def _files(folder: Path) -> list[str]:
@@ -391,26 +389,25 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 class OxfordIIITPet(SampleDataset):
-    """Photographs of pets with the mask of the pet, or with its breed.
+    """Dataset of pet photographs with the mask of the pet, its breed, or both.
 
     Parameters
     ----------
     root : path
-        The folder in which ``oxford-iiit-pet/images`` and ``oxford-iiit-pet/annotations`` lie.
+        Folder that contains ``oxford-iiit-pet/images`` and ``oxford-iiit-pet/annotations``.
     transform : callable, optional
-        From an image, an ndarray ``(H, W, 3)`` of bytes, to what the model is given.
+        Function of an image, a uint8 ndarray ``(H, W, 3)``, that returns the model's input.
     target_transform : callable, optional
-        From a target to another.
+        Function of the target that returns the new target.
     download : bool
-        Whether to fetch the data from their authors' site, 800 MB, if they are not there.
+        Whether to download missing data (800 MB) from the authors' site.
     split : str
         ``"trainval"`` or ``"test"``.
     target_types : str or sequence of str
-        ``"segmentation"``, an ndarray ``(H, W)`` of bytes with 1 for the pet, 2 for the
-        background and 3 for the edge; ``"category"``, the number of the breed; or both as a
-        tuple.
+        ``"segmentation"``, a uint8 ndarray ``(H, W)`` with 1 for the pet, 2 for the background and
+        3 for the edge; ``"category"``, the index of the breed; or both as a tuple.
     transforms : callable, optional
-        ``transforms(image, target)`` gives both; instead of the two others.
+        ``transforms(image, target)`` returns both; replaces the two other transforms.
 
     Attributes
     ----------
@@ -420,14 +417,14 @@ class OxfordIIITPet(SampleDataset):
     Raises
     ------
     UsageError
-        If the data are not there, or cannot be fetched.
+        If the data are missing, or cannot be downloaded.
 
     Examples
     --------
     >>> from pathlib import Path
     >>> from PIL import Image
     >>> from bigdl.nano.pytorch.vision.datasets import OxfordIIITPet
-    >>> folder = Path("data", "oxford-iiit-pet")  # as download=True makes it
+    >>> folder = Path("data", "oxford-iiit-pet")  # as with download=True
     >>> for name in ("images", "annotations/trimaps"):
     ...     (folder / name).mkdir(parents=True)
     >>> _ = (folder / "annotations/trainval.txt").write_text("Abyssinian_1 1 1 1")
@@ -474,9 +471,9 @@ class OxfordIIITPet(SampleDataset):
         self.transform, self.target_transform = transform, target_transform
         self.transforms = transforms
         self.folder = Path(self.root, "oxford-iiit-pet")
-        if download and not self._is_there():
+        if download and not self._is_downloaded():
             self._download()
-        if not self._is_there():
+        if not self._is_downloaded():
             archives = " and ".join(_PETS_URL + name for name in _PETS_ARCHIVES)
             raise UsageError(
                 f"There are no images and annotations in {str(self.folder)!r}; unpack {archives} "
@@ -486,7 +483,7 @@ class OxfordIIITPet(SampleDataset):
             )
         self._read_annotations()
 
-    def _is_there(self) -> bool:
+    def _is_downloaded(self) -> bool:
         return all((self.folder / name).is_dir() for name in ("images", "annotations"))
 
     def _download(self) -> None:
@@ -508,7 +505,7 @@ class OxfordIIITPet(SampleDataset):
                     files.extractall(self.folder, filter="data")
 
     def _read_annotations(self) -> None:
-        """Lines of the list are: name, breed from 1 on, species, number within the species."""
+        """Read the list of samples; its columns are name, breed from 1 on, species and number."""
         annotations = self.folder / "annotations"
         lines = (annotations / f"{self.split}.txt").read_text().splitlines()
         rows = [line.split() for line in lines if line.strip()]
@@ -527,7 +524,7 @@ class OxfordIIITPet(SampleDataset):
         image = read_image(self.folder / "images" / f"{self._names[index]}.jpg")
         targets = tuple(self._target(each, index) for each in self.target_types)
         target = targets[0] if len(targets) == 1 else targets
-        return self._transformed(image, target)
+        return self._transform(image, target)
 
     def _target(self, target_type: str, index: int) -> object:
         if target_type == "category":

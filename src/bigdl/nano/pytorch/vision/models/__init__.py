@@ -1,7 +1,7 @@
-"""Convolutional backbones and a classifier on top of one.
+"""Convolutional backbones and an image classifier.
 
-Every backbone has the parameter and buffer names of torchvision's model of the same name, so its
-published weights load unchanged; torchvision itself is not needed.
+Every backbone has the parameter and buffer names of torchvision's model of the same name, so that
+torchvision's published weights can be loaded. torchvision is not needed.
 """
 
 from typing import TYPE_CHECKING

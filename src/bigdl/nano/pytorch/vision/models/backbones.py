@@ -1,9 +1,9 @@
-"""Convolutional backbones, each with an optional top, freezing, and loading of weights.
+"""Convolutional backbones with optional classification layer, freezing and pretrained weights.
 
-Residual networks (He et al. 2015), with the aggregated (Xie et al. 2016) and the wide variants
+Residual networks (He et al. 2015) with the aggregated (Xie et al. 2016) and wide variants
 (Zagoruyko and Komodakis 2016); MobileNetV2 (Sandler et al. 2018) and MobileNetV3 (Howard et al.
-2019); ShuffleNetV2 (Ma et al. 2018). A model is an assembly of blocks, from the tables of its
-paper; :class:`_Published` is the function that users call.
+2019); ShuffleNetV2 (Ma et al. 2018). Models are built from blocks according to the tables of the
+papers. Users call objects of :class:`_PublishedModel`, such as ``resnet18``.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
 
 NUM_CLASSES = 1000
-"""Classes of ImageNet, which the published weights tell apart."""
+"""Number of ImageNet classes, for which the published weights are trained."""
 
 ModelT = TypeVar("ModelT", bound="BackboneModule")
 _WEIGHTS = "https://download.pytorch.org/models/"
 
 
 class BackboneModule(nn.Module):
-    """A convolutional network that turns images into features, or into scores of classes.
+    """Base of convolutional networks that return features, or class scores.
 
-    A subclass registers the layers that images go through, and at last, by `_add_top`, those of the
-    classification under the name `top_name`. Without its top a backbone has an identity there, so
-    the names of all other parameters stay what they are.
+    A subclass registers its layers, and finally calls `_add_top` to register the classification
+    layers under the name `top_name`. Without them, an identity is registered, so that the names of
+    all other parameters do not change.
 
     Attributes
     ----------
     frozen : bool
-        Whether `freeze` was called last, or `unfreeze`.
+        True after `freeze`, False after `unfreeze`.
 
     Examples
     --------
@@ -61,33 +61,33 @@ class BackboneModule(nn.Module):
         self._output_size = 0
 
     def _add_top(self, top: nn.Module, feature_size: int, include_top: bool) -> None:
-        """Register the top, or an identity; a subclass calls it after its last layer.
+        """Register the classification layers or an identity; called after the last layer.
 
         Parameters
         ----------
         top : torch.nn.Module
-            From `feature_size` channels to scores of `NUM_CLASSES` classes.
+            Module from `feature_size` channels to scores of `NUM_CLASSES` classes.
         feature_size : int
-            Channels of the pooled features.
+            Number of channels of the pooled features.
         include_top : bool
-            Whether the model gives scores.
+            Whether the model returns scores.
         """
         self._trunk = [name for name, _ in self.named_children()]
         self.add_module(self.top_name, top if include_top else nn.Identity())
         self._output_size = NUM_CLASSES if include_top else feature_size
 
     def get_output_size(self) -> int:
-        """Length of the vector that the model makes of an image."""
+        """Return the length of the model's output vector for one image."""
         return self._output_size
 
     def features_of(self, images: torch.Tensor) -> torch.Tensor:
-        """Pooled features, float ``(N, C)``, of images ``(N, 3, H, W)``."""
+        """Return the pooled features, float ``(N, C)``, of images ``(N, 3, H, W)``."""
         for name in self._trunk:
             images = getattr(self, name)(images)
         return images.flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features or scores.
+        """Return features, or scores if the model has its classification layers.
 
         Parameters
         ----------
@@ -104,39 +104,39 @@ class BackboneModule(nn.Module):
         return getattr(self, self.top_name)(self.features_of(x))
 
     def freeze(self) -> BackboneModule:
-        """Exclude all parameters from training and stay in eval mode, whatever `train` says.
+        """Disable training of all parameters and stay in eval mode regardless of `train`.
 
-        Batch normalisation thus uses its stored statistics and leaves them alone: equal images
-        give equal features in every epoch.
+        Batch normalisation then uses its stored statistics and does not update them, so that equal
+        images give equal features in every epoch.
         """
         self.requires_grad_(False)
         self.frozen = True
         return self.eval()
 
     def unfreeze(self) -> BackboneModule:
-        """Train all parameters again, and follow `train` and `eval` again; in train mode now."""
+        """Enable training of all parameters and switch to train mode."""
         self.requires_grad_(True)
         self.frozen = False
         return self.train()
 
     def train(self, mode: bool = True) -> BackboneModule:
-        """Like ``torch.nn.Module.train``; a frozen backbone stays in eval mode."""
+        """Set the mode like ``torch.nn.Module.train``; a frozen backbone stays in eval mode."""
         return super().train(mode and not self.frozen)
 
     def load_weights(self, state: Mapping[str, torch.Tensor], source: str) -> None:
-        """Load a state dict of the whole model; a model without its top leaves out the top's part.
+        """Load a state dict of the whole model; skip the top's entries if the model has none.
 
         Parameters
         ----------
         state : mapping of str to torch.Tensor
-            Names as in torchvision's model.
+            State dict with torchvision's names.
         source : str
-            Where the state comes from, for the error.
+            Origin of the state dict, for the error message.
 
         Raises
         ------
         UsageError
-            If names or shapes are not those of this model.
+            If names or shapes do not match this model.
         """
         entries = self.state_dict()
         top = self.top_name + "."
@@ -161,19 +161,19 @@ class BackboneModule(nn.Module):
             ) from error
 
 
-class _Published(Generic[ModelT]):
-    """A function that makes a model of whose weights the PyTorch project has published a file.
+class _PublishedModel(Generic[ModelT]):
+    """Factory of a model with weights published by the PyTorch project.
 
     Parameters
     ----------
     name : str
     digest : str
-        Begin of the file's SHA-256, which is part of its name.
+        Start of the file's SHA-256, which is part of the file name.
     model_class : type
     *settings
-        Arguments of the class.
+        Arguments of the model class.
     stem : str, optional
-        Begin of the file's name, where it is not the model's.
+        Start of the file name; the model's name by default.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class _Published(Generic[ModelT]):
     ):
         self.__name__, self._file = name, f"{stem or name}-{digest}.pth"
         self._model_class, self._settings = model_class, settings
-        self.__doc__ = self.__call__.__doc__  # what help() shows of a function
+        self.__doc__ = self.__call__.__doc__  # for help()
 
     def __call__(
         self,
@@ -195,19 +195,19 @@ class _Published(Generic[ModelT]):
         freeze: bool = False,
         weights: str | os.PathLike | None = None,
     ) -> ModelT:
-        """Return the model, without its top by default.
+        """Create the model, by default without its classification layers.
 
         Parameters
         ----------
         pretrained : bool
-            Load the weights that torchvision publishes for ImageNet; they are downloaded once, to
-            the cache of ``torch.hub``.
+            Load torchvision's ImageNet weights, which are downloaded once to the cache of
+            ``torch.hub``.
         include_top : bool
-            Give scores of 1,000 classes instead of features.
+            Return scores of 1,000 classes instead of features.
         freeze : bool
-            Exclude the model from training, see :meth:`BackboneModule.freeze`.
+            Freeze the model, see :meth:`BackboneModule.freeze`.
         weights : path, optional
-            A file with torchvision's state dict of this model, instead of a download.
+            File with torchvision's state dict of this model; replaces the download.
 
         Raises
         ------
@@ -261,7 +261,7 @@ def _published_state(name: str, file: str) -> Mapping[str, torch.Tensor]:
         return torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
-    except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the hash is wrong
+    except (URLError, OSError, RuntimeError) as error:  # RuntimeError: wrong hash
         raise UsageError(
             f"The weights of {name} cannot be downloaded from {url} ({error}); download the file "
             "by other means and pass its path as `weights`.",
@@ -279,16 +279,17 @@ def _batch_normalized(
     activation: type[nn.Module] | None = nn.ReLU,
     norm: type[nn.Module] | partial = nn.BatchNorm2d,
 ) -> list[nn.Module]:
-    """A convolution that keeps the image's size but for its stride, its norm and its activation.
+    """Return a convolution, its norm and its activation as a list of layers.
 
     Parameters
     ----------
     channels_in, channels_out, kernel, stride, groups : int
-        Of the convolution, which has no bias: the norm has one.
+        Arguments of the convolution, which has no bias, because the norm has one. Padding keeps
+        the image's size except for the stride.
     activation : type, optional
-        Class of an activation that works in place; none if None.
+        Class of an in-place activation; None for no activation.
     norm : callable
-        Makes the norm of a number of channels.
+        Creates the norm for a number of channels.
 
     Returns
     -------
@@ -303,15 +304,15 @@ def _batch_normalized(
 
 
 def _initialize(model: nn.Module, linear_std: float | None = None) -> None:
-    """Kaiming's initialisation of convolutions (He et al. 2015), norms that change nothing.
+    """Initialize convolutions by He et al. (2015), and norms as identities.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place.
+        Model that is changed in place.
     linear_std : float, optional
-        Standard deviation of the weights of linear layers, whose biases become 0; torch's own
-        initialisation if None.
+        Standard deviation of the weights of linear layers, whose biases become 0. None keeps
+        torch's initialization.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
@@ -327,12 +328,12 @@ def _initialize(model: nn.Module, linear_std: float | None = None) -> None:
 
 
 class _Residual(nn.Module):
-    """A branch of convolutions, added to the input or to a 1×1 convolution of it.
+    """Residual block: convolutions added to the input, or to a 1×1 convolution of the input.
 
     Parameters
     ----------
     convolutions : list of (int, int, int, int, int)
-        Channels in, channels out, kernel, stride and groups of each.
+        Input channels, output channels, kernel size, stride and groups of each.
     """
 
     def __init__(self, convolutions: list[tuple[int, int, int, int, int]]):
@@ -362,20 +363,21 @@ class _Residual(nn.Module):
 
 
 class ResNet(BackboneModule):
-    """A residual network of four stages.
+    """Residual network of four stages.
 
-    As in all published weights the stride of a bottleneck is in its 3×3 convolution.
+    The 3×3 convolution of a bottleneck has the stride, as in all published weights.
 
     Parameters
     ----------
     depths : tuple of int
-        Blocks of each stage.
+        Number of blocks of each stage.
     bottleneck : bool
-        Blocks of three convolutions whose output is four times as wide, instead of two.
+        Use blocks of three convolutions with four times as many output channels, instead of two
+        convolutions.
     groups, width : int
-        Groups of a bottleneck's 3×3 convolution, and channels of each group in the first stage.
+        Groups of a bottleneck's 3×3 convolution, and channels per group in the first stage.
     include_top : bool
-        Give scores of 1,000 classes instead of features.
+        Return scores of 1,000 classes instead of features.
 
     Examples
     --------
@@ -423,21 +425,25 @@ class ResNet(BackboneModule):
         _initialize(self)
 
 
-resnet18 = _Published("resnet18", "f37072fd", ResNet, (2, 2, 2, 2), False)
-resnet34 = _Published("resnet34", "b627a593", ResNet, (3, 4, 6, 3), False)
-resnet50 = _Published("resnet50", "0676ba61", ResNet, (3, 4, 6, 3), True)
-resnet101 = _Published("resnet101", "63fe2227", ResNet, (3, 4, 23, 3), True)
-resnet152 = _Published("resnet152", "394f9c45", ResNet, (3, 8, 36, 3), True)
-resnext50_32x4d = _Published("resnext50_32x4d", "7cdf4587", ResNet, (3, 4, 6, 3), True, 32, 4)
-resnext101_32x8d = _Published("resnext101_32x8d", "8ba56ff5", ResNet, (3, 4, 23, 3), True, 32, 8)
-wide_resnet50_2 = _Published("wide_resnet50_2", "95faca4d", ResNet, (3, 4, 6, 3), True, 1, 128)
-wide_resnet101_2 = _Published("wide_resnet101_2", "32ee1156", ResNet, (3, 4, 23, 3), True, 1, 128)
+resnet18 = _PublishedModel("resnet18", "f37072fd", ResNet, (2, 2, 2, 2), False)
+resnet34 = _PublishedModel("resnet34", "b627a593", ResNet, (3, 4, 6, 3), False)
+resnet50 = _PublishedModel("resnet50", "0676ba61", ResNet, (3, 4, 6, 3), True)
+resnet101 = _PublishedModel("resnet101", "63fe2227", ResNet, (3, 4, 23, 3), True)
+resnet152 = _PublishedModel("resnet152", "394f9c45", ResNet, (3, 8, 36, 3), True)
+resnext50_32x4d = _PublishedModel("resnext50_32x4d", "7cdf4587", ResNet, (3, 4, 6, 3), True, 32, 4)
+resnext101_32x8d = _PublishedModel(
+    "resnext101_32x8d", "8ba56ff5", ResNet, (3, 4, 23, 3), True, 32, 8
+)
+wide_resnet50_2 = _PublishedModel("wide_resnet50_2", "95faca4d", ResNet, (3, 4, 6, 3), True, 1, 128)
+wide_resnet101_2 = _PublishedModel(
+    "wide_resnet101_2", "32ee1156", ResNet, (3, 4, 23, 3), True, 1, 128
+)
 
 
 def _depthwise(
     channels_in: int, inner: int, kernel: int, stride: int, normalized: Callable[..., list]
 ) -> list[nn.Module]:
-    """Return layers that widen an image to `inner` channels and filter each of them by itself."""
+    """Return layers that expand to `inner` channels and convolve each channel separately."""
     layers: list[nn.Module] = []
     if inner != channels_in:
         layers.append(nn.Sequential(*normalized(channels_in, inner, 1)))
@@ -445,7 +451,7 @@ def _depthwise(
 
 
 class _InvertedResidual(nn.Module):
-    """Layers with a linear bottleneck, added to the input where shapes allow it."""
+    """Layers with a linear bottleneck, added to the input if shapes allow it."""
 
     def __init__(
         self, name: str, layers: Iterable[nn.Module], channels_in: int, channels: int, stride: int
@@ -460,11 +466,11 @@ class _InvertedResidual(nn.Module):
 
 
 class _SqueezeExcitation(nn.Module):
-    """Scale each channel by a gate that two 1×1 convolutions make of all channels' means."""
+    """Squeeze-and-excitation block: two 1×1 convolutions compute a gate for each channel."""
 
     def __init__(self, channels: int):
         super().__init__()
-        # A multiple of 8 near a quarter, but not more than a tenth below it.
+        # a multiple of 8 close to a quarter, but not more than a tenth below it
         squeezed = max(8, (channels // 4 + 4) // 8 * 8)
         if squeezed < 0.9 * (channels // 4):
             squeezed += 8
@@ -480,21 +486,21 @@ class _SqueezeExcitation(nn.Module):
 
 
 class _MobileNet(BackboneModule):
-    """Inverted residuals (convolutions of single channels) between two convolutions."""
+    """Base of MobileNets: inverted residuals between two convolutions."""
 
     top_name = "classifier"
 
     def _assemble(
         self, layers: list[nn.Module], channels: int, top: nn.Module, include_top: bool
     ) -> None:
-        """Register the layers, from images to `channels` channels, and the top."""
+        """Register the layers, which output `channels` channels, and the classification layers."""
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self._add_top(top, channels, include_top)
         _initialize(self, linear_std=0.01)
 
 
-# Table 2 of the paper on V2: expansion, channels, repetitions, stride of the first.
+# Table 2 of the V2 paper: expansion, channels, repetitions, stride of the first.
 _V2_STAGES = [
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -507,12 +513,12 @@ _V2_STAGES = [
 
 
 class MobileNetV2(_MobileNet):
-    """MobileNetV2 of width 1.
+    """MobileNetV2 with width multiplier 1.
 
     Parameters
     ----------
     include_top : bool
-        Give scores of 1,000 classes instead of features.
+        Return scores of 1,000 classes instead of features.
 
     Examples
     --------
@@ -538,9 +544,9 @@ class MobileNetV2(_MobileNet):
         self._assemble(layers, 1280, top, include_top)
 
 
-mobilenet_v2 = _Published("mobilenet_v2", "b0353104", MobileNetV2)
+mobilenet_v2 = _PublishedModel("mobilenet_v2", "b0353104", MobileNetV2)
 
-# Tables 1 and 2 of the paper on V3: kernel, inner channels, channels, squeeze and excitation,
+# Tables 1 and 2 of the V3 paper: kernel, inner channels, channels, squeeze-and-excitation,
 # hard swish instead of ReLU, stride.
 _LARGE = [
     (3, 16, 16, False, False, 1),
@@ -570,16 +576,16 @@ _SMALL = [
 
 
 class MobileNetV3(_MobileNet):
-    """MobileNetV3 of width 1.
+    """MobileNetV3 with width multiplier 1.
 
     Parameters
     ----------
     blocks : list of tuple
-        Kernel, inner channels, channels, squeeze and excitation, hard swish, stride.
+        Kernel, inner channels, channels, squeeze-and-excitation, hard swish, stride.
     hidden : int
-        Width of the hidden layer of the top.
+        Size of the hidden classification layer.
     include_top : bool
-        Give scores of 1,000 classes instead of features.
+        Return scores of 1,000 classes instead of features.
 
     Examples
     --------
@@ -613,14 +619,14 @@ class MobileNetV3(_MobileNet):
         self._assemble(layers, features, top, include_top)
 
 
-mobilenet_v3_large = _Published("mobilenet_v3_large", "8738ca79", MobileNetV3, _LARGE, 1280)
-mobilenet_v3_small = _Published("mobilenet_v3_small", "047dcff4", MobileNetV3, _SMALL, 1024)
+mobilenet_v3_large = _PublishedModel("mobilenet_v3_large", "8738ca79", MobileNetV3, _LARGE, 1280)
+mobilenet_v3_small = _PublishedModel("mobilenet_v3_small", "047dcff4", MobileNetV3, _SMALL, 1024)
 
 
 class _ShuffleUnit(nn.Module):
-    """Half of the channels pass through three convolutions, then the halves are interleaved.
+    """Shuffle unit: convolves half of the channels, then interleaves the halves.
 
-    With a stride both halves are made of all channels of the input.
+    With a stride, both halves are computed from all input channels.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int):
@@ -647,14 +653,14 @@ class _ShuffleUnit(nn.Module):
 
 
 class ShuffleNetV2(BackboneModule):
-    """ShuffleNetV2.
+    """ShuffleNetV2 (Ma et al. 2018).
 
     Parameters
     ----------
     channels : tuple of int
-        Of the three stages and of the last convolution.
+        Output channels of the three stages and of the last convolution.
     include_top : bool
-        Give scores of 1,000 classes instead of features.
+        Return scores of 1,000 classes instead of features.
 
     Examples
     --------
@@ -679,16 +685,16 @@ class ShuffleNetV2(BackboneModule):
         self._add_top(nn.Linear(features, NUM_CLASSES), features, include_top)
 
 
-shufflenet_v2_x0_5 = _Published(
+shufflenet_v2_x0_5 = _PublishedModel(
     "shufflenet_v2_x0_5", "f707e7126e", ShuffleNetV2, (48, 96, 192, 1024), stem="shufflenetv2_x0.5"
 )
-shufflenet_v2_x1_0 = _Published(
+shufflenet_v2_x1_0 = _PublishedModel(
     "shufflenet_v2_x1_0", "5666bf0f80", ShuffleNetV2, (116, 232, 464, 1024), stem="shufflenetv2_x1"
 )
-shufflenet_v2_x1_5 = _Published(
+shufflenet_v2_x1_5 = _PublishedModel(
     "shufflenet_v2_x1_5", "3c479a10", ShuffleNetV2, (176, 352, 704, 1024), stem="shufflenetv2_x1_5"
 )
-shufflenet_v2_x2_0 = _Published(
+shufflenet_v2_x2_0 = _PublishedModel(
     "shufflenet_v2_x2_0", "8be3c8ee", ShuffleNetV2, (244, 488, 976, 2048), stem="shufflenetv2_x2_0"
 )
 

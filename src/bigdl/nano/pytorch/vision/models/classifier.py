@@ -1,4 +1,4 @@
-"""An image classifier on a backbone, to be trained with Lightning."""
+"""LightningModule for image classification with a backbone and a head."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,29 +15,29 @@ from pytorch_lightning import LightningModule  # noqa: E402
 
 
 class ImageClassifier(LightningModule):
-    """A backbone and a head that tells classes apart.
+    """Image classifier: a backbone and a classification head.
 
     A subclass adds ``configure_optimizers``. Batches are pairs of images and labels. Training logs
-    ``train_loss``, testing ``test_loss`` and ``test_acc``, validation ``val_loss`` and ``val_acc``;
-    the figures of an epoch are means over its images.
+    ``train_loss``, testing ``test_loss`` and ``test_acc``, validation ``val_loss`` and ``val_acc``.
+    Epoch metrics are means over images.
 
     Parameters
     ----------
     backbone : torch.nn.Module
-        From images to features. One of :mod:`bigdl.nano.pytorch.vision.models`, another that has
-        ``get_output_size()``, or any other where `head` is given.
+        Module from images to features: a model of :mod:`bigdl.nano.pytorch.vision.models`, another
+        module with ``get_output_size()``, or any module if `head` is given.
     num_classes : int
         Number of classes.
     head : torch.nn.Module, optional
-        From features to scores ``(N, num_classes)``; a linear layer on the
-        flattened features by default.
+        Module from features to scores ``(N, num_classes)``; by default a linear layer on the
+        flattened features.
     criterion : callable, optional
-        ``criterion(scores, labels)`` gives the loss; cross entropy by default.
+        ``criterion(scores, labels)`` returns the loss; cross entropy by default.
 
     Raises
     ------
     UsageError
-        If `num_classes` is no positive int, or a head cannot be made for the backbone.
+        If `num_classes` is not a positive int, or no head can be created for the backbone.
 
     Examples
     --------
@@ -63,8 +63,8 @@ class ImageClassifier(LightningModule):
         if head is None:
             if not hasattr(backbone, "get_output_size"):
                 raise UsageError(
-                    f"The backbone, a {type(backbone).__name__}, has no get_output_size() from "
-                    "which a head could be made; pass `head`.",
+                    f"The backbone, a {type(backbone).__name__}, has no get_output_size() to "
+                    "create a head from; pass `head`.",
                     code="argument-missing",
                     argument="head",
                 )
@@ -76,7 +76,7 @@ class ImageClassifier(LightningModule):
         self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores, float ``(N, num_classes)``, of images ``(N, 3, H, W)``."""
+        """Return the scores, float ``(N, num_classes)``, of images ``(N, 3, H, W)``."""
         return self.head(self.backbone(x))
 
     def training_step(self, batch, batch_idx: int) -> torch.Tensor:
@@ -86,17 +86,17 @@ class ImageClassifier(LightningModule):
         return loss
 
     def validation_step(self, batch, batch_idx: int) -> None:
-        self._log_figures("val", batch)
+        self._log_metrics("val", batch)
 
     def test_step(self, batch, batch_idx: int) -> None:
-        self._log_figures("test", batch)
+        self._log_metrics("test", batch)
 
     def predict_step(self, batch, batch_idx: int) -> torch.Tensor:
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
-    def _log_figures(self, stage: str, batch) -> None:
+    def _log_metrics(self, stage: str, batch) -> None:
         images, labels = batch
         scores = self(images)
         right = (scores.argmax(dim=1) == labels).float().mean()
-        figures = {f"{stage}_loss": self.criterion(scores, labels), f"{stage}_acc": right}
-        self.log_dict(figures, batch_size=len(images), prog_bar=True)
+        metrics = {f"{stage}_loss": self.criterion(scores, labels), f"{stage}_acc": right}
+        self.log_dict(metrics, batch_size=len(images), prog_bar=True)

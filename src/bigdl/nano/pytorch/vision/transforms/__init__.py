@@ -1,7 +1,7 @@
-"""Transforms of images with torchvision's names, for arrays, PIL images and tensors.
+"""Image transforms with torchvision's names, for ndarrays, PIL images and tensors.
 
-Arrays, which the datasets of :mod:`bigdl.nano.pytorch.vision.datasets` give, are the fast kind.
-Names that are not here are torchvision's own, where one is installed.
+They are fastest on ndarrays, which the datasets of :mod:`bigdl.nano.pytorch.vision.datasets`
+return. Other names are forwarded to ``torchvision.transforms`` if torchvision is installed.
 """
 
 from typing import Any

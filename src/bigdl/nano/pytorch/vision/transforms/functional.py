@@ -1,11 +1,11 @@
-"""Operations on images of any kind, with torchvision's names.
+"""Image operations with torchvision's names, for ndarrays, PIL images and tensors.
 
-An operation gives what it was given: an array for an array, a PIL image for a PIL image, a tensor
-for a tensor. PIL images are left to Pillow, arrays go through OpenCV and torch; tensors are taken
-as arrays where torch has no equal operation, and carry no gradients there.
+Operations return the type of their input. PIL images are processed by Pillow, arrays by OpenCV and
+torch. Tensors are converted to arrays if torch has no equivalent operation; gradients are then
+lost.
 
-Results equal Pillow's, but for rounding where the documentation says so. Bytes of arrays are
-treated as Pillow treats them; what depends on a pixel's value alone is a table of 256 values.
+Results equal Pillow's except for documented rounding. Byte arrays are processed as in Pillow;
+operations on single pixel values use a table of 256 values.
 """
 
 import functools
@@ -36,7 +36,7 @@ from bigdl.nano.pytorch.vision.transforms.images import (
     is_number,
     is_pil,
     like,
-    no_image,
+    not_an_image,
     on_arrays,
     require_bytes,
     to_array,
@@ -59,17 +59,17 @@ _OF_OPENCV = {
     InterpolationMode.BILINEAR: cv2.INTER_LINEAR,
     InterpolationMode.BICUBIC: cv2.INTER_CUBIC,
 }
-# The types for which OpenCV has kernels.
+# Dtypes for which OpenCV has kernels.
 _TYPES_OF_OPENCV = ("uint8", "uint16", "int16", "float32", "float64")
 _BYTES = np.arange(256, dtype=np.float32)
-# The weights of red, green and blue in the luma of ITU-R BT.601, in 1/65536, as Pillow has them.
+# Pillow's weights of red, green and blue in the luma (ITU-R BT.601), in units of 1/65536.
 _LUMA = (19595, 38470, 7471)
 
 P = ParamSpec("P")
 
 
 class _Operation(Protocol[P]):
-    """A function of images of any kind, whose result is of the same kind."""
+    """Image operation that accepts all image types and returns the type of its input."""
 
     def __call__(self, img: ImageT, *args: P.args, **kwargs: P.kwargs) -> ImageT: ...
 
@@ -79,16 +79,16 @@ def _operation(
     check: Callable[[str, Any], Any] | None = None,
     mixes: bool = False,
 ) -> Callable[[Callable[Concatenate[np.ndarray, P], np.ndarray]], _Operation[P]]:
-    """Return a decorator: a function of arrays becomes one of images of any kind.
+    """Return a decorator that turns a function of ndarrays into an operation on all image types.
 
     Parameters
     ----------
     of_pil : callable, optional
-        Pillow's operation, which is given the arguments by position.
+        Pillow's operation; called with positional arguments.
     check : callable, optional
-        Called with the name and the value of the one argument that there is beside the image.
+        Check of the only argument besides the image; called with its name and value.
     mixes : bool
-        Whether values between those of pixels come out, which a palette has no colours for.
+        Whether the operation mixes pixel values, which is impossible for palette images.
     """
 
     def decorate(of_array: Callable[Concatenate[np.ndarray, P], np.ndarray]) -> _Operation[P]:
@@ -119,7 +119,7 @@ _not_negative = functools.partial(check_number, least=0)
 
 
 def get_dimensions(img: object) -> list[int]:
-    """Return channels, height and width.
+    """Return the number of channels, height and width of an image.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def get_dimensions(img: object) -> list[int]:
 
 
 def get_image_num_channels(img: object) -> int:
-    """Return the number of channels.
+    """Return the number of channels of an image.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def get_image_num_channels(img: object) -> int:
 
 
 def get_image_size(img: object) -> list[int]:
-    """Return width and height.
+    """Return width and height of an image.
 
     Examples
     --------
@@ -165,19 +165,19 @@ def resize(
     max_size: int | None = None,
     antialias: bool | None = True,
 ) -> ImageT:
-    """Make an image larger or smaller.
+    """Resize an image.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     size : int or (int, int)
-        Length of the shorter edge, or height and width.
+        Length of the shorter side, or height and width.
     interpolation : InterpolationMode
     max_size : int, optional
-        Upper limit of the longer edge where `size` is one int.
+        Upper limit of the longer side if `size` is one int.
     antialias : bool
-        Whether all pixels count when an image is made smaller; Pillow always does that. None is
-        True for arrays and False for tensors.
+        Whether to use antialiasing when downscaling; Pillow always does. None is True for arrays
+        and False for tensors.
 
     Examples
     --------
@@ -206,18 +206,18 @@ def resize(
 def _resize(
     img: np.ndarray, size: tuple[int, int], mode: InterpolationMode, antialias: bool
 ) -> np.ndarray:
-    """Resize by Pillow's filters, which widen with the factor of the reduction.
+    """Resize an array with Pillow's filters, whose width grows with the reduction factor.
 
-    torch has kernels for bytes whose weights are Pillow's in fixed point (of Pillow-SIMD), several
-    times as fast as Pillow; OpenCV has none that widen.
+    torch has byte kernels with Pillow's fixed-point weights (from Pillow-SIMD), which are several
+    times as fast as Pillow. OpenCV has no such kernels.
     """
     if mode in _NEAREST:
         rows, columns = (_nearest(*lengths) for lengths in zip(img.shape, size, strict=False))
         return img[rows[:, None], columns]
     if mode not in OF_TORCH:
         return _resize_by_pillow(img, size, mode)
-    # torch has kernels for bytes and floats. Other values are computed as floats and rounded.
-    values = widen_texts(img, ("uint8", "float32", "float64"))
+    # torch has kernels for bytes and floats; other dtypes are computed as floats and rounded.
+    values = widened(img, ("uint8", "float32", "float64"))
     tensor = torch.from_numpy(values)
     tensor = tensor.view(1, *img.shape[:2], -1).permute(0, 3, 1, 2)
     tensor = torch.nn.functional.interpolate(
@@ -229,12 +229,12 @@ def _resize(
 def _resize_by_pillow(
     img: np.ndarray, size: tuple[int, int], mode: InterpolationMode
 ) -> np.ndarray:
-    """Resize by a filter that only Pillow has: bytes as they are, other values as floats."""
+    """Resize an array with a filter that only Pillow has; non-byte values as floats."""
     if img.dtype == np.uint8:
         planes = img.reshape(*img.shape[:2], -1)
     else:
         planes = img.astype(np.float32).reshape(*img.shape[:2], -1)
-    # Pillow has three bands of bytes. It would take two or four as colours and alpha.
+    # Pillow can process three bands of bytes; it would treat two or four as colours and alpha.
     step = 3 if img.dtype == np.uint8 and planes.shape[2] == 3 else 1
     resized = [
         np.asarray(to_pil(planes[:, :, start : start + step]).resize(size[::-1], OF_PILLOW[mode]))
@@ -245,19 +245,19 @@ def _resize_by_pillow(
 
 
 def _nearest(before: int, after: int) -> np.ndarray:
-    """Return the row that Pillow takes each row from: the one in which its centre lies."""
+    """Return the source index of each row for Pillow's nearest-neighbour resize."""
     rows = Image.fromarray(np.arange(before, dtype=np.int32)[None])
     return np.asarray(rows.resize((after, 1), Image.Resampling.NEAREST))[0]
 
 
 def _nearest_of_tensors(before: int, after: int, mode: InterpolationMode) -> torch.Tensor:
-    """Return the row that torch takes each row of a tensor from."""
+    """Return the source index of each row for torch's nearest-neighbour resize."""
     rows = torch.arange(before, dtype=torch.float64)[None, None]
     return torch.nn.functional.interpolate(rows, after, mode=mode.value)[0, 0].long()
 
 
 def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> tuple[int, int]:
-    """Return height and width after `resize` of an image of this height and width.
+    """Return height and width after `resize` of an image with height and width `now`.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
     if len(size) == 2:
         if max_size is not None:
             raise UsageError(
-                "max_size goes with a size of one int, not with height and width",
+                "max_size can be combined with a size of one int, not with height and width",
                 code="argument-conflict",
                 argument="max_size",
             )
@@ -290,7 +290,7 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
 
 
 def crop(img: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
-    """Return a part of an image; what lies outside of it is black.
+    """Crop a part of an image; positions outside of the image are black.
 
     Examples
     --------
@@ -318,7 +318,7 @@ def _crop_beyond(img: np.ndarray, top: int, left: int, height: int, width: int) 
 
 
 def center_crop(img: ImageT, output_size: Size) -> ImageT:
-    """Return the middle of an image, with a black border where it is smaller.
+    """Crop the center of an image, with a black border if the image is smaller.
 
     Examples
     --------
@@ -338,7 +338,7 @@ def center_crop(img: ImageT, output_size: Size) -> ImageT:
 
 
 def five_crop(img: ImageT, size: Size) -> tuple[ImageT, ...]:
-    """Return the four corners (top left, top right, bottom left, bottom right) and the middle.
+    """Crop the four corners (top left, top right, bottom left, bottom right) and the center.
 
     Examples
     --------
@@ -362,7 +362,7 @@ def five_crop(img: ImageT, size: Size) -> tuple[ImageT, ...]:
 
 
 def ten_crop(img: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:
-    """Apply :func:`five_crop` to an image and to its mirror image.
+    """Apply :func:`five_crop` to an image and its mirror image.
 
     Examples
     --------
@@ -386,7 +386,7 @@ def resized_crop(
     interpolation: Mode = InterpolationMode.BILINEAR,
     antialias: bool | None = True,
 ) -> ImageT:
-    """Apply :func:`crop`, then :func:`resize`.
+    """Crop an image with :func:`crop`, then resize it with :func:`resize`.
 
     Examples
     --------
@@ -404,18 +404,18 @@ def resized_crop(
 def pad(
     img: np.ndarray, padding: Size, fill: Fill = 0, padding_mode: str = "constant"
 ) -> np.ndarray:
-    """Add a border.
+    """Add a border to an image.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     padding : int or sequence of 1, 2 or 4 ints
-        On all sides; left and right, top and bottom; left, top, right, bottom. A negative one
-        cuts.
+        All sides; left/right and top/bottom; or left, top, right and bottom. Negative values crop.
     fill : number or sequence
-        The value of the border, or one for each channel.
+        Value of the border, or one value per channel.
     padding_mode : str
-        ``"constant"``, ``"edge"``, ``"reflect"`` (without the edge) or ``"symmetric"`` (with it).
+        ``"constant"``, ``"edge"``, ``"reflect"`` (edge not repeated) or ``"symmetric"`` (edge
+        repeated).
 
     Examples
     --------
@@ -453,7 +453,7 @@ def pad(
 
 
 def hflip(img: ImageT) -> ImageT:
-    """Mirror left and right.
+    """Mirror an image horizontally.
 
     Examples
     --------
@@ -466,7 +466,7 @@ def hflip(img: ImageT) -> ImageT:
 
 
 def vflip(img: ImageT) -> ImageT:
-    """Mirror top and bottom.
+    """Mirror an image vertically.
 
     Examples
     --------
@@ -494,7 +494,7 @@ def rotate(
     center: Sequence[float] | None = None,
     fill: Fill = None,
 ) -> ImageT:
-    """Turn an image counter-clockwise.
+    """Rotate an image counter-clockwise.
 
     Parameters
     ----------
@@ -504,11 +504,11 @@ def rotate(
     interpolation : InterpolationMode
         Nearest, bilinear or bicubic.
     expand : bool
-        Make the result large enough for all of the image.
+        Whether to enlarge the result to contain the whole rotated image.
     center : (float, float), optional
-        Column and row that stay where they are; the middle by default.
+        Column and row of the center of rotation; the center of the image by default.
     fill : number or sequence, optional
-        What lies outside of the image.
+        Value of pixels outside of the image.
 
     Examples
     --------
@@ -526,24 +526,24 @@ def rotate(
         return img.rotate(angle, OF_PILLOW[mode], expand, middle, fillcolor=color)
     quarters, beyond = divmod(angle % 360, 90)
     whole = width == height or expand or quarters % 2 == 0
-    if center is None and not beyond and whole:  # pixels only change places
-        return _turned(img, int(quarters))
+    if center is None and not beyond and whole:  # pixels only move
+        return _rotate_quarters(img, int(quarters))
     x, y = (width / 2, height / 2) if center is None else center
-    # Rows grow downwards: what turns counter-clockwise on the screen turns clockwise in numbers.
+    # Rows grow downwards, so counter-clockwise on the screen is clockwise in coordinates.
     inverse = _move(x, y) @ _turn(angle) @ _move(-x, -y)
     size = (height, width)
     if expand:
-        # The size is that of the frame that turned backwards, as Pillow's is.
+        # size of the frame rotated backwards, as in Pillow
         corners = np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]])
-        places = (inverse @ corners)[:2]
-        columns, rows = np.ceil(places.max(1)) - np.floor(places.min(1))
+        points = (inverse @ corners)[:2]
+        columns, rows = np.ceil(points.max(1)) - np.floor(points.min(1))
         size = (int(rows), int(columns))
         inverse = inverse @ _move((width - columns) / 2, (height - rows) / 2)
     return _warp(img, inverse, size, mode, fill)
 
 
-def _turned(img: ImageT, quarters: int) -> ImageT:
-    """Turn an image counter-clockwise by right angles."""
+def _rotate_quarters(img: ImageT, quarters: int) -> ImageT:
+    """Rotate an image counter-clockwise by a multiple of 90 degrees."""
     return on_arrays(img, lambda array: np.ascontiguousarray(np.rot90(array, quarters)))
 
 
@@ -557,7 +557,7 @@ def affine(
     fill: Fill = None,
     center: Sequence[float] | None = None,
 ) -> ImageT:
-    """Turn, move, scale and shear an image; its size stays.
+    """Rotate, translate, scale and shear an image; keep its size.
 
     Parameters
     ----------
@@ -565,12 +565,12 @@ def affine(
     angle : float
         Degrees, clockwise.
     translate : (float, float)
-        Pixels to the right and below.
+        Pixels to the right and downwards.
     scale : float
     shear : float or (float, float)
-        Degrees along the rows, and along the columns.
+        Degrees along the rows and along the columns.
     interpolation, fill, center
-        As of :func:`rotate`.
+        See :func:`rotate`.
 
     Examples
     --------
@@ -587,7 +587,7 @@ def affine(
     shear_down = np.array([[1, 0, 0], [-math.tan(math.radians(down)), 1, 0], [0, 0, 1]])
     shear_along = np.array([[1, -math.tan(math.radians(along)), 0], [0, 1, 0], [0, 0, 1]])
     shape = _turn(angle) @ shear_down @ shear_along @ np.diag([scale, scale, 1])
-    # The matrix has determinant scale², so its inverse needs no solver and no rounding.
+    # The determinant is scale², so the inverse is exact and needs no solver.
     (a, b), (c, d) = shape[:2, :2] / scale**2
     backward = np.array([[d, -b, 0], [-c, a, 0], [0, 0, 1]])
     inverse = _move(x, y) @ backward @ _move(-x - translate[0], -y - translate[1])
@@ -601,7 +601,7 @@ def perspective(
     interpolation: Mode = InterpolationMode.BILINEAR,
     fill: Fill = None,
 ) -> ImageT:
-    """Return the image seen from elsewhere: four points, ``(column, row)``, move to four others.
+    """Transform an image so that four points ``(column, row)`` move to four others.
 
     Examples
     --------
@@ -613,14 +613,14 @@ def perspective(
     True
     """
     corners = [np.asarray(points, np.float32) for points in (endpoints, startpoints)]
-    # In the precision of torchvision's coefficients: a tie between two pixels is theirs, too.
+    # float32, as torchvision's coefficients, so that ties between pixels are resolved alike
     inverse = cv2.getPerspectiveTransform(*corners).astype(np.float32).astype(np.float64)
     _, height, width = dimensions(img)
     return _warp(img, inverse, (height, width), interpolation, fill)
 
 
 def _turn(degrees: float) -> np.ndarray:
-    # Rounded, so that right angles are exact, as Pillow's are.
+    # rounded, so that right angles are exact, as in Pillow
     cos, sin = (round(of(math.radians(degrees)), 15) for of in (math.cos, math.sin))
     return np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
 
@@ -630,7 +630,7 @@ def _move(x: float, y: float) -> np.ndarray:
 
 
 def _fill_of_pil(img: Image.Image, fill: Fill) -> float | tuple[float, ...]:
-    """Return a fill as Pillow takes it: a number, or one for each of several bands."""
+    """Convert a fill to Pillow's format: a number, or a tuple with one per band."""
     values = fill_values(img, fill)
     if img.mode != "F":
         values = tuple(int(value) for value in values)
@@ -655,48 +655,48 @@ def _warp_of_pil(
 def _warp(
     img: np.ndarray, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
 ) -> np.ndarray:
-    """Return the image seen through a projective map.
+    """Apply a projective transformation to an image.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     inverse : ndarray (3, 3)
-        From places of the result to places of the image, where the centre of the first pixel
-        lies at 0.5.
+        Maps positions in the result to positions in the image; the center of the first pixel is
+        at 0.5.
     size : tuple of int
         Height and width of the result.
     mode : InterpolationMode
     fill : number, sequence or None
-        What lies outside of the image.
+        Value of pixels outside of the image.
     """
     if interpolation_mode(mode) in _NEAREST:
-        return _taken(img, _warped_numbers(img, inverse, size), fill)
-    _flag_of_opencv(mode)
-    # The first pixel has its centre at 0 here.
+        return _gather_pixels(img, _source_indices(img, inverse, size), fill)
+    _opencv_flag(mode)
+    # here the center of the first pixel is at 0
     shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     matrix = np.linalg.inv(shift) @ inverse @ shift
-    if _is_of_opencv(img):
+    if _opencv_supports(img):
         sampled = cv2.warpPerspective(
             np.ascontiguousarray(img),
             matrix,
             size[::-1],
-            flags=_flag_of_opencv(mode) | cv2.WARP_INVERSE_MAP,
+            flags=_opencv_flag(mode) | cv2.WARP_INVERSE_MAP,
             borderMode=cv2.BORDER_REPLICATE,
         )
         sampled = with_channels_of(sampled, img)
     else:
         down, across = np.mgrid[: size[0], : size[1]].astype(np.float64)
         x, y, z = np.tensordot(matrix, np.stack([across, down, np.ones(size)]), axes=1)
-        sampled = like(_sampled(_floats(img), x / z, y / z, mode, "border"), img)
-    # As in Pillow a pixel is of the image or outside of it; the two are not mixed.
-    sampled[_warped_numbers(img, inverse, size) < 0] = fill_values(img, fill)
+        sampled = like(_sample_at(_floats(img), x / z, y / z, mode, "border"), img)
+    # as in Pillow, pixels inside and outside of the image are not mixed
+    sampled[_source_indices(img, inverse, size) < 0] = fill_values(img, fill)
     return sampled
 
 
-def _is_of_opencv(img: np.ndarray) -> bool:
-    """Return True for bytes of up to four channels.
+def _opencv_supports(img: np.ndarray) -> bool:
+    """Return True for byte images with up to four channels.
 
-    OpenCV 5 samples other types differently; bicubic floats are off by tens of levels.
+    OpenCV 5 samples other dtypes differently; bicubic floats differ by tens of levels.
     """
     return img.dtype == np.uint8 and dimensions(img)[0] <= 4
 
@@ -705,38 +705,38 @@ def _floats(img: np.ndarray) -> np.ndarray:
     return widen_texts(img, ("float32", "float64"))
 
 
-def _sampled(
+def _sample_at(
     values: np.ndarray, across: np.ndarray, down: np.ndarray, mode: Mode, beyond: str
 ) -> np.ndarray:
-    """Return floats at places between pixels; `beyond` is ``"border"`` or ``"zeros"``."""
+    """Interpolate float values between pixels; `beyond` is ``"border"`` or ``"zeros"``."""
     rows, columns = values.shape[:2]
     grid = np.stack([(2 * across + 1) / columns - 1, (2 * down + 1) / rows - 1], axis=-1)
     planes = torch.from_numpy(values.reshape(1, rows, columns, -1)).permute(0, 3, 1, 2)
-    found = torch.nn.functional.grid_sample(
+    samples = torch.nn.functional.grid_sample(
         planes,
         torch.from_numpy(grid)[None].to(planes.dtype),
         OF_TORCH[interpolation_mode(mode)],
         beyond,
         align_corners=False,
     )
-    return found[0].permute(1, 2, 0).numpy().reshape(*across.shape, *values.shape[2:])
+    return samples[0].permute(1, 2, 0).numpy().reshape(*across.shape, *values.shape[2:])
 
 
-def _warped_numbers(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the number of the pixel from which Pillow takes each pixel; -1 is outside."""
+def _source_indices(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the index of Pillow's source pixel for each result pixel; -1 is outside."""
     rows, columns = img.shape[:2]
     numbers = Image.fromarray(np.arange(rows * columns, dtype=np.int32).reshape(rows, columns))
     return np.asarray(_warp_of_pil(numbers, inverse, size, InterpolationMode.NEAREST, -1))
 
 
-def _taken(img: np.ndarray, numbers: np.ndarray, fill: Fill) -> np.ndarray:
-    """Return the pixels with these numbers, and a fill for -1."""
+def _gather_pixels(img: np.ndarray, numbers: np.ndarray, fill: Fill) -> np.ndarray:
+    """Return the pixels at these indices, and the fill value for -1."""
     taken = img.reshape(-1, *img.shape[2:])[numbers]
     taken[numbers < 0] = fill_values(img, fill)
     return taken
 
 
-def _flag_of_opencv(interpolation: Mode) -> int:
+def _opencv_flag(interpolation: Mode) -> int:
     mode = interpolation_mode(interpolation)
     if mode not in _OF_OPENCV:
         raise UsageError(
@@ -754,18 +754,18 @@ def elastic_transform(
     interpolation: Mode = InterpolationMode.BILINEAR,
     fill: Fill = None,
 ) -> np.ndarray:
-    """Move each pixel.
+    """Displace each pixel of an image.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     displacement : Tensor (1, H, W, 2)
-        Where each pixel is taken from, relative to its own place, to the right and below, where
+        Source of each pixel relative to its position, horizontal and vertical, in units in which
         the image is 2 wide and 2 high.
     interpolation : InterpolationMode
         Nearest, bilinear or bicubic.
     fill : number or sequence
-        What lies outside of the image.
+        Value of pixels outside of the image.
 
     Examples
     --------
@@ -791,24 +791,24 @@ def elastic_transform(
     if interpolation_mode(interpolation) in _NEAREST:
         x, y = np.rint(across).astype(np.intp), np.rint(down).astype(np.intp)
         inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
-        return _taken(img, np.where(inside, y * columns + x, -1), fill)
-    _flag_of_opencv(interpolation)
+        return _gather_pixels(img, np.where(inside, y * columns + x, -1), fill)
+    _opencv_flag(interpolation)
     values = _floats(img)
-    moved = _sampled(values, across, down, interpolation, "zeros")
+    moved = _sample_at(values, across, down, interpolation, "zeros")
     if fill is not None:
-        # As torchvision does: what lies between the image and the outside fades twice.
+        # as in torchvision: the border between image and outside is blended twice
         ones = np.ones((rows, columns), values.dtype)
-        share = _sampled(ones, across, down, interpolation, "zeros")
+        share = _sample_at(ones, across, down, interpolation, "zeros")
         share = share if img.ndim == 2 else share[:, :, None]
         color = np.asarray(fill_values(img, fill), values.dtype)
         moved = moved * share + (1 - share) * color
     return like(moved, img)
 
 
-def _of_colors(
+def _on_color_channels(
     of_array: Callable[Concatenate[np.ndarray, P], np.ndarray],
 ) -> Callable[Concatenate[np.ndarray, P], np.ndarray]:
-    """Return a function that leaves alpha, the last of two or four channels, as it is."""
+    """Wrap a function so that it does not change alpha, the last of two or four channels."""
 
     @functools.wraps(of_array)
     def operate(img: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray:
@@ -827,9 +827,9 @@ def _enhanced_by_pillow(name: str) -> Callable[[Image.Image, float], Image.Image
 
 
 @_operation(_enhanced_by_pillow("Brightness"), _not_negative)
-@_of_colors
+@_on_color_channels
 def adjust_brightness(img: np.ndarray, brightness_factor: float) -> np.ndarray:
-    """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright.
+    """Change the brightness: 0 is black, 1 is unchanged, 2 is twice as bright.
 
     Examples
     --------
@@ -838,13 +838,13 @@ def adjust_brightness(img: np.ndarray, brightness_factor: float) -> np.ndarray:
     >>> F.adjust_brightness(np.array([[[10, 100, 200]]], np.uint8), 1.5)
     array([[[ 15, 150, 255]]], dtype=uint8)
     """
-    return _away_from(0.0, img, brightness_factor)
+    return _scale_from_gray(0.0, img, brightness_factor)
 
 
 @_operation(_enhanced_by_pillow("Contrast"), _not_negative)
-@_of_colors
+@_on_color_channels
 def adjust_contrast(img: np.ndarray, contrast_factor: float) -> np.ndarray:
-    """Change the contrast: 0 is gray, 1 leaves the image as it is.
+    """Change the contrast: 0 is gray, 1 is unchanged.
 
     Examples
     --------
@@ -854,13 +854,15 @@ def adjust_contrast(img: np.ndarray, contrast_factor: float) -> np.ndarray:
     array([  0, 200], dtype=uint8)
     """
     mean = _luma(img).mean()
-    return _away_from(int(mean + 0.5) if img.dtype == np.uint8 else mean, img, contrast_factor)
+    return _scale_from_gray(
+        int(mean + 0.5) if img.dtype == np.uint8 else mean, img, contrast_factor
+    )
 
 
 @_operation(_enhanced_by_pillow("Color"), _not_negative)
-@_of_colors
+@_on_color_channels
 def adjust_saturation(img: np.ndarray, saturation_factor: float) -> np.ndarray:
-    """Change the saturation: 0 is black and white, 1 leaves the image as it is.
+    """Change the saturation: 0 is grayscale, 1 is unchanged.
 
     Examples
     --------
@@ -871,13 +873,13 @@ def adjust_saturation(img: np.ndarray, saturation_factor: float) -> np.ndarray:
     """
     if not _is_color(img):
         return img
-    return _blended(img, np.repeat(_luma(img)[:, :, None], 3, axis=2), saturation_factor)
+    return _blend(img, np.repeat(_luma(img)[:, :, None], 3, axis=2), saturation_factor)
 
 
 @_operation(_enhanced_by_pillow("Sharpness"), _not_negative)
-@_of_colors
+@_on_color_channels
 def adjust_sharpness(img: np.ndarray, sharpness_factor: float) -> np.ndarray:
-    """Change the sharpness: 0 is blurred, 1 leaves the image as it is, 2 is sharper.
+    """Change the sharpness: 0 is blurred, 1 is unchanged, 2 is sharper.
 
     Examples
     --------
@@ -895,7 +897,7 @@ def adjust_sharpness(img: np.ndarray, sharpness_factor: float) -> np.ndarray:
     smooth = like(cv2.filter2D(values, -1, kernel / 13).reshape(img.shape), img)
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         smooth[edge] = img[edge]
-    return _blended(img, smooth, sharpness_factor)
+    return _blend(img, smooth, sharpness_factor)
 
 
 def _hue_of_pil(img: Image.Image, hue_factor: float) -> Image.Image:
@@ -908,9 +910,9 @@ def _hue_of_pil(img: Image.Image, hue_factor: float) -> Image.Image:
 
 
 @_operation(_hue_of_pil, functools.partial(check_number, least=-0.5, most=0.5))
-@_of_colors
+@_on_color_channels
 def adjust_hue(img: np.ndarray, hue_factor: float) -> np.ndarray:
-    """Turn the wheel of colours by this part of a turn, in -0.5…0.5.
+    """Shift the hue by a fraction of the color wheel, in -0.5…0.5.
 
     Examples
     --------
@@ -924,7 +926,7 @@ def adjust_hue(img: np.ndarray, hue_factor: float) -> np.ndarray:
         return img
     if img.dtype == np.uint8:
         hsv = cv2.cvtColor(np.ascontiguousarray(img), cv2.COLOR_RGB2HSV_FULL)
-        hsv[:, :, 0] += np.uint8(int(hue_factor * 255) % 256)  # bytes wrap around
+        hsv[:, :, 0] += np.uint8(int(hue_factor * 255) % 256)  # uint8 wraps around
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
     white = np.float32(highest(img))
     hsv = cv2.cvtColor(np.ascontiguousarray(img, np.float32) / white, cv2.COLOR_RGB2HSV)
@@ -938,17 +940,17 @@ def _gamma_of_pil(img: Image.Image, gamma: float, gain: float = 1) -> Image.Imag
 
 
 @_operation(_gamma_of_pil)
-@_of_colors
+@_on_color_channels
 def adjust_gamma(img: np.ndarray, gamma: float, gain: float = 1) -> np.ndarray:
-    """Raise the brightness, black being 0 and white 1, to a power: above 1 darkens shadows.
+    """Apply gamma correction: raise values in 0…1 to a power; above 1 darkens shadows.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     gamma : float
-        The exponent, at least 0.
+        Exponent, at least 0.
     gain : float
-        What the result is multiplied by.
+        Factor by which the result is multiplied.
 
     Examples
     --------
@@ -961,7 +963,7 @@ def adjust_gamma(img: np.ndarray, gamma: float, gain: float = 1) -> np.ndarray:
     white = highest(img)
     if img.dtype.kind == "f":
         return np.clip(gain * img**gamma, 0, 1).astype(img.dtype)
-    # Each of the values has an interval of equal length.
+    # each integer gets an interval of equal length
     known = _BYTES.astype(np.float64) if img.dtype == np.uint8 else img.astype(np.float64)
     powers = gain * (np.maximum(known, 0) / white) ** gamma
     values = np.clip((white + 1 - 1e-3) * powers, 0, white).astype(img.dtype)
@@ -975,7 +977,7 @@ def _grayscale_of_pil(img: Image.Image, num_output_channels: int = 1) -> Image.I
 
 @_operation(_grayscale_of_pil, functools.partial(check_choice, choices=(1, 3)))
 def rgb_to_grayscale(img: np.ndarray, num_output_channels: int = 1) -> np.ndarray:
-    """Return the luma of an image, once or three times.
+    """Convert an image to luma, with one or three equal channels.
 
     Examples
     --------
@@ -997,7 +999,7 @@ to_grayscale = rgb_to_grayscale
 
 @_operation(ImageOps.invert)
 def invert(img: np.ndarray) -> np.ndarray:
-    """Return the negative.
+    """Invert an image.
 
     Examples
     --------
@@ -1025,7 +1027,7 @@ def posterize(img: np.ndarray, bits: int) -> np.ndarray:
 
 @_operation(ImageOps.solarize)
 def solarize(img: np.ndarray, threshold: float) -> np.ndarray:
-    """Invert what is at least as bright as the threshold.
+    """Invert values of at least `threshold`.
 
     Examples
     --------
@@ -1041,7 +1043,7 @@ def solarize(img: np.ndarray, threshold: float) -> np.ndarray:
 
 @_operation(ImageOps.autocontrast)
 def autocontrast(img: np.ndarray) -> np.ndarray:
-    """Stretch each channel so that its darkest value is black and its brightest white.
+    """Stretch each channel so that its darkest value becomes black and its brightest white.
 
     Examples
     --------
@@ -1062,7 +1064,7 @@ def autocontrast(img: np.ndarray) -> np.ndarray:
 
 @_operation(ImageOps.equalize)
 def equalize(img: np.ndarray) -> np.ndarray:
-    """Make all values about equally frequent in each channel.
+    """Equalize the histogram of each channel.
 
     Examples
     --------
@@ -1080,15 +1082,15 @@ def equalize(img: np.ndarray) -> np.ndarray:
 def gaussian_blur(
     img: np.ndarray, kernel_size: Size, sigma: float | Sequence[float] | None = None
 ) -> np.ndarray:
-    """Blur by a normal distribution; edges are mirrored.
+    """Blur an image with a Gaussian kernel; edges are mirrored.
 
     Parameters
     ----------
     img : ndarray, PIL image or tensor
     kernel_size : int or (int, int)
-        Odd; width and height.
+        Odd width and height of the kernel.
     sigma : float or (float, float), optional
-        Standard deviations in pixels; by default 0.15 of the kernel's size, plus 0.35.
+        Standard deviations in pixels; by default 0.15 times the kernel size, plus 0.35.
 
     Examples
     --------
@@ -1125,17 +1127,17 @@ def gaussian_blur(
     return like(with_channels_of(blurred, img), img)
 
 
-def _away_from(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
-    """Multiply the distance of all values from a gray by a factor."""
+def _scale_from_gray(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
+    """Multiply the difference of all values from a gray value by a factor."""
     if img.dtype != np.uint8:
-        return _blended(img, np.asarray(gray), factor)
+        return _blend(img, np.asarray(gray), factor)
     values = np.float32(gray) + np.float32(factor) * (_BYTES - np.float32(gray))
     table = np.clip(values, 0, 255).astype(np.uint8)
     return cv2.LUT(np.ascontiguousarray(img), table).reshape(img.shape)
 
 
-def _blended(img: np.ndarray, other: object, factor: float) -> np.ndarray:
-    """Return ``other + factor (image - other)``, kept within black and white."""
+def _blend(img: np.ndarray, other: object, factor: float) -> np.ndarray:
+    """Return ``other + factor (image - other)``, clipped to black and white."""
     if img.dtype == np.uint8:
         img = np.ascontiguousarray(img)
         return cv2.addWeighted(img, factor, other, 1 - factor, 0).reshape(img.shape)
@@ -1156,7 +1158,7 @@ def _is_color(img: np.ndarray) -> bool:
 
 
 def _luma(img: np.ndarray) -> np.ndarray:
-    """Return the brightness ``(H, W)`` of the pixels, in the type of the image."""
+    """Return the luma ``(H, W)`` of the pixels, in the image's dtype."""
     if not _is_color(img):
         return img.reshape(img.shape[:2])
     if img.dtype == np.uint8:
@@ -1169,14 +1171,14 @@ def _luma(img: np.ndarray) -> np.ndarray:
 def to_tensor(
     pic: object, memory_format: torch.memory_format = torch.contiguous_format
 ) -> torch.Tensor:
-    """Return a tensor ``(C, H, W)``: bytes 0…255 become floats in 0…1, other values stay.
+    """Convert an image to a tensor ``(C, H, W)``: bytes 0…255 become floats in 0…1.
 
     Parameters
     ----------
     pic : ndarray, PIL image or tensor
     memory_format : torch.memory_format
-        ``torch.channels_last`` keeps the order of the array's values, so that a batch of such
-        tensors is in the layout that convolutions are fastest in.
+        ``torch.channels_last`` keeps the order of the array's values in memory, so that batches
+        have the memory format in which convolutions are fastest.
 
     Returns
     -------
@@ -1193,12 +1195,12 @@ def to_tensor(
     if is_pil(pic):
         if values.dtype == torch.bool:  # black and white
             values = values.to(torch.uint8) * 255
-        if values.dtype == torch.uint16:  # torch computes little with it
+        if values.dtype == torch.uint16:  # torch supports few operations on it
             values = values.to(torch.int32)
-    # Values that are neither bytes nor floats are not scaled: they keep their type.
+    # only bytes are scaled; other values keep their dtype
     is_bytes = values.dtype == torch.uint8
     dtype = torch.get_default_dtype() if is_bytes else values.dtype
-    if values.ndim == 3:  # layouts with the channels last are for batches
+    if values.ndim == 3:  # channels_last requires a batch dimension
         tensor = torch.empty((1, *values.shape), dtype=dtype, memory_format=memory_format)[0]
     else:
         tensor = torch.empty(values.shape, dtype=dtype)
@@ -1207,7 +1209,7 @@ def to_tensor(
 
 
 def _channels_first(img: object) -> torch.Tensor:
-    """Return the values of an image as a tensor ``(C, H, W)``, mostly a view."""
+    """Return an image's values as a tensor ``(C, H, W)``, a view if possible."""
     if isinstance(img, torch.Tensor):
         return img
     array = to_array(img)
@@ -1219,7 +1221,7 @@ def _channels_first(img: object) -> torch.Tensor:
 
 
 def pil_to_tensor(pic: object) -> torch.Tensor:
-    """Return the values of an image ``(C, H, W)`` in their own type.
+    """Convert an image to a tensor ``(C, H, W)`` without changing values or dtype.
 
     Examples
     --------
@@ -1232,7 +1234,7 @@ def pil_to_tensor(pic: object) -> torch.Tensor:
 
 
 def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Convert bytes to floats in 0…1, and back; between floats nothing but the type changes.
+    """Convert an image tensor to another dtype; floats are in 0…1, integers use their full range.
 
     Examples
     --------
@@ -1251,12 +1253,12 @@ def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32)
         if dtype == torch.int64:
             raise UsageError(
                 f"Values of {image.dtype} in 0…1 cannot become int64, which has more values than "
-                "they can tell apart; convert to int32",
+                "they can distinguish; convert to int32",
                 code="data-dtype",
             )
         if dtype in (torch.int32, torch.uint32):
             image = image.to(torch.float64)
-        # Each of the values gets an interval of equal length.
+        # each integer gets an interval of equal length
         return (image * (largest + 1 - 1e-3)).to(dtype)
     have = _largest(image.dtype)
     if have > largest:
@@ -1265,23 +1267,23 @@ def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32)
 
 
 def _largest(dtype: torch.dtype) -> int:
-    """Return the largest value of integers, 1 for truth values."""
+    """Return the largest value of an integer dtype, or 1 for bool."""
     return 1 if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-# The modes of Pillow that channels of bytes may be in, beside the first one.
+# Pillow's modes by number of byte channels; the first is the default.
 _MODES_OF_CHANNELS = {2: ("LA",), 3: ("RGB", "YCbCr", "HSV"), 4: ("RGBA", "CMYK", "RGBX")}
 
 
 def to_pil_image(pic: object, mode: str | None = None) -> Image.Image:
-    """Return a PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes.
+    """Convert an array or a tensor ``(C, H, W)`` to a PIL image; floats in 0…1 become bytes.
 
     Parameters
     ----------
     pic : ndarray, PIL image or tensor
     mode : str, optional
-        What the channels are: ``"HSV"`` and ``"YCbCr"`` for three, ``"CMYK"`` for four; ``"F"``
-        for one channel of floats, which stay what they are. To another mode it is converted.
+        Mode of the channels: ``"HSV"`` or ``"YCbCr"`` for three, ``"CMYK"`` for four, ``"F"`` for
+        one channel of unchanged floats. For other modes the image is converted.
 
     Examples
     --------
@@ -1312,12 +1314,12 @@ def to_pil_image(pic: object, mode: str | None = None) -> Image.Image:
 def normalize(
     tensor: torch.Tensor, mean: Sequence[float], std: Sequence[float], inplace: bool = False
 ) -> torch.Tensor:
-    """Return ``(tensor - mean) / std`` for each channel of a float tensor ``(..., C, H, W)``.
+    """Normalize each channel of a float tensor ``(..., C, H, W)``: ``(tensor - mean) / std``.
 
     Raises
     ------
     UsageError
-        If the tensor does not hold floats, or a standard deviation is 0.
+        If the tensor's dtype is not floating point, or a standard deviation is 0.
 
     Examples
     --------
@@ -1328,16 +1330,16 @@ def normalize(
     """
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(
-            f"normalize needs a tensor, not a {type(tensor).__name__}; ToTensor first",
+            f"normalize needs a tensor, not a {type(tensor).__name__}; apply ToTensor first",
             code="data-type",
         )
     if not tensor.is_floating_point():
         raise UsageError(
-            f"normalize needs a tensor of floats, not {tensor.dtype}; ToTensor first",
+            f"normalize needs a tensor of floats, not {tensor.dtype}; apply ToTensor first",
             code="data-dtype",
         )
     if tensor.ndim < 3:
-        raise no_image(tensor)
+        raise not_an_image(tensor)
     means = torch.as_tensor(mean, dtype=tensor.dtype).view(-1, 1, 1)
     scales = torch.as_tensor(std, dtype=tensor.dtype).view(-1, 1, 1)
     if (scales == 0).any():
@@ -1358,7 +1360,7 @@ def erase(
     v: torch.Tensor | float,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Overwrite `h` rows and `w` columns of a tensor, from row `i` and column `j` on, by `v`.
+    """Overwrite `h` rows and `w` columns of a tensor with `v`, from row `i` and column `j` on.
 
     Examples
     --------
@@ -1370,7 +1372,8 @@ def erase(
     """
     if not isinstance(img, torch.Tensor):
         raise UsageError(
-            f"erase needs a tensor, not a {type(img).__name__}; ToTensor first", code="data-type"
+            f"erase needs a tensor, not a {type(img).__name__}; apply ToTensor first",
+            code="data-type",
         )
     img = img if inplace else img.clone()
     img[..., i : i + h, j : j + w] = v

@@ -1,7 +1,7 @@
-"""The three kinds of images: arrays ``(H, W[, C])``, PIL images and tensors ``(…, C, H, W)``.
+"""Image types: ndarrays ``(H, W[, C])``, PIL images and tensors ``(…, C, H, W)``.
 
-Arrays and tensors hold bytes in 0…255, 16-bit integers, or floats in 0…1. Operations that only
-move pixels take any type.
+Arrays and tensors contain bytes in 0…255, 16-bit integers, or floats in 0…1. Operations that only
+move pixels accept any dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ from bigdl.common.errors import UsageError
 
 ImageT = TypeVar(
     "ImageT", np.ndarray, Image.Image, torch.Tensor
-)  # of an operation whose result is of the kind of the image
+)  # operations return the type of their input
 Size = int | Sequence[int]
 Fill = float | Sequence[float] | None
 
 
 class InterpolationMode(Enum):
-    """Method by which values between pixels are found; names and values are torchvision's.
+    """Interpolation method, with torchvision's names and values.
 
     Examples
     --------
@@ -53,12 +53,12 @@ OF_PILLOW = {mode: Image.Resampling[mode.name.partition("_")[0]] for mode in Int
 
 
 def interpolation_mode(mode: object) -> InterpolationMode:
-    """Return the mode for a mode, its value, Pillow's constant, or torchvision's mode.
+    """Convert a mode, its value, a Pillow constant or torchvision's mode to an InterpolationMode.
 
     Raises
     ------
     UsageError
-        If there is none like it.
+        If there is no such mode.
     """
     value = getattr(mode, "value", mode)  # torchvision's modes have the same values
     for each in InterpolationMode:
@@ -73,22 +73,22 @@ def interpolation_mode(mode: object) -> InterpolationMode:
 
 
 def is_pil(image: object) -> TypeIs[Image.Image]:
-    """Return True for an image of Pillow."""
+    """Return True for a PIL image."""
     return isinstance(image, Image.Image)
 
 
 def is_number(value: object) -> TypeIs[int | float]:
-    """Return True for a number of Python or NumPy."""
+    """Return True for a Python or NumPy number."""
     return isinstance(value, Number)
 
 
 def dimensions(image: object) -> tuple[int, int, int]:
-    """Return channels, height and width of an image.
+    """Return the number of channels, height and width of an image.
 
     Raises
     ------
     UsageError
-        If this is no image.
+        If the value is not an image.
     """
     if is_pil(image):
         return len(image.getbands()), image.height, image.width
@@ -96,11 +96,11 @@ def dimensions(image: object) -> tuple[int, int, int]:
         return image.shape[2] if image.ndim == 3 else 1, *image.shape[:2]
     if isinstance(image, torch.Tensor) and image.ndim >= 2:
         return image.shape[-3] if image.ndim > 2 else 1, *image.shape[-2:]
-    raise no_image(image)
+    raise not_an_image(image)
 
 
-def no_image(value: object) -> UsageError:
-    """Return the error for what is no image."""
+def not_an_image(value: object) -> UsageError:
+    """Return the error for a value that is not an image."""
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return UsageError(
         "An image must be a PIL image, an ndarray (height, width[, channels]) or a tensor "
@@ -110,7 +110,7 @@ def no_image(value: object) -> UsageError:
 
 
 def highest(image: np.ndarray) -> float:
-    """Return the value of white: the largest of 8 or 16 bits, and 1 for floats."""
+    """Return the value of white: the dtype's maximum for 8 or 16 bits, 1 for floats."""
     if image.dtype.kind == "f":
         return 1.0
     if image.dtype in (np.uint8, np.uint16, np.int16):
@@ -122,7 +122,7 @@ def highest(image: np.ndarray) -> float:
 
 
 def like(values: np.ndarray, image: np.ndarray, *, round_values: bool = True) -> np.ndarray:
-    """Return values in the dtype of an image, within its range; integers are rounded or cut."""
+    """Convert values to an image's dtype and range, with rounding and clipping."""
     if image.dtype.kind == "f":
         return values.astype(image.dtype, copy=False)
     if image.dtype.kind == "b":
@@ -133,20 +133,20 @@ def like(values: np.ndarray, image: np.ndarray, *, round_values: bool = True) ->
     return np.clip(values, limits.min, limits.max).astype(image.dtype)
 
 
-def widen_texts(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
-    """Return an image in a dtype that a library has kernels for; exact up to 2**53."""
+def widened(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
+    """Convert an image to a dtype that a library supports; exact up to 2**53."""
     dtype: Any = np.float32 if image.dtype.itemsize <= 2 else np.float64
     if image.dtype.name in dtypes:
         dtype = image.dtype
-    return np.require(image, dtype, ["C", "W"])  # torch warns of arrays that cannot be written to
+    return np.require(image, dtype, ["C", "W"])  # torch warns about read-only arrays
 
 
 def to_array(image: object) -> np.ndarray:
-    """Return an image as an array; without a copy where that is possible."""
+    """Convert an image to an ndarray, without a copy if possible."""
     if is_pil(image):
         return np.asarray(image)
     if not isinstance(image, (np.ndarray, torch.Tensor)) or image.ndim not in (2, 3):
-        raise no_image(image)
+        raise not_an_image(image)
     if isinstance(image, np.ndarray):
         return image
     array = image.detach().cpu().numpy()
@@ -154,14 +154,14 @@ def to_array(image: object) -> np.ndarray:
 
 
 def to_pil(array: np.ndarray) -> Image.Image:
-    """Return a PIL image of an array of bytes."""
+    """Convert an ndarray to a PIL image."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(array))
 
 
 def to_pil_of_mode(array: np.ndarray, mode: str) -> Image.Image:
-    """Return a PIL image whose channels are those of a mode; nothing is converted."""
+    """Create a PIL image of a mode from an array, without converting values."""
     converted = to_pil(array)
     if converted.mode == mode:
         return converted
@@ -169,7 +169,7 @@ def to_pil_of_mode(array: np.ndarray, mode: str) -> Image.Image:
 
 
 def to_pil_like(array: np.ndarray, image: Image.Image) -> Image.Image:
-    """Return a PIL image of the mode and with the palette of another one."""
+    """Create a PIL image from an array with another image's mode and palette."""
     converted = to_pil_of_mode(array, image.mode)
     if image.mode == "P":
         palette = image.getpalette("RGB")
@@ -181,20 +181,20 @@ def to_pil_like(array: np.ndarray, image: Image.Image) -> Image.Image:
 def on_arrays(
     image: ImageT, function: Callable[..., np.ndarray], *args: object, **kwargs: object
 ) -> ImageT:
-    """Apply a function of arrays to an image of any kind; the result is of the same kind.
+    """Apply a function of ndarrays to an image of any type; return the same type.
 
     Parameters
     ----------
     image : ndarray, PIL image or tensor
-        A tensor may have leading dimensions; its images are taken one by one.
+        The image. A tensor may have leading dimensions; its images are processed one by one.
     function : callable
-        From an array ``(H, W[, C])`` to another.
+        Function of an array ``(H, W[, C])`` that returns an array.
     *args, **kwargs
         Further arguments of the function.
     """
     if isinstance(image, torch.Tensor) and image.ndim > 3:
         images = image.flatten(0, -4)
-        if not len(images):  # of no images only the shape matters
+        if not len(images):  # for zero images only the shape is computed
             one: torch.Tensor = on_arrays(
                 image.new_zeros(image.shape[-3:]), function, *args, **kwargs
             )
@@ -212,7 +212,7 @@ def on_arrays(
 
 
 def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
-    """Return an array of bytes, or refuse another one."""
+    """Return an array of bytes; raise UsageError for other dtypes."""
     if image.dtype != np.uint8:
         raise UsageError(
             f"{operation} needs an image of bytes (uint8), but it holds {image.dtype}",
@@ -222,12 +222,12 @@ def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
 
 
 def with_channels_of(result: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """Return a result of OpenCV, which drops the last dimension if it is one, with it again."""
+    """Restore the channel dimension of a result of OpenCV, which drops it if it is one."""
     return result.reshape(*result.shape[:2], *image.shape[2:])
 
 
 def two_lengths(name: str, size: Size) -> tuple[int, int]:
-    """Return a size of one or two positive ints as two; `name` is that of the argument."""
+    """Return a size of one or two positive ints as a pair; `name` is the argument's name."""
     lengths = [size] if is_number(size) else list(size)
     if len(lengths) not in (1, 2):
         raise UsageError(
@@ -239,7 +239,7 @@ def two_lengths(name: str, size: Size) -> tuple[int, int]:
 
 
 def fill_values(image: object, fill: Fill) -> tuple[float, ...]:
-    """Return a number for each channel of an image; 0 if there is no fill."""
+    """Return one fill value per channel; 0 if there is no fill."""
     channels = dimensions(image)[0]
     values = (0,) if fill is None else (fill,) if is_number(fill) else tuple(fill)
     if len(values) not in (1, channels):

@@ -1,10 +1,9 @@
-"""Transforms: settings, random draws, and the operation that is applied to each image.
+"""Transform classes: settings, random draws, and the operation for each image.
 
-The life of a transform: a dataset calls it once for each sample, in any thread or process. It
-keeps nothing from one call to the next. Its random numbers come from torch's default generator, or
-from one that a thread has set (:func:`seeded`): a loader that transforms many samples on many
-threads gives each sample a generator of its own, so that the result depends on the seed alone and
-not on which thread was first.
+A dataset calls a transform once per sample, in any thread or process. A transform has no state
+between calls. Random numbers come from torch's default generator, or from a thread-local one
+(:func:`seeded`). A loader with several threads seeds a separate generator for each sample, so that
+results do not depend on the order of threads.
 """
 
 import math
@@ -40,7 +39,7 @@ _thread = threading.local()
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Let this thread draw from a generator of its own; nothing changes if `seed` is None."""
+    """Use a separate random generator in this thread; do nothing if `seed` is None."""
     before = _generator()
     if seed is not None:
         _thread.generator = torch.Generator().manual_seed(seed)
@@ -64,7 +63,7 @@ def _random_below(count: int) -> int:
 
 
 def _random_uniform(low: float, high: float) -> float:
-    """Draw a number in ``[low, high)``; `low` if they are equal."""
+    """Draw a number in ``[low, high)``; return `low` if they are equal."""
     return float(torch.empty(()).uniform_(low, high, generator=_generator()))
 
 
@@ -76,22 +75,22 @@ def _random_order(count: int) -> list[int]:
     return torch.randperm(count, generator=_generator()).tolist()
 
 
-def _random_place(rows: int, columns: int) -> tuple[int, int]:
-    """Draw top and left of a part, where this many rows and columns are left."""
+def _random_corner(rows: int, columns: int) -> tuple[int, int]:
+    """Draw top and left of a crop, given the remaining rows and columns."""
     return _random_below(rows + 1), _random_below(columns + 1)
 
 
 def _random_lengths(
     area: int, scale: Sequence[float], ratio: Sequence[float]
 ) -> Iterator[tuple[int, int]]:
-    """Draw the lengths of a part of an image ten times, as it may be too long.
+    """Yield ten random pairs of side lengths for a part of an image; some may be too long.
 
     Parameters
     ----------
     area : int
-        Pixels of the image.
+        Number of pixels of the image.
     scale, ratio : (float, float)
-        Ranges of the part's share of them, and of its second length divided by its first.
+        Ranges of the part's fraction of the area, and of its second length divided by its first.
     """
     for _ in range(10):
         share = area * _random_uniform(*scale)
@@ -101,18 +100,19 @@ def _random_lengths(
 
 @dataclass_transform(eq_default=False)
 class Transform(torch.nn.Module):
-    """A map from an image to another; a module without parameters.
+    """Base class of transforms: a module without parameters that maps images to images.
 
-    The annotated attributes of a class of this module are its settings, in the order of the
-    arguments of its constructor. ``class Name(Transform, operation=function)`` calls the function
-    with the image and all settings but `p`.
+    In this module, a class's annotated attributes are its settings, in the order of its constructor
+    arguments. ``class Name(Transform, operation=function)`` calls the function with the image and
+    all settings except `p`.
 
     Attributes
     ----------
     random : bool
-        Whether two calls with the same image may differ.
+        Whether two calls with the same image may give different results.
     scale_free : bool
-        Whether a small image is treated as a large one, so that images may be made smaller before.
+        Whether the transform does not depend on the image's scale, so that images may be downscaled
+        before it.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class Transform(torch.nn.Module):
             dataclass(eq=False, repr=False)(cls)
 
     def __new__(cls, *args: object, **kwargs: object):
-        # The constructors of dataclasses do not call this.
+        # Constructors of dataclasses do not call Module.__init__.
         transform = super().__new__(cls)
         torch.nn.Module.__init__(transform)
         return transform
@@ -148,7 +148,7 @@ class Transform(torch.nn.Module):
         return self.operation(image, *settings)
 
     def __repr__(self) -> str:
-        """The name and all settings: equal texts mean equal transforms."""
+        """Return the name and all settings; equal strings mean equal transforms."""
         settings = (
             f"{name}={value}"
             for name, value in vars(self).items()
@@ -158,9 +158,9 @@ class Transform(torch.nn.Module):
 
 
 def is_random(transform: Callable | None) -> bool:
-    """Return True if a transform may give two results for one image, as far as can be known.
+    """Return True if a transform may give different results for the same image.
 
-    Of a function that is not a transform of ours it cannot be known: it counts as random.
+    Functions that are not :class:`Transform` objects are treated as random.
     """
     if not isinstance(transform, Transform):
         return transform is not None
@@ -168,14 +168,14 @@ def is_random(transform: Callable | None) -> bool:
 
 
 def is_thread_safe(transform: Callable | None) -> bool:
-    """Return True if a transform gives the same result in any thread: only ours are known to."""
+    """Return True if a transform is known to be thread-safe, as those of this module are."""
     if not isinstance(transform, Transform) or isinstance(transform, Lambda):
         return transform is None
     return all(map(is_thread_safe, getattr(transform, "transforms", ())))
 
 
-def size_that_suffices(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return the size to which an image is made smaller before all that depends on its size.
+def sufficient_size(transform: object) -> Callable[[int, int], tuple[int, int]] | None:
+    """Return the size to which a transform resizes before any size-dependent step.
 
     Parameters
     ----------
@@ -184,9 +184,9 @@ def size_that_suffices(transform: object) -> Callable[[int, int], tuple[int, int
     Returns
     -------
     callable or None
-        From height and width of an image to those that its first ``Resize`` gives it; None if
-        another transform comes before, if pixels between the result's would not count, or if
-        nothing is known of the transform.
+        Function from an image's height and width to those after the first ``Resize``. None if
+        another size-dependent transform comes first, if the resize has no antialiasing, or if the
+        transform is unknown.
     """
     for step in transform.transforms if isinstance(transform, Compose) else [transform]:
         if type(step) is Resize and step.antialias and step.interpolation in OF_TORCH:
@@ -197,7 +197,7 @@ def size_that_suffices(transform: object) -> Callable[[int, int], tuple[int, int
 
 
 class _Group(Transform):
-    """Several transforms."""
+    """Base of transforms that contain several transforms."""
 
     transforms: Sequence[Callable]
 
@@ -209,7 +209,7 @@ class _Group(Transform):
                 code="argument-type",
                 argument="transforms",
             )
-        # Not a ModuleList: users put functions in, and change the list.
+        # not a ModuleList: users add functions and modify the list
         self.transforms = list(self.transforms)
 
     def __repr__(self) -> str:
@@ -219,9 +219,9 @@ class _Group(Transform):
 
 
 class Compose(_Group):
-    """One transform after the other.
+    """Apply several transforms in sequence.
 
-    A conversion to a tensor and the normalisation that follows it share one buffer.
+    A conversion to a tensor and a following normalisation share one buffer.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class Compose(_Group):
 
 
 class Lambda(Transform, random=True):
-    """A function of the user's.
+    """Apply a user's function to images.
 
     Examples
     --------
@@ -267,7 +267,7 @@ class Lambda(Transform, random=True):
 
 
 class RandomApply(_Group, random=True):
-    """All of the transforms with probability `p`, else none of them.
+    """Apply all of the transforms with probability `p`, else none of them.
 
     Examples
     --------
@@ -288,7 +288,7 @@ class RandomApply(_Group, random=True):
 
 
 class RandomOrder(_Group, random=True):
-    """All of the transforms in a random order.
+    """Apply all of the transforms in a random order.
 
     Examples
     --------
@@ -306,7 +306,7 @@ class RandomOrder(_Group, random=True):
 
 
 class RandomChoice(_Group, random=True):
-    """One of the transforms, with the probabilities `p` if they are given.
+    """Apply one randomly chosen transform, with probabilities `p` if given.
 
     Examples
     --------
@@ -335,7 +335,7 @@ class RandomChoice(_Group, random=True):
 
 
 class Resize(Transform, operation=F.resize):
-    """Make images larger or smaller. Parameters as of :func:`~.functional.resize`.
+    """Resize images; see :func:`~.functional.resize` for the parameters.
 
     Examples
     --------
@@ -357,8 +357,8 @@ class Resize(Transform, operation=F.resize):
         self.interpolation = interpolation_mode(self.interpolation)
 
 
-class _OfSize(Transform):
-    """A transform whose results have a height and a width."""
+class _SizedTransform(Transform):
+    """Base of transforms with a result of fixed height and width."""
 
     size: Size
 
@@ -366,8 +366,8 @@ class _OfSize(Transform):
         self.size = two_lengths("size", self.size)
 
 
-class CenterCrop(_OfSize, operation=F.center_crop):
-    """The middle of images.
+class CenterCrop(_SizedTransform, operation=F.center_crop):
+    """Crop the center of images.
 
     Examples
     --------
@@ -378,8 +378,8 @@ class CenterCrop(_OfSize, operation=F.center_crop):
     """
 
 
-class FiveCrop(_OfSize, operation=F.five_crop):
-    """Four corners and the middle: a tuple of five images.
+class FiveCrop(_SizedTransform, operation=F.five_crop):
+    """Crop the four corners and the center; return a tuple of five images.
 
     Examples
     --------
@@ -391,8 +391,8 @@ class FiveCrop(_OfSize, operation=F.five_crop):
     """
 
 
-class TenCrop(_OfSize, operation=F.ten_crop):
-    """:class:`FiveCrop` of an image and of its mirror image.
+class TenCrop(_SizedTransform, operation=F.ten_crop):
+    """Apply :class:`FiveCrop` to an image and its mirror image.
 
     Examples
     --------
@@ -407,7 +407,7 @@ class TenCrop(_OfSize, operation=F.ten_crop):
 
 
 class Pad(Transform, operation=F.pad):
-    """Add a border. Parameters as of :func:`~.functional.pad`.
+    """Pad images; see :func:`~.functional.pad` for the parameters.
 
     Examples
     --------
@@ -424,19 +424,19 @@ class Pad(Transform, operation=F.pad):
     padding_mode: str = "constant"
 
 
-class RandomCrop(_OfSize, random=True):
-    """A random part of images.
+class RandomCrop(_SizedTransform, random=True):
+    """Crop a random part of images.
 
     Parameters
     ----------
     size : int or (int, int)
         Height and width.
     padding : int or sequence, optional
-        A border that is added before.
+        Border that is added before cropping.
     pad_if_needed : bool
-        Add a border to an image that is smaller.
+        Whether to pad images that are smaller than the crop.
     fill, padding_mode
-        As of :class:`Pad`.
+        See :class:`Pad`.
 
     Examples
     --------
@@ -463,31 +463,31 @@ class RandomCrop(_OfSize, random=True):
 
     @staticmethod
     def get_params(img: object, output_size: Sequence[int]) -> tuple[int, int, int, int]:
-        """Draw top, left, height and width of a part of an image."""
+        """Draw top, left, height and width of a crop."""
         height, width = output_size
         _, rows, columns = dimensions(img)
         if rows < height or columns < width:
             raise UsageError(
                 f"A crop of {(height, width)} does not fit into an image of {(rows, columns)}; "
-                "Resize before, or pass pad_if_needed=True",
+                "resize it first, or pass pad_if_needed=True",
                 code="data-shape",
             )
-        return *_random_place(rows - height, columns - width), height, width
+        return *_random_corner(rows - height, columns - width), height, width
 
 
-class RandomResizedCrop(_OfSize, random=True):
-    """A random part of images, resized (Szegedy et al. 2014).
+class RandomResizedCrop(_SizedTransform, random=True):
+    """Crop a random part of images and resize it (Szegedy et al. 2014).
 
     Parameters
     ----------
     size : int or (int, int)
         Height and width of the result.
     scale : (float, float)
-        Range of the part's share of the image.
+        Range of the crop's fraction of the image area.
     ratio : (float, float)
-        Range of its width divided by its height.
+        Range of the crop's width divided by its height.
     interpolation, antialias
-        As of :class:`Resize`.
+        See :class:`Resize`.
 
     Examples
     --------
@@ -514,39 +514,39 @@ class RandomResizedCrop(_OfSize, random=True):
     def get_params(
         img: object, scale: Sequence[float], ratio: Sequence[float]
     ) -> tuple[int, int, int, int]:
-        """Draw top, left, height and width of a part of an image."""
+        """Draw top, left, height and width of a crop."""
         _, rows, columns = dimensions(img)
         for height, width in _random_lengths(rows * columns, scale, ratio):
             if 0 < height <= rows and 0 < width <= columns:
-                return *_random_place(rows - height, columns - width), height, width
-        # The middle.
+                return *_random_corner(rows - height, columns - width), height, width
+        # fallback: central crop
         clipped = min(max(columns / rows, min(ratio)), max(ratio))
         height, width = min(rows, round(columns / clipped)), min(columns, round(rows * clipped))
         return (rows - height) // 2, (columns - width) // 2, height, width
 
 
 class _RandomTransform(Transform, random=True):
-    """A transform that is applied with probability `p`."""
+    """Base of transforms that are applied with probability `p`."""
 
     def __post_init__(self) -> None:
         check_number("p", vars(self)["p"], 0, 1)
 
     def changed(self, image: ImageT) -> ImageT:
-        """Return the image after the transform."""
+        """Return the transformed image."""
         return super().forward(image)
 
     def forward(self, image: ImageT) -> ImageT:
         return self.changed(image) if _random_bool(vars(self)["p"]) else image
 
 
-class _EverySecond(_RandomTransform):
-    """A transform that is applied to every second image where nothing else is said."""
+class _HalfProbability(_RandomTransform):
+    """Base of transforms with a default probability of 0.5."""
 
     p: float = 0.5
 
 
-class RandomHorizontalFlip(_EverySecond, operation=F.hflip, scale_free=True):
-    """Mirror left and right with probability `p`.
+class RandomHorizontalFlip(_HalfProbability, operation=F.hflip, scale_free=True):
+    """Mirror images horizontally with probability `p`.
 
     Examples
     --------
@@ -557,8 +557,8 @@ class RandomHorizontalFlip(_EverySecond, operation=F.hflip, scale_free=True):
     """
 
 
-class RandomVerticalFlip(_EverySecond, operation=F.vflip, scale_free=True):
-    """Mirror top and bottom with probability `p`.
+class RandomVerticalFlip(_HalfProbability, operation=F.vflip, scale_free=True):
+    """Mirror images vertically with probability `p`.
 
     Examples
     --------
@@ -569,8 +569,8 @@ class RandomVerticalFlip(_EverySecond, operation=F.vflip, scale_free=True):
     """
 
 
-class RandomInvert(_EverySecond, operation=F.invert, scale_free=True):
-    """The negative with probability `p`.
+class RandomInvert(_HalfProbability, operation=F.invert, scale_free=True):
+    """Invert images with probability `p`.
 
     Examples
     --------
@@ -581,8 +581,8 @@ class RandomInvert(_EverySecond, operation=F.invert, scale_free=True):
     """
 
 
-class RandomAutocontrast(_EverySecond, operation=F.autocontrast):
-    """Stretch each channel from black to white with probability `p`.
+class RandomAutocontrast(_HalfProbability, operation=F.autocontrast):
+    """Stretch each channel to the range from black to white with probability `p`.
 
     Examples
     --------
@@ -593,8 +593,8 @@ class RandomAutocontrast(_EverySecond, operation=F.autocontrast):
     """
 
 
-class RandomEqualize(_EverySecond, operation=F.equalize):
-    """Make all values about equally frequent with probability `p`.
+class RandomEqualize(_HalfProbability, operation=F.equalize):
+    """Equalize the histogram of images with probability `p`.
 
     Examples
     --------
@@ -622,7 +622,7 @@ class RandomPosterize(_RandomTransform, operation=F.posterize):
 
 
 class RandomSolarize(_RandomTransform, operation=F.solarize):
-    """Invert what is at least as bright as `threshold` with probability `p`.
+    """Invert values of at least `threshold` with probability `p`.
 
     Examples
     --------
@@ -653,7 +653,7 @@ class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
 
 
 class RandomGrayscale(_RandomTransform, scale_free=True):
-    """The luma with probability `p`; the number of channels stays.
+    """Convert images to luma with probability `p`; keep the number of channels.
 
     Examples
     --------
@@ -670,7 +670,7 @@ class RandomGrayscale(_RandomTransform, scale_free=True):
 
 
 class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
-    """The luma of images.
+    """Convert images to luma.
 
     Parameters
     ----------
@@ -689,15 +689,14 @@ class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
 
 
 class ColorJitter(Transform, scale_free=True):
-    """Change brightness, contrast, saturation and hue at random, in random order.
+    """Change brightness, contrast, saturation and hue randomly, in random order.
 
     Parameters
     ----------
     brightness, contrast, saturation : float or (float, float)
-        Range of the factor; one number stands for ``1 ± number``, never below 0.
+        Range of the factor; a single number means ``1 ± number``, but at least 0.
     hue : float or (float, float)
-        Range of the turn of the wheel of colours, within -0.5…0.5; one number stands for minus
-        that to that.
+        Range of the hue shift within -0.5…0.5; a single number means ``± number``.
 
     Examples
     --------
@@ -746,7 +745,7 @@ class ColorJitter(Transform, scale_free=True):
     def get_params(
         brightness: Any, contrast: Any, saturation: Any, hue: Any
     ) -> tuple[torch.Tensor, float | None, float | None, float | None, float | None]:
-        """Draw the order of the four changes, and their factors, None for those without a range."""
+        """Draw the order of the four changes and their factors; a factor without range is None."""
         order = torch.tensor(_random_order(4))
         first, second, third, fourth = (
             _random_uniform(*limits) if limits else None
@@ -762,7 +761,7 @@ def _limits(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> tuple[float, float]:
-    """Return a range; one number stands for as much on both sides of its center."""
+    """Return a range; a single number means that distance on both sides of the center."""
     if is_number(value):
         check_number(name, value, 0)
         value = (max(center - value, least) if center else -value, center + value)
@@ -776,19 +775,19 @@ def _limits(
     return float(value[0]), float(value[1])
 
 
-def _two(value: Any) -> tuple[float, float]:
+def _as_pair(value: Any) -> tuple[float, float]:
     return (value, value) if is_number(value) else tuple(value)
 
 
 class GaussianBlur(Transform):
-    """Blur images by a normal distribution of a random width.
+    """Blur images with a Gaussian kernel of random standard deviation.
 
     Parameters
     ----------
     kernel_size : int or (int, int)
-        Odd.
+        Odd width and height of the kernel.
     sigma : float or (float, float)
-        Range of its standard deviation, in pixels.
+        Range of the standard deviation in pixels.
 
     Examples
     --------
@@ -805,7 +804,7 @@ class GaussianBlur(Transform):
     sigma: Any = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        low, high = self.sigma = _two(self.sigma)
+        low, high = self.sigma = _as_pair(self.sigma)
         if not 0 < low <= high:
             raise UsageError(
                 f"sigma must be a range of positive numbers, but it is {self.sigma!r}",
@@ -827,14 +826,14 @@ class GaussianBlur(Transform):
 
 
 class RandomRotation(Transform, random=True):
-    """Turn images by a random angle.
+    """Rotate images by a random angle.
 
     Parameters
     ----------
     degrees : float or (float, float)
-        Range of the angle; one number stands for minus that to that.
+        Range of the angle in degrees; a single number means ``± number``.
     interpolation, expand, center, fill
-        As of :func:`~.functional.rotate`.
+        See :func:`~.functional.rotate`.
 
     Examples
     --------
@@ -866,20 +865,20 @@ class RandomRotation(Transform, random=True):
 
 
 class RandomAffine(Transform, random=True):
-    """Turn, move, scale and shear images at random.
+    """Rotate, translate, scale and shear images randomly.
 
     Parameters
     ----------
     degrees : float or (float, float)
-        Range of the angle.
+        Range of the angle in degrees.
     translate : (float, float), optional
-        Largest share of the width and of the height by which they are moved.
+        Largest translation as fractions of width and height.
     scale : (float, float), optional
-        Range of the factor.
+        Range of the scale factor.
     shear : float, (float, float) or 4 floats, optional
-        Range of the angle along the rows; along the columns, too, with four.
+        Range of the shear angle along the rows; four numbers add a range along the columns.
     interpolation, fill, center
-        As of :func:`~.functional.affine`.
+        See :func:`~.functional.affine`.
 
     Examples
     --------
@@ -931,7 +930,7 @@ class RandomAffine(Transform, random=True):
         shears: Sequence[float] | None,
         img_size: Sequence[int],
     ) -> tuple[float, tuple[int, int], float, tuple[float, float]]:
-        """Draw angle, translation, scale and shear for an image of a width and a height."""
+        """Draw angle, translation, scale and shear for an image of the given width and height."""
         angle = _random_uniform(*degrees)
         across = down = 0
         if translate is not None:
@@ -945,16 +944,16 @@ class RandomAffine(Transform, random=True):
 
 
 class RandomPerspective(_RandomTransform):
-    """See images from a random place.
+    """Apply a random perspective distortion to images.
 
     Parameters
     ----------
     distortion_scale : float
-        How far the corners move at most, as a share of half of the image, in 0…1.
+        Largest movement of the corners as a fraction of half of the image, 0…1.
     p : float
-        Probability that it is done.
+        Probability of the transform.
     interpolation, fill
-        As of :func:`~.functional.perspective`.
+        See :func:`~.functional.perspective`.
 
     Examples
     --------
@@ -976,19 +975,19 @@ class RandomPerspective(_RandomTransform):
 
     def changed(self, image: ImageT) -> ImageT:
         _, height, width = dimensions(image)
-        places = self.get_params(width, height, self.distortion_scale)
-        return F.perspective(image, *places, self.interpolation, self.fill)
+        corners = self.get_params(width, height, self.distortion_scale)
+        return F.perspective(image, *corners, self.interpolation, self.fill)
 
     @staticmethod
     def get_params(
         width: int, height: int, distortion_scale: float
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Draw where the corners of an image of this size move to; return them before and after."""
+        """Draw new positions of an image's corners; return the original and the new corners."""
         across = int(distortion_scale * (width // 2))
         down = int(distortion_scale * (height // 2))
         right, bottom = width - 1, height - 1
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
-        # Inwards from the left and from the right.
+        # all corners move inwards
         end = [
             [
                 _random_below(across + 1) + (right - across if x else 0),
@@ -1000,16 +999,16 @@ class RandomPerspective(_RandomTransform):
 
 
 class ElasticTransform(Transform, random=True):
-    """Move pixels by smooth random displacements (Simard et al. 2003).
+    """Displace pixels by a smooth random field (Simard et al. 2003).
 
     Parameters
     ----------
     alpha : float or (float, float)
-        Size of the displacements, to the right and below.
+        Size of the displacements, horizontal and vertical.
     sigma : float or (float, float)
-        How smooth they are: pixels of the normal distribution that they are blurred by.
+        Smoothness: standard deviation in pixels of the Gaussian blur of the displacements.
     interpolation, fill
-        As of :func:`~.functional.elastic_transform`.
+        See :func:`~.functional.elastic_transform`.
 
     Examples
     --------
@@ -1025,7 +1024,7 @@ class ElasticTransform(Transform, random=True):
     fill: Fill = 0
 
     def __post_init__(self) -> None:
-        self.alpha, self.sigma = _two(self.alpha), _two(self.sigma)
+        self.alpha, self.sigma = _as_pair(self.alpha), _as_pair(self.sigma)
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: ImageT) -> ImageT:
@@ -1037,12 +1036,12 @@ class ElasticTransform(Transform, random=True):
     def get_params(
         alpha: Sequence[float], sigma: Sequence[float], size: Sequence[int]
     ) -> torch.Tensor:
-        """Draw a displacement ``(1, H, W, 2)`` for an image of a height and a width."""
+        """Draw a displacement field ``(1, H, W, 2)`` for an image of the given height and width."""
         shifts = []
         for strength, deviation, length in zip(alpha, sigma, reversed(size), strict=True):
             field = torch.rand((1, *size), generator=_generator()) * 2 - 1
             if deviation > 0:
-                # Odd, and four standard deviations to each side.
+                # odd, with four standard deviations to each side
                 width = int(8 * deviation + 1)
                 field = F.gaussian_blur(field, width + (width + 1) % 2, deviation)
             shifts.append(field * (strength / length))
@@ -1050,14 +1049,14 @@ class ElasticTransform(Transform, random=True):
 
 
 class ToTensor(Transform, operation=F.to_tensor):
-    """A float32 tensor ``(C, H, W)``: bytes 0…255 become 0…1, floats stay what they are.
+    """Convert images to float32 tensors ``(C, H, W)``: bytes 0…255 become 0…1.
 
     Parameters
     ----------
     memory_format : torch.memory_format
-        ``torch.channels_last`` keeps the order of the values, for
-        :func:`~bigdl.nano.pytorch.vision.datasets.collate_channels_last`; such a tensor cannot be
-        flattened by ``view``.
+        ``torch.channels_last`` keeps the order of the values in memory, for
+        :func:`~bigdl.nano.pytorch.vision.datasets.collate_channels_last`. Such a tensor cannot be
+        flattened with ``view``.
 
     Examples
     --------
@@ -1072,7 +1071,7 @@ class ToTensor(Transform, operation=F.to_tensor):
 
 
 class PILToTensor(Transform, operation=F.pil_to_tensor):
-    """The values of an image ``(C, H, W)`` in their own type.
+    """Convert images to tensors ``(C, H, W)`` without changing values or dtype.
 
     Examples
     --------
@@ -1084,7 +1083,7 @@ class PILToTensor(Transform, operation=F.pil_to_tensor):
 
 
 class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
-    """Bytes to floats in 0…1, and back.
+    """Convert image tensors between integers and floats in 0…1.
 
     Examples
     --------
@@ -1098,7 +1097,7 @@ class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
 
 
 class ToPILImage(Transform, operation=F.to_pil_image):
-    """A PIL image of an array or a tensor.
+    """Convert arrays and tensors to PIL images.
 
     Examples
     --------
@@ -1113,14 +1112,14 @@ class ToPILImage(Transform, operation=F.to_pil_image):
 
 
 class Normalize(Transform, operation=F.normalize):
-    """``(tensor - mean) / std`` for each channel.
+    """Normalize tensors: ``(tensor - mean) / std`` per channel.
 
     Parameters
     ----------
     mean, std : sequence of float
-        One for each channel, or one for all.
+        One value per channel, or one for all channels.
     inplace : bool
-        Whether the tensor is changed.
+        Whether to modify the tensor in place.
 
     Examples
     --------
@@ -1135,18 +1134,18 @@ class Normalize(Transform, operation=F.normalize):
     inplace: bool = False
 
     def after(self, previous: object, tensor: torch.Tensor) -> torch.Tensor:
-        """As `forward`, in the buffer of a ``ToTensor`` that was called just before."""
+        """Normalize a tensor, in place if the previous transform was ``ToTensor``."""
         inplace = self.inplace or isinstance(previous, ToTensor)
         return F.normalize(tensor, self.mean, self.std, inplace)
 
 
 class LinearTransformation(Transform):
-    """Whitening: ``(flattened tensor - mean_vector) @ transformation_matrix``.
+    """Whiten images: ``(flattened tensor - mean_vector) @ transformation_matrix``.
 
     Parameters
     ----------
     transformation_matrix : Tensor (D, D)
-        D is the number of values of an image.
+        Matrix; D is the number of values of an image.
     mean_vector : Tensor (D,)
 
     Examples
@@ -1171,7 +1170,7 @@ class LinearTransformation(Transform):
                 argument="transformation_matrix",
             )
 
-    def forward(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # of no other images
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # tensors only
         size = math.prod(tensor.shape[-3:])
         if size != len(self.mean_vector):
             raise UsageError(
@@ -1183,21 +1182,21 @@ class LinearTransformation(Transform):
         return (flat @ self.transformation_matrix).reshape(tensor.shape)
 
 
-class RandomErasing(_EverySecond):
-    """Overwrite a random rectangle of a tensor (Zhong et al. 2017).
+class RandomErasing(_HalfProbability):
+    """Erase a random rectangle of a tensor (Zhong et al. 2017).
 
     Parameters
     ----------
     p : float
-        Probability that it is done.
+        Probability of the transform.
     scale : (float, float)
-        Range of the rectangle's share of the image.
+        Range of the rectangle's fraction of the image area.
     ratio : (float, float)
-        Range of its height divided by its width.
+        Range of the rectangle's height divided by its width.
     value : float, sequence or "random"
-        What it is filled with: one number, one for each channel, or standard normal noise.
+        Fill value: a number, one number per channel, or "random" for standard normal noise.
     inplace : bool
-        Whether the tensor is changed.
+        Whether to modify the tensor in place.
 
     Examples
     --------
@@ -1230,7 +1229,7 @@ class RandomErasing(_EverySecond):
                 argument="value",
             )
 
-    def changed(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # of no other images
+    def changed(self, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # tensors only
         value = None if self.value == "random" else self.value
         top, left, height, width, values = self.get_params(tensor, self.scale, self.ratio, value)
         return F.erase(tensor, top, left, height, width, values, self.inplace)
@@ -1239,9 +1238,9 @@ class RandomErasing(_EverySecond):
     def get_params(
         img: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], value: object = None
     ) -> tuple[int, int, int, int, torch.Tensor]:
-        """Draw top, left, height and width of a rectangle, and what it is filled with.
+        """Draw top, left, height, width and fill values of a rectangle.
 
-        Where no rectangle fits, it is the whole image and its own values. `value` None draws noise.
+        If no rectangle fits, return the whole image with its values. `value` None draws noise.
         """
         channels, rows, columns = dimensions(img)
         for width, height in _random_lengths(rows * columns, scale, ratio):
@@ -1250,7 +1249,7 @@ class RandomErasing(_EverySecond):
                     values = torch.randn((channels, height, width), generator=_generator())
                 else:
                     values = torch.as_tensor(value, dtype=torch.float32).view(-1, 1, 1)
-                return *_random_place(rows - height, columns - width), height, width, values
+                return *_random_corner(rows - height, columns - width), height, width, values
         return 0, 0, rows, columns, img
 
 
