@@ -10,7 +10,9 @@ from bigdl.training.progress import in_notebook
 
 
 def _silence(stack: contextlib.ExitStack) -> None:
-    stack.enter_context(preserve_program_state())  # exporters import modules and draw random numbers
+    stack.enter_context(
+        preserve_program_state()
+    )  # exporters import modules and draw random numbers
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))

@@ -216,7 +216,7 @@ class _TrainerObjective:
         alone = (self.trainer.get("num_processes") or 1) == 1
         pruned = trial if alone and len(self.directions) == 1 else None
         epochs = _EpochMetrics(logged, pruned)
-        with quieter(logging.WARNING, *_REPORTS), _interruptible():
+        with raise_log_level(logging.WARNING, *_REPORTS), _interruptible():
             arguments = copy.deepcopy(self.trainer)
             arguments["callbacks"] = [*_callbacks(arguments), epochs]
             trainer = self.trainer_class(**arguments)

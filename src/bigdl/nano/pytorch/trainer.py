@@ -264,7 +264,7 @@ class Trainer(pl.Trainer):
         self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuning_context() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
-            with start_method_kept():  # Lightning reads the start method, which fixes it
+            with preserve_start_method():  # Lightning reads the start method, which fixes it
                 super().fit(
                     model,
                     train_dataloaders,

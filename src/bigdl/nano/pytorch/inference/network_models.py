@@ -313,7 +313,11 @@ def _traced(source: TorchSource):
 
     sample = tuple(source.sample_tensors)
     # OpenVINO changes the root logger's level if the conversion fails.
-    with source.flat_module() as module, preserve_program_state(), warnings.catch_warnings(record=True) as seen:
+    with (
+        source.flat_module() as module,
+        preserve_program_state(),
+        warnings.catch_warnings(record=True) as seen,
+    ):
         warnings.simplefilter("always")
         # check_trace would trace twice more; shared weights would change with the module's.
         decoder = TorchScriptPythonDecoder(

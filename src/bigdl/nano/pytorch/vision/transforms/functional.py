@@ -42,8 +42,8 @@ from bigdl.nano.pytorch.vision.transforms.images import (
     to_array,
     to_pil,
     to_pil_of_mode,
+    to_supported_dtype,
     two_lengths,
-    widen_texts,
     with_channels_of,
 )
 
@@ -217,7 +217,7 @@ def _resize(
     if mode not in OF_TORCH:
         return _resize_by_pillow(img, size, mode)
     # torch has kernels for bytes and floats; other dtypes are computed as floats and rounded.
-    values = widened(img, ("uint8", "float32", "float64"))
+    values = to_supported_dtype(img, ("uint8", "float32", "float64"))
     tensor = torch.from_numpy(values)
     tensor = tensor.view(1, *img.shape[:2], -1).permute(0, 3, 1, 2)
     tensor = torch.nn.functional.interpolate(
@@ -702,7 +702,7 @@ def _opencv_supports(img: np.ndarray) -> bool:
 
 
 def _floats(img: np.ndarray) -> np.ndarray:
-    return widen_texts(img, ("float32", "float64"))
+    return to_supported_dtype(img, ("float32", "float64"))
 
 
 def _sample_at(
@@ -893,7 +893,7 @@ def adjust_sharpness(img: np.ndarray, sharpness_factor: float) -> np.ndarray:
         return img
     kernel = np.ones((3, 3), np.float32)
     kernel[1, 1] = 5
-    values = widen_texts(img, _TYPES_OF_OPENCV)
+    values = to_supported_dtype(img, _TYPES_OF_OPENCV)
     smooth = like(cv2.filter2D(values, -1, kernel / 13).reshape(img.shape), img)
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         smooth[edge] = img[edge]
@@ -1055,7 +1055,7 @@ def autocontrast(img: np.ndarray) -> np.ndarray:
     if img.dtype == np.uint8:
         return np.asarray(ImageOps.autocontrast(to_pil(img))).reshape(img.shape)
     white = highest(img)
-    values = widen_texts(img, ("float32", "float64"))
+    values = to_supported_dtype(img, ("float32", "float64"))
     low, high = values.min((0, 1)), values.max((0, 1))
     flat = high == low
     stretched = (values - low) * (white / np.where(flat, 1, high - low))
@@ -1118,7 +1118,7 @@ def gaussian_blur(
             f"sigma must be positive, but it is {sigma}", code="argument-value", argument="sigma"
         )
     blurred = cv2.GaussianBlur(
-        widen_texts(img, _TYPES_OF_OPENCV),
+        to_supported_dtype(img, _TYPES_OF_OPENCV),
         kernel,
         sigmas[0],
         sigmaY=sigmas[-1],
@@ -1142,7 +1142,7 @@ def _blend(img: np.ndarray, other: object, factor: float) -> np.ndarray:
         img = np.ascontiguousarray(img)
         return cv2.addWeighted(img, factor, other, 1 - factor, 0).reshape(img.shape)
     white = highest(img)
-    values = widen_texts(img, ("float32", "float64"))
+    values = to_supported_dtype(img, ("float32", "float64"))
     mixed = other + np.asarray(factor, values.dtype) * (values - other)
     return np.clip(mixed, 0, white).astype(img.dtype)
 

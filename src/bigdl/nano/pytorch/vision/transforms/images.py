@@ -133,7 +133,7 @@ def like(values: np.ndarray, image: np.ndarray, *, round_values: bool = True) ->
     return np.clip(values, limits.min, limits.max).astype(image.dtype)
 
 
-def widened(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
+def to_supported_dtype(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
     """Convert an image to a dtype that a library supports; exact up to 2**53."""
     dtype: Any = np.float32 if image.dtype.itemsize <= 2 else np.float64
     if image.dtype.name in dtypes:
