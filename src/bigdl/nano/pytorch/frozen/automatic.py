@@ -349,7 +349,7 @@ class AutomaticPrefix:
 
     @property
     def report(self) -> str:
-        """Report of each segment's method, and the reasons why other modules are not accelerated."""
+        """Report of each segment's method, and the reasons for modules that are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; runs as written because {segment.reason}" if segment.reason else "")
