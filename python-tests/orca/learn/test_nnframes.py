@@ -399,7 +399,7 @@ def test_a_save_says_what_it_leaves_out(frame, tmp_path, caplog):
     stage = NNEstimator(linear(), nn.MSELoss()).setValidation("everyepoch", frame, ["mae"], 4)
     stage.setTrainSummary(TrainSummary(str(tmp_path), "app")).save(str(tmp_path / "stage"))
     (said,) = [r.getMessage() for r in caplog.records if r.name == "bigdl.orca"]
-    assert said.startswith("What was given to setValidation and setTrainSummary is not saved")
+    assert said.startswith("The value of setValidation and setTrainSummary is not saved")
     again = NNEstimator.load(str(tmp_path / "stage"))
     assert again.getValidation() is None
     caplog.clear()

@@ -1,9 +1,10 @@
-"""Stages of Spark ML pipelines that train and apply PyTorch models.
+"""Spark ML pipeline stages that train and apply PyTorch models.
 
-``NNEstimator`` is a ``pyspark.ml.Estimator`` whose ``fit(df)`` gives an ``NNModel``, a
-``pyspark.ml.Transformer``; ``NNClassifier`` and ``NNClassifierModel`` are the same for classes.
-They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators, and train through
-:class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of workers.
+``NNEstimator`` is a ``pyspark.ml.Estimator`` whose ``fit(df)`` returns an ``NNModel``, a
+``pyspark.ml.Transformer``. ``NNClassifier`` and ``NNClassifierModel`` are their counterparts for
+classification. The stages work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's
+evaluators. They train with :class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of
+workers.
 """
 
 from bigdl.orca.learn.nnframes import preprocessing, stages

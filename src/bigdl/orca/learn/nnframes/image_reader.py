@@ -1,4 +1,4 @@
-"""Images of a folder as a DataFrame."""
+"""Reading of image folders as DataFrames."""
 
 import functools
 
@@ -9,7 +9,7 @@ from bigdl.orca.data.xshards.connect import rows_of
 
 
 class NNImageReader:
-    """Reads images into Spark's image schema.
+    """Reader of images into Spark's image schema.
 
     Examples
     --------
@@ -33,24 +33,25 @@ class NNImageReader:
         image_codec: int = -1,
         bigdl_type: str = "float",
     ):
-        """Images of a folder; files that are none are left out.
+        """Read the images of a folder; skip files that are not images.
 
         Parameters
         ----------
         path : str
-            A folder or a pattern, on any file system of Spark.
+            Folder or glob pattern, on any file system that Spark supports.
         sc : SparkContext, optional
             Accepted for compatibility: the active session is used.
         minPartitions : int
+            Minimum number of partitions.
         resizeH, resizeW : int
-            Height and width to scale to (needs Pillow); default as they are.
+            Height and width to resize to (requires Pillow); default the original size.
         image_codec, bigdl_type
-            Accepted for compatibility: images are decoded as they were saved.
+            Accepted for compatibility and ignored.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            One column ``image``: origin, height, width, nChannels, mode and data (rows of BGR).
+            One column ``image`` with origin, height, width, nChannels, mode and data (BGR rows).
         """
         from bigdl.orca.context import OrcaContext
 
@@ -67,12 +68,12 @@ class NNImageReader:
         if resizeH <= 0:
             return frame
         require("PIL", "nano")
-        resized = functools.partial(_resized, height=resizeH, width=resizeW)
+        resized = functools.partial(_resize, height=resizeH, width=resizeW)
         return frame.mapInArrow(silent_when_closed(resized), frame.schema)
 
 
-def _resized(batches, height, width):
-    """The images of record batches, scaled."""
+def _resize(batches, height, width):
+    """Resize the images of record batches."""
     import pyarrow as pa
     from PIL import Image
 
@@ -81,7 +82,7 @@ def _resized(batches, height, width):
         for row in batch.column("image").to_pylist():
             mode = {1: "L", 3: "RGB", 4: "RGBA"}[row["nChannels"]]
             size = (row["width"], row["height"])
-            # channels are scaled one by one, so their order does not matter
+            # channels are resized independently, so their order does not matter
             image = Image.frombytes(mode, size, row["data"])
             data = image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
             made.append({**row, "height": height, "width": width, "data": data})

@@ -1,8 +1,7 @@
-"""Preprocessing of the features and label columns, before the model or the loss sees them.
+"""Preprocessing of feature and label columns for NNFrames.
 
-A preprocessing is called with the tensor of one row.  Those of this module know what they do to a
-whole batch, so a batch costs them one operation; a function of the user is called row by row and
-its results are stacked.
+A preprocessing step maps the tensor of one row. The steps of this module process a whole batch in
+one operation. A user function is called row by row, and its results are stacked.
 """
 
 import math
@@ -27,7 +26,7 @@ __all__ = [
 
 
 class Preprocessing:
-    """Base class: :meth:`batch` says what becomes of the rows of a batch.
+    """Base class of preprocessing steps; subclasses override :meth:`batch`.
 
     Examples
     --------
@@ -42,20 +41,20 @@ class Preprocessing:
     """
 
     def __call__(self, value):
-        """One row: a number, a vector, nested lists or a tensor.
+        """Preprocess one row: a number, a vector, nested lists or a tensor.
 
         Returns
         -------
         torch.Tensor or tuple of torch.Tensor
         """
-        if hasattr(value, "toArray"):  # Spark's vectors
+        if hasattr(value, "toArray"):  # Spark vectors
             value = value.toArray()
         row = torch.as_tensor(value)
         made = self.batch((row.float() if row.dtype == torch.float64 else row).unsqueeze(0))
         return tuple(t[0] for t in made) if isinstance(made, tuple) else made[0]
 
     def batch(self, rows: torch.Tensor) -> Any:
-        """All rows of a batch.
+        """Preprocess all rows of a batch.
 
         Parameters
         ----------
@@ -64,13 +63,13 @@ class Preprocessing:
         Returns
         -------
         torch.Tensor or tuple of torch.Tensor
-            Of n rows each; a tuple is several inputs of the model.
+            Tensors of n rows; a tuple has one tensor per model input.
         """
         return rows
 
 
 class TensorToSample(Preprocessing):
-    """Leave rows as they are; the last link of chains in programs for BigDL 2.x.
+    """Identity step, for chains in programs for BigDL 2.x.
 
     Examples
     --------
@@ -82,18 +81,18 @@ class TensorToSample(Preprocessing):
 
 
 class SeqToTensor(Preprocessing):
-    """Numbers to a tensor of a shape.
+    """Conversion of numeric rows to tensors of a given shape.
 
     Parameters
     ----------
     size : sequence of int, optional
-        Shape of one row; default the shape that it has, and ``(1,)`` for a number.
+        Shape of one row; default its current shape, or ``(1,)`` for a number.
 
     Examples
     --------
     >>> import torch
     >>> from bigdl.orca.learn.nnframes import SeqToTensor
-    >>> SeqToTensor([2, 2]).batch(torch.zeros(5, 4)).shape  # five rows of four numbers
+    >>> SeqToTensor([2, 2]).batch(torch.zeros(5, 4)).shape  # five rows with four numbers each
     torch.Size([5, 2, 2])
     """
 
@@ -102,8 +101,7 @@ class SeqToTensor(Preprocessing):
         self.size = None if size is None else tuple(size)
         if not all(_is_size(s) for s in self.size or ()):
             raise UsageError(
-                "The size of a row must be a list of ints of at least 1, got "
-                f"{list(self.size or ())}",
+                f"The size of a row must be a list of ints >= 1, got {list(self.size or ())}",
                 code="argument-value",
                 argument="size",
             )
@@ -116,7 +114,7 @@ class SeqToTensor(Preprocessing):
         except RuntimeError:
             raise UsageError(
                 f"A row of shape {tuple(rows.shape[1:])} cannot be reshaped to {list(self.size)}; "
-                "the two must hold as many numbers",
+                "both must have the same number of elements",
                 code="data-shape",
             ) from None
 
@@ -125,7 +123,7 @@ class SeqToTensor(Preprocessing):
 
 
 class ArrayToTensor(SeqToTensor):
-    """An array column to a tensor of the shape `size`.
+    """Conversion of an array column to tensors of shape `size`.
 
     Examples
     --------
@@ -137,7 +135,7 @@ class ArrayToTensor(SeqToTensor):
 
 
 class MLlibVectorToTensor(SeqToTensor):
-    """A column of Spark ML vectors to a tensor of the shape `size`.
+    """Conversion of a column of Spark ML vectors to tensors of shape `size`.
 
     Examples
     --------
@@ -149,7 +147,7 @@ class MLlibVectorToTensor(SeqToTensor):
 
 
 class ScalarToTensor(SeqToTensor):
-    """A number to a tensor of the shape ``(1,)``.
+    """Conversion of numbers to tensors of shape ``(1,)``.
 
     Examples
     --------
@@ -168,7 +166,7 @@ class ScalarToTensor(SeqToTensor):
 
 
 class SeqToMultipleTensors(Preprocessing):
-    """A flat row cut in several inputs of the model, each of its own shape.
+    """Split of a flat row into several model inputs of given shapes.
 
     Parameters
     ----------
@@ -178,7 +176,7 @@ class SeqToMultipleTensors(Preprocessing):
     --------
     >>> import torch
     >>> from bigdl.orca.learn.nnframes import SeqToMultipleTensors
-    >>> rows = torch.tensor([[1.0, 2.0, 3.0]])  # a user and an item of two numbers
+    >>> rows = torch.tensor([[1.0, 2.0, 3.0]])  # a user with one and an item with two numbers
     >>> SeqToMultipleTensors([[1], [2]]).batch(rows)
     (tensor([[1.]]), tensor([[2., 3.]]))
     """
@@ -191,7 +189,7 @@ class SeqToMultipleTensors(Preprocessing):
         flat = rows.reshape(len(rows), -1)
         if flat.shape[1] != sum(widths):
             raise UsageError(
-                f"A row of {flat.shape[1]} numbers cannot be cut in {self!r}, which takes "
+                f"A row of {flat.shape[1]} numbers cannot be split by {self!r}, which needs "
                 f"{sum(widths)}",
                 code="data-shape",
             )
@@ -203,7 +201,7 @@ class SeqToMultipleTensors(Preprocessing):
 
 
 class ChainedPreprocessing(Preprocessing):
-    """One preprocessing after the other.
+    """Sequence of preprocessing steps.
 
     Parameters
     ----------
@@ -226,7 +224,7 @@ class ChainedPreprocessing(Preprocessing):
         for number, step in enumerate(self.steps):
             if isinstance(rows, tuple):
                 raise UsageError(
-                    f"Step {number} of {self!r} cannot follow one that gives several tensors",
+                    f"Step {number} of {self!r} cannot follow a step that returns several tensors",
                     code="argument-conflict",
                 )
             rows = step.batch(rows)
@@ -237,7 +235,7 @@ class ChainedPreprocessing(Preprocessing):
 
 
 class FeatureLabelPreprocessing:
-    """The preprocessing of features and of labels in one object, for ``setSamplePreprocessing``.
+    """Preprocessing of features and labels, for ``setSamplePreprocessing``.
 
     Examples
     --------
@@ -256,12 +254,13 @@ class FeatureLabelPreprocessing:
 
 
 class RowFunction(Preprocessing):
-    """A function of the user, of the tensor of one row.
+    """Preprocessing by a user function of one row's tensor.
 
     Parameters
     ----------
     function : callable
-        Gives a tensor (or what becomes one), or a tuple of them, of one shape for all rows.
+        Returns a tensor (or a value that torch converts to one), or a tuple of these. All rows must
+        have the same shape.
     """
 
     def __init__(self, function: Callable[[torch.Tensor], Any]):
@@ -278,7 +277,7 @@ class RowFunction(Preprocessing):
             return torch.stack([torch.as_tensor(each) for each in made])
         except RuntimeError as error:
             raise UsageError(
-                f"{self!r} must return tensors of one shape for all rows: {error}",
+                f"{self!r} must return tensors of the same shape for all rows: {error}",
                 code="data-shape",
             ) from None
 
@@ -286,32 +285,32 @@ class RowFunction(Preprocessing):
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-def as_preprocessing(given: Any) -> Preprocessing | None:
+def as_preprocessing(value: Any) -> Preprocessing | None:
     """Convert the value of ``feature_preprocessing=`` or ``label_preprocessing=``.
 
     Parameters
     ----------
-    given : Preprocessing, callable, sequence of int, sequence of sequence of int or None
-        A list of ints is the shape of a row, a list of such lists the shapes of several inputs.
+    value : Preprocessing, callable, sequence of int, sequence of sequence of int or None
+        A list of ints is the shape of a row; a list of such lists has the shapes of several inputs.
     """
-    if given is None or isinstance(given, Preprocessing):
-        return given
-    if isinstance(given, type) and issubclass(given, Preprocessing):
+    if value is None or isinstance(value, Preprocessing):
+        return value
+    if isinstance(value, type) and issubclass(value, Preprocessing):
         raise UsageError(
-            f"A preprocessing must be an instance; write {given.__name__}()", code="argument-type"
+            f"A preprocessing must be an instance; write {value.__name__}()", code="argument-type"
         )
-    if isinstance(given, list | tuple) and given:
-        if all(_is_size(each) for each in given):
-            return SeqToTensor(given)
-        if all(isinstance(each, list | tuple) and all(map(_is_size, each)) for each in given):
-            return SeqToMultipleTensors(given)
-        if all(isinstance(each, Preprocessing) or callable(each) for each in given):
-            return ChainedPreprocessing(given)
-    elif callable(given):
-        return RowFunction(given)
+    if isinstance(value, list | tuple) and value:
+        if all(_is_size(each) for each in value):
+            return SeqToTensor(value)
+        if all(isinstance(each, list | tuple) and all(map(_is_size, each)) for each in value):
+            return SeqToMultipleTensors(value)
+        if all(isinstance(each, Preprocessing) or callable(each) for each in value):
+            return ChainedPreprocessing(value)
+    elif callable(value):
+        return RowFunction(value)
     raise UsageError(
         "A preprocessing must be a Preprocessing, a function of one row, or the size of a row as a "
-        f"list of ints, got {given!r}",
+        f"list of ints, got {value!r}",
         code="argument-type",
     )
 

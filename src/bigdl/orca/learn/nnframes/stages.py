@@ -1,6 +1,6 @@
-"""The stages: estimators of Spark ML whose models predict rows, for values and for classes.
+"""Spark ML stages that train PyTorch models and predict values or classes.
 
-Before them their parameters, and what becomes of a model and of its optimizer.
+The module also defines their parameters, and the conversion of models and optimizers.
 """
 
 import contextlib
@@ -80,13 +80,13 @@ def _text(name: str, value: Any) -> str:
 
 
 def _with_params(**params: tuple[str, Callable | None]) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that gives a class parameters, with a getter and a chaining setter each.
+    """Return a class decorator that adds parameters with a getter and a chaining setter each.
 
     Parameters
     ----------
     **params : tuple of str and callable
-        What the parameter is, and ``check(name, value)`` that returns its value. What the class
-        has already stays.
+        Description of each parameter, and ``check(name, value)`` that returns its value. Existing
+        attributes of the class are kept.
     """
 
     def add(cls: type[T]) -> type[T]:
@@ -119,29 +119,34 @@ def _getter(name: str) -> Callable:
 
 
 @_with_params(
-    batchSize=("Rows of a batch, over all workers together.", check_positive),
-    featuresCol=("The column of the model's input: vectors, arrays or numbers.", None),
-    predictionCol=("The column that ``transform`` adds.", None),
+    batchSize=("Number of rows per batch, over all workers.", check_positive),
+    featuresCol=("Input column of the model: vectors, arrays or numbers.", None),
+    predictionCol=("Column that ``transform`` adds.", None),
 )
 class ModelParams(HasFeaturesCol, HasPredictionCol):
-    """Of every stage that has a model."""
+    """Parameters of every stage with a model."""
 
 
 @_with_params(
-    maxEpoch=("Passes over all rows, unless ``setEndWhen`` says when to stop.", check_positive),
-    learningRate=("Rate of the default optimizer, and of a class or a name of one.", _rate),
-    learningRateDecay=("After n steps the rate is ``learningRate / (1 + n * value)``.", _rate),
-    workersPerNode=("Workers on every node, which share its cores.", check_positive),
+    maxEpoch=("Number of epochs, unless ``setEndWhen`` sets a condition.", check_positive),
+    learningRate=("Learning rate of an optimizer given as class or name, or by default.", _rate),
+    learningRateDecay=(
+        "Decay: after n steps the rate is ``learningRate / (1 + n * value)``.",
+        _rate,
+    ),
+    workersPerNode=("Number of workers per node, which share its cores.", check_positive),
     seed=("Seed of weights, shuffling and dropout; default random.", None),
-    labelCol=("The column of the targets: numbers, arrays or vectors.", None),
-    cachingSample=("Accepted for compatibility: workers keep their rows in mapped files.", _flag),
+    labelCol=("Target column: numbers, arrays or vectors.", None),
+    cachingSample=("Accepted for compatibility and ignored: rows are kept in mapped files.", _flag),
     dataCacheLevel=("Accepted for compatibility, as ``cachingSample``.", None),
 )
 class TrainingParams(ModelParams, HasLabelCol, HasSeed):
-    """Of every stage that trains."""
+    """Parameters of every stage that trains."""
 
     def setDataCacheLevel(self, level: str, numSlice: int | None = None):
-        """Accepted for compatibility: every worker keeps its rows in a mapped file.
+        """Set a cache level, which is accepted for compatibility and ignored.
+
+        Every worker keeps its rows in a memory-mapped file.
 
         Parameters
         ----------
@@ -158,26 +163,26 @@ class TrainingParams(ModelParams, HasLabelCol, HasSeed):
 
 
 @_with_params(
-    threshold=("Probability above which a model of one output means class 1.", None),
-    zeroBasedLabel=("The first of several classes is 0.0 (default), else 1.0 (BigDL 2.x).", _flag),
-    rawPredictionCol=("Another column, for the scores of all classes, e.g. for a ROC.", _text),
+    threshold=("Probability above which a model with one output predicts class 1.", None),
+    zeroBasedLabel=("Whether classes start at 0.0 (default) instead of 1.0 (BigDL 2.x).", _flag),
+    rawPredictionCol=("Additional column with the scores of all classes, e.g. for a ROC.", _text),
 )
 class ClassifierParams(HasThreshold):
-    """Of classifiers, trained or not."""
+    """Parameters of classifiers and their models."""
 
     def getRawPredictionCol(self) -> str | None:
         return self.getOrDefault("rawPredictionCol") if self.isDefined("rawPredictionCol") else None
 
 
 def optimizer_of(method: Any, lr: float) -> Any:
-    """Return the ``optimizer=`` of ``Estimator.from_torch`` for a method of a stage.
+    """Return the ``optimizer=`` of ``Estimator.from_torch`` for a stage's optimizer method.
 
     Parameters
     ----------
     method : None, str, type, torch.optim.Optimizer or callable
-        None is SGD.  A class of torch, or its name, gets the learning rate `lr`; an optimizer
-        instance (of a model instance), an optimizer of Orca and a creator ``f(model, config)``
-        bring their own.
+        None means SGD. A torch class, or its name, gets the learning rate `lr`. An optimizer
+        instance (of a model instance), an Orca optimizer and a creator ``f(model, config)`` define
+        their learning rate.
     lr : float
     """
     if method is None:
@@ -208,7 +213,7 @@ def optimizer_of(method: Any, lr: float) -> Any:
     ):
         return method
     raise UsageError(
-        "setOptimMethod takes an optimizer of torch (a class, its name, or an instance made from "
+        "setOptimMethod takes a torch optimizer (a class, its name, or an instance created from "
         "the same model), one of bigdl.orca.learn.optimizers, or a function of (model, config), "
         f"got {method!r}",
         code="argument-type",
@@ -217,12 +222,12 @@ def optimizer_of(method: Any, lr: float) -> Any:
 
 
 class Summary:
-    """Where the figures of a training go; read them here when it has ended.
+    """Destination of the recorded metrics of a fit, which can be read after it.
 
     Parameters
     ----------
     log_dir : str
-        TensorBoard finds the figures below ``<log_dir>/<app_name>``.
+        TensorBoard files are written to ``<log_dir>/<app_name>``.
     app_name : str
     """
 
@@ -230,19 +235,19 @@ class Summary:
 
     def __init__(self, log_dir: str, app_name: str):
         self.log_dir, self.app_name = log_dir, app_name
-        self._estimator: PyTorchEstimator | None = None  # of the last fit
+        self._estimator: PyTorchEstimator | None = None  # Estimator of the last fit
 
     def read_scalar(self, tag: str) -> list:
-        """The figures under a tag, as ``[step, value, time]``.
+        """Return the recorded values of a tag as rows ``[step, value, time]``.
 
         Raises
         ------
         UsageError
-            Before a ``fit`` that this summary was given to.
+            If no ``fit`` with this summary has run.
         """
         if self._estimator is None:
             raise UsageError(
-                f"{type(self).__name__} has no figures yet; give it to an NNEstimator and call fit",
+                f"{type(self).__name__} has no values yet; set it on an NNEstimator and call fit",
                 code="not-fitted",
             )
         return getattr(self._estimator, self._getter)(tag)
@@ -265,7 +270,7 @@ class TrainSummary(Summary):
     >>> summary = TrainSummary("logs", "sums")
     >>> estimator = NNEstimator(torch.nn.Linear(2, 1), torch.nn.MSELoss()).setBatchSize(4)
     >>> model = estimator.setMaxEpoch(1).setTrainSummary(summary).fit(frame)
-    >>> [step for step, loss, time in summary.read_scalar("Loss")]  # two batches of four rows
+    >>> [step for step, loss, time in summary.read_scalar("Loss")]  # two batches of 4 rows
     [1, 2]
     """
 
@@ -273,7 +278,7 @@ class TrainSummary(Summary):
 
 
 class ValidationSummary(Summary):
-    """The loss and the metrics of every validation, by their names.
+    """Loss and metrics of every validation, by name.
 
     Examples
     --------
@@ -296,12 +301,12 @@ class ValidationSummary(Summary):
 
 
 def _option(name: str) -> Any:
-    """Return the method that returns an option that was set, or None."""
+    """Return a getter of an option; it returns None if the option is not set."""
     return lambda self: self._options.get(name)
 
 
-class Prepared(nn.Module):
-    """A model that takes the features column as it is.
+class PreprocessedModel(nn.Module):
+    """A model with a preprocessing of its input column.
 
     Parameters
     ----------
@@ -319,8 +324,8 @@ class Prepared(nn.Module):
         return self.model(*made) if isinstance(made, tuple) else self.model(made)
 
 
-class PreparedLabels(Callback):
-    """Labels go through their preprocessing before the loss and the metrics see them."""
+class PreprocessedLabels(Callback):
+    """Callback that preprocesses the labels before the loss and the metrics."""
 
     def __init__(self, preprocessing):
         self.preprocessing = preprocessing
@@ -332,21 +337,21 @@ class PreparedLabels(Callback):
 
 
 class ClassHead(nn.Module):
-    """The class that a classifier's outputs stand for.
+    """Conversion of a classifier's outputs to the predicted class.
 
-    One output is the probability of the second class (or its logit), several are scores.
+    A single output is the probability of the second class (or its logit); several are class scores.
 
     Parameters
     ----------
     model : nn.Module
     threshold : float
-        Probability above which a single output means the second class.
+        Probability above which a single output predicts the second class.
     logits : bool
         Whether a single output is a logit.
     first : int
-        Number of the first class of several.
+        Label of the first class if there are several outputs.
     raw : bool
-        Give the scores of the classes too, before the class.
+        Whether to return the class scores in addition, before the class.
     """
 
     def __init__(self, model: nn.Module, threshold: float, logits: bool, first: int, raw: bool):
@@ -358,8 +363,7 @@ class ClassHead(nn.Module):
         scores = self.model(*inputs)
         if not isinstance(scores, torch.Tensor):
             raise UsageError(
-                "A classifier must return one tensor of scores, it returned "
-                f"{type(scores).__name__}",
+                f"A classifier must return one tensor of scores, got {type(scores).__name__}",
                 code="model-output",
             )
         scores = scores.reshape(len(scores), -1)
@@ -374,16 +378,16 @@ class ClassHead(nn.Module):
 
 
 _PIECE = 16 << 20
-written_pickles: set[str] = set()  # digests of the pickles that this process wrote
+written_pickles: set[str] = set()  # digests of pickles written by this process
 _trusts = contextvars.ContextVar("trusts", default=False)
 
 
 @contextlib.contextmanager
 def trusted_loading() -> Iterator[None]:
-    """A context in which saved stages load whoever wrote them.
+    """Return a context in which saved stages are loaded without a trust check.
 
-    For ``PipelineModel.load`` and its like, which have no ``trust=``: loading a model that somebody
-    saved runs that person's code.
+    Use it with ``PipelineModel.load`` and similar functions without ``trust=``. Loading a saved
+    model runs code of the person who saved it.
 
     Examples
     --------
@@ -394,7 +398,7 @@ def trusted_loading() -> Iterator[None]:
     >>> sc = init_orca_context("local", cores=2)
     >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0],)], ["features"])
     >>> Pipeline(stages=[NNModel(torch.nn.ReLU(), [1])]).fit(frame).save("pipeline")
-    >>> with trusted_loading():  # whoever wrote it
+    >>> with trusted_loading():  # any writer
     ...     pipeline = PipelineModel.load("pipeline")
     >>> pipeline.transform(frame).first()["prediction"]
     1.0
@@ -407,7 +411,7 @@ def trusted_loading() -> Iterator[None]:
 
 
 class StageWriter(DefaultParamsWriter):
-    """Writes the parameters of a stage as Spark does, and the rest as a pickle in pieces."""
+    """Writer of a stage: parameters in Spark's format, the rest as a pickle in pieces."""
 
     def saveImpl(self, path: str) -> None:
         stage: Any = self.instance
@@ -415,7 +419,7 @@ class StageWriter(DefaultParamsWriter):
         data = pickled_by_value(stage._saved(), "The stage cannot be saved", advice)
         session: Any = self.sparkSession
         params = self._get_metadata_to_save(stage, session)
-        # as Spark does since 4.0: before, it did this by an RDD, which Spark Connect does not have
+        # as in Spark 4.0; earlier versions use an RDD, which Spark Connect does not support
         line = frame_of_arrow(session, pa.table({"value": [params]}))
         line.coalesce(1).write.text(f"{path}/metadata")
         pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
@@ -425,7 +429,7 @@ class StageWriter(DefaultParamsWriter):
 
 
 class StageReader(MLReader):
-    """Reads a stage that a :class:`StageWriter` wrote."""
+    """Reader of a stage that a :class:`StageWriter` wrote."""
 
     def __init__(self, cls: Any, trust: bool = False):
         super().__init__()
@@ -437,8 +441,8 @@ class StageReader(MLReader):
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata["class"] != expected:
             raise UsageError(
-                f"{path!r} holds a {metadata['class']}, not a {self._cls.__name__}; load it with "
-                "its own class",
+                f"{path!r} has a {metadata['class']}, not a {self._cls.__name__}; load it with "
+                "the class that saved it",
                 code="file-format",
                 path=path,
             )
@@ -450,13 +454,14 @@ class StageReader(MLReader):
         return stage
 
     def _unpickled(self, path: str) -> Any:
-        """Return what the pickle of the folder holds, if it may be read."""
+        """Unpickle the stage's content if it is trusted."""
         rows = self.sparkSession.read.parquet(f"{path}/torch").orderBy("number").collect()
         data = b"".join(row["piece"] for row in rows)
         if not (self._trust or _trusts.get() or digest_of(data) in written_pickles):
             raise UsageError(
-                f"{path!r} holds a pickled model, and loading it can run any code; if you know "
-                "where it comes from, pass trust=True, or load a pipeline inside "
+                f"{path!r} has a pickled model, and loading it can run arbitrary code; if you "
+                "trust "
+                "its source, pass trust=True, or load a pipeline inside "
                 "`with trusted_loading():`",
                 code="file-untrusted",
                 path=path,
@@ -469,7 +474,7 @@ class StageReader(MLReader):
 
 logger = logging.getLogger("bigdl.orca")
 
-_FOREVER = 1_000_000  # epochs, for a training that a trigger ends
+_UNLIMITED_EPOCHS = 1_000_000  # for training that only a trigger ends
 _UNSAVED = {
     "validation": "setValidation",
     "train_summary": "setTrainSummary",
@@ -478,11 +483,11 @@ _UNSAVED = {
 
 
 class _Storable(MLWritable, MLReadable):
-    """A stage that is saved with its pickled model."""
+    """Base class of stages that are saved with their pickled model."""
 
     @abstractmethod
     def _saved(self) -> tuple[tuple, dict[str, Any]]:
-        """Return the constructor's arguments, and attributes that are set after it."""
+        """Return the constructor's arguments, and attributes to set after construction."""
 
     def write(self):
         return StageWriter(self)
@@ -493,14 +498,15 @@ class _Storable(MLWritable, MLReadable):
 
     @classmethod
     def load(cls, path: str, *, trust: bool = False):
-        """Read a saved stage.
+        """Load a saved stage.
 
         Parameters
         ----------
         path : str
         trust : bool
-            The model is Python code in a pickle, which can run anything: it is read only if this
-            process wrote it, with ``trust=True``, or inside :func:`trusted_loading`.
+            Confirm that the file is safe. The model is a pickle, which can run arbitrary code. It
+            is only loaded if this process wrote it, with ``trust=True``, or inside
+            :func:`trusted_loading`.
         """
         return StageReader(cls, trust).load(path)
 
@@ -513,13 +519,13 @@ class NNModel(Model, ModelParams, _Storable):
     model : nn.Module or callable
         A module, or ``model(config)`` that returns one.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
-        What becomes of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`.
-        By default vectors and arrays stay as they are, and a float becomes a row of one.
+        Preprocessing of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`. By
+        default, vectors and arrays are unchanged, and a float becomes an array of size 1.
 
     Notes
     -----
-    ``transform`` is lazy and keeps all rows, their order and columns. The prediction is a double
-    for one floating number per row, a dense vector for several; whole numbers and booleans keep
+    ``transform`` is lazy and keeps all rows, their order and columns. The prediction is a double if
+    there is one float per row, and a dense vector if there are several; integers and booleans keep
     their types.
 
     Examples
@@ -540,15 +546,15 @@ class NNModel(Model, ModelParams, _Storable):
         self._setDefault(batchSize=32)
         self._model = as_module(model)
         self._preprocessing = as_preprocessing(feature_preprocessing)
-        self._predictor: tuple | None = None  # (what it was made for, an Estimator)
+        self._predictor: tuple | None = None  # (settings, Estimator)
 
     @property
     def model(self):
-        """The PyTorch model."""
+        """The PyTorch model or its creator."""
         return self._model
 
     def getModel(self):
-        """The PyTorch model, as a module."""
+        """Return the PyTorch model as a module."""
         return self._model if isinstance(self._model, nn.Module) else self._model({})
 
     def _transform(self, dataset):
@@ -568,27 +574,27 @@ class NNModel(Model, ModelParams, _Storable):
         return [self.getPredictionCol()]
 
     def _estimator(self, dataset):
-        """An Estimator for these rows, the same as long as nothing changes."""
+        """Return an Estimator for a dataset, cached until the settings change."""
         preprocessing = preprocessing_for(self._preprocessing, dataset, self.getFeaturesCol())
         head = self._head()
         wanted = (preprocessing, head)
         if self._predictor is None or self._predictor[0] != wanted:
-            module = prepared(self.getModel(), preprocessing)
+            module = with_preprocessing(self.getModel(), preprocessing)
             module = module if head is None else ClassHead(module, *head)
             self._predictor = (wanted, TorchEstimator.from_torch(model=module))
         return self._predictor[1]
 
     def _head(self) -> tuple | None:
-        """The arguments of the :class:`ClassHead` behind the model, if it has one."""
+        """Return the arguments of the model's :class:`ClassHead`, or None without one."""
         return None
 
     def _saved(self):
-        module = copy.deepcopy(self.getModel()).cpu()  # where it is read there may be no GPU
+        module = copy.deepcopy(self.getModel()).cpu()  # the machine that loads it may have no GPU
         return (module, self._preprocessing), {}
 
 
 class NNEstimator(Estimator, TrainingParams, _Storable):
-    """An Estimator that trains a PyTorch model on the columns of a DataFrame.
+    """A Spark ML Estimator that trains a PyTorch model on DataFrame columns.
 
     Parameters
     ----------
@@ -597,10 +603,10 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     criterion : nn.Module or callable
         A loss, as in ``Estimator.from_torch``.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
-        What becomes of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`.
-        By default vectors and arrays stay as they are, and a float becomes a row of one.
+        Preprocessing of a row's features; see :mod:`bigdl.orca.learn.nnframes.preprocessing`. By
+        default, vectors and arrays are unchanged, and a float becomes an array of size 1.
     label_preprocessing : Preprocessing, callable or list of int, optional
-        The same for the label; by default it takes the shape that the loss needs.
+        Preprocessing of a row's label; by default it gets the shape that the loss needs.
 
     Examples
     --------
@@ -634,7 +640,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
             cachingSample=True,
             dataCacheLevel=["DRAM", None],
         )
-        # pyspark's default is a hash of the class name, which would make all trainings alike
+        # PySpark's default is a hash of the class name, which would be the same for all fits
         self._defaultParamMap.pop(self.seed, None)
         self._model = as_module(model)
         self._criterion = as_loss(criterion)
@@ -644,59 +650,61 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         self.train_stats: list[dict] = []
 
     def _set_option(self, **options):
-        self._options = {**self._options, **options}  # copies of the stage share the old dict
+        self._options = {
+            **self._options,
+            **options,
+        }  # a new dict, since copies of the stage share the old one
         return self
 
     def _set_summary(self, name: str, summary: Summary, cls: type[Summary]):
         if not isinstance(summary, cls):
             raise UsageError(
-                f"A {cls.__name__} is expected, got {type(summary).__name__}", code="argument-type"
+                f"Expected a {cls.__name__}, got {type(summary).__name__}", code="argument-type"
             )
         return self._set_option(**{name: summary})
 
     def setOptimMethod(self, val):
-        """The optimizer; default SGD.
+        """Set the optimizer; default SGD.
 
         Parameters
         ----------
         val : type, str, torch.optim.Optimizer or callable
-            A class of ``torch.optim`` or its name (these get ``learningRate``), an instance made
+            A class of ``torch.optim`` or its name (these get ``learningRate``), an instance created
             from the same model, an optimizer of :mod:`bigdl.orca.learn.optimizers`, a
             ``TorchOptim``, or a function of (model, config).
         """
-        optimizer_of(getattr(val, "optimizer", val), 0.0)  # refuses now what would fail later
+        optimizer_of(getattr(val, "optimizer", val), 0.0)  # report invalid values now, not in a fit
         return self._set_option(optim=val)
 
     getOptimMethod = _option("optim")
 
     def setEndWhen(self, trigger: Trigger):
-        """When to stop, instead of after ``maxEpoch`` epochs.
+        """Set the condition that ends training, instead of ``maxEpoch`` epochs.
 
-        ``MinLoss`` and ``MaxScore`` look at the mean loss and the first metric at the end of every
-        epoch; a ``maxEpoch`` that was set remains a limit then.
+        ``MinLoss`` and ``MaxScore`` check the mean loss and the first metric at the end of every
+        epoch. With them, a ``maxEpoch`` that was set explicitly remains a limit.
         """
         return self._set_option(end_when=Trigger.convert_trigger(trigger))
 
     getEndWhen = _option("end_when")
 
     def setValidation(self, trigger, val_df, val_method, batch_size: int):
-        """Evaluate during training, after every epoch.
+        """Set the data and metrics to validate with after every epoch.
 
         Parameters
         ----------
         trigger : Trigger
-            Any other than ``EveryEpoch`` is taken as it, with a warning.
+            Only ``EveryEpoch`` is supported; other triggers are replaced by it with a warning.
         val_df : pyspark.sql.DataFrame
+            Validation data.
         val_method : list
             Metrics as in ``Estimator.from_torch``.
         batch_size : int
-            Accepted for compatibility: validation does not depend on it, so training's is taken.
+            Accepted for compatibility and ignored: the result does not depend on it.
         """
         trigger = Trigger.convert_trigger(trigger)
         if not isinstance(trigger, EveryEpoch):
-            logger.warning(
-                "Validation takes place after every epoch, not by %s", type(trigger).__name__
-            )
+            logger.warning("Validation runs after every epoch, not on %s", type(trigger).__name__)
         check_positive("batch_size", batch_size)
         methods = list(val_method) if isinstance(val_method, list | tuple) else [val_method]
         return self._set_option(validation=(trigger, val_df, methods, batch_size))
@@ -705,17 +713,17 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     getValidation = _option("validation")
 
     def setConstantGradientClipping(self, min: float, max: float):
-        """Bring every element of the gradient into a range."""
+        """Clip every element of the gradient to a range."""
         if not min <= max:
             raise UsageError(
-                f"The range of gradients must be from low to high, got {min} to {max}",
+                f"min must be at most max, got min={min} and max={max}",
                 code="argument-value",
                 argument="min",
             )
         return self._set_option(clip=(float(min), float(max)))
 
     def setGradientClippingByL2Norm(self, clip_norm: float):
-        """Scale the whole gradient down to an L2 norm."""
+        """Clip the L2 norm of the whole gradient."""
         if not clip_norm > 0:
             raise UsageError(
                 f"clip_norm must be greater than 0, got {clip_norm!r}",
@@ -725,19 +733,21 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         return self._set_option(clip_norm=float(clip_norm))
 
     def clearGradientClipping(self):
-        """Do not limit gradients."""
+        """Disable gradient clipping."""
         return self._set_option(clip=None, clip_norm=None)
 
     def setCheckpoint(self, path: str, trigger: Trigger, isOverWrite: bool = True):
-        """Write checkpoints, of which :meth:`Estimator.latest_checkpoint` finds the newest.
+        """Set the folder and trigger of checkpoints.
 
         Parameters
         ----------
         path : str
-            Folder that the driver and all workers share; every fit makes its own below it.
+            Folder on storage that the driver and all workers share; every fit creates a subfolder.
+            :meth:`Estimator.latest_checkpoint` returns the latest checkpoint.
         trigger : Trigger
+            When to write a checkpoint.
         isOverWrite : bool
-            Accepted for compatibility: a fit never touches the checkpoints of another.
+            Accepted for compatibility and ignored: a fit never modifies checkpoints of another.
         """
         return self._set_option(checkpoint=(path, Trigger.convert_trigger(trigger), isOverWrite))
 
@@ -751,13 +761,13 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     getTrainSummary = _option("train_summary")
 
     def setValidationSummary(self, summary: ValidationSummary):
-        """Record the figures of every validation."""
+        """Record the metrics of every validation."""
         return self._set_summary("validation_summary", summary, ValidationSummary)
 
     getValidationSummary = _option("validation_summary")
 
     def setSamplePreprocessing(self, val: FeatureLabelPreprocessing):
-        """Replace the preprocessing of features and of labels."""
+        """Replace the preprocessing of features and labels."""
         if not isinstance(val, FeatureLabelPreprocessing):
             raise UsageError(
                 "setSamplePreprocessing takes a FeatureLabelPreprocessing, got "
@@ -783,18 +793,18 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         labels = self._label_preprocessing
         try:
             self.train_stats = estimator.fit(
-                self._labelled(dataset),
+                self._with_labels(dataset),
                 batch_size=self.getOrDefault("batchSize"),
                 feature_cols=[self.getFeaturesCol()],
                 label_cols=[self.getLabelCol()],
-                validation_data=validation and self._labelled(validation[1]),
-                callbacks=labels and [PreparedLabels(labels)],
+                validation_data=validation and self._with_labels(validation[1]),
+                callbacks=labels and [PreprocessedLabels(labels)],
                 seed=self.getSeed() if self.isDefined(self.seed) else None,
                 checkpoint_trigger=checkpoint and checkpoint[1],
-                **self._goal(),
+                **self._stop_arguments(),
             )
         except (WorkerError, UsageError) as error:
-            better = self._explained(getattr(error, "traceback", str(error)))
+            better = self._clearer_error(getattr(error, "traceback", str(error)))
             if better is None:
                 raise
             raise better from error
@@ -815,7 +825,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
             scheduler = Default(decay)
         validation, checkpoint = self.getValidation(), self.getCheckpoint()
         return TorchEstimator.from_torch(
-            model=prepared(self._model, preprocessing),
+            model=with_preprocessing(self._model, preprocessing),
             optimizer=optimizer_of(method, self.getOrDefault("learningRate")),
             loss=self._criterion,
             metrics=validation and validation[2],
@@ -825,8 +835,8 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
             scheduler_step_freq=frequency,
         )
 
-    def _goal(self) -> dict[str, Any]:
-        """Return the arguments of ``fit`` that say when it ends."""
+    def _stop_arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``fit`` that determine its end."""
         trigger = self.getEndWhen()
         if trigger is None:
             return {"epochs": self.getOrDefault("maxEpoch")}
@@ -834,15 +844,15 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
             return {"epochs": trigger.max_epoch}
         if type(trigger) is MaxIteration:
             return {"max_steps": trigger.max_iteration}
-        limit = self.getOrDefault("maxEpoch") if self.isSet("maxEpoch") else _FOREVER
+        limit = self.getOrDefault("maxEpoch") if self.isSet("maxEpoch") else _UNLIMITED_EPOCHS
         return {"epochs": limit, "end_trigger": trigger}
 
-    def _labelled(self, dataset):
-        """The frame with labels as the loss counts them."""
+    def _with_labels(self, dataset):
+        """Return the dataset with labels in the form that the loss expects."""
         return dataset
 
-    def _explained(self, text: str) -> UsageError | None:
-        """A clearer error than one of this text, where there is one."""
+    def _clearer_error(self, text: str) -> UsageError | None:
+        """Return a clearer error for an error text, or None."""
 
     def _new_model(self, module) -> NNModel:
         return NNModel(module, self._preprocessing)
@@ -852,8 +862,9 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         left_out = [setter for k, setter in _UNSAVED.items() if self._options.get(k) is not None]
         if left_out:
             logger.warning(
-                "What was given to %s is not saved with the stage, since it belongs to this "
-                "session; give it to the loaded stage again",
+                "The value of %s is not saved with the stage, since it belongs to this session; "
+                "set "
+                "it on the loaded stage again",
                 " and ".join(left_out),
             )
         return (self._model, self._criterion, self._preprocessing), {
@@ -863,7 +874,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
 
 
 def as_module(model: Any) -> Any:
-    """A module or its creator, also out of a ``TorchModel``."""
+    """Return a module or model creator, unwrapping a ``TorchModel``."""
     model = model.to_pytorch() if hasattr(model, "to_pytorch") else model
     if isinstance(model, type) or not callable(model):
         name = model.__name__ if isinstance(model, type) else type(model).__name__
@@ -877,7 +888,7 @@ def as_module(model: Any) -> Any:
 
 
 def as_loss(criterion: Any) -> Any:
-    """A loss, also out of a ``TorchLoss``."""
+    """Return a loss, unwrapping a ``TorchLoss``."""
     criterion = criterion.to_pytorch() if hasattr(criterion, "to_pytorch") else criterion
     if isinstance(criterion, type) or not callable(criterion):
         raise UsageError(
@@ -888,35 +899,35 @@ def as_loss(criterion: Any) -> Any:
     return criterion
 
 
-def prepared(model: Any, preprocessing: Any) -> Any:
-    """A model, or its creator, behind a preprocessing of its inputs."""
+def with_preprocessing(model: Any, preprocessing: Any) -> Any:
+    """Add a preprocessing of the input to a model or model creator."""
     if preprocessing is None:
         return model
     if isinstance(model, nn.Module):
-        return Prepared(model, preprocessing)
+        return PreprocessedModel(model, preprocessing)
 
     def create(config):
-        return Prepared(ModelParts(model, config=config).build_model(), preprocessing)
+        return PreprocessedModel(ModelParts(model, config=config).build_model(), preprocessing)
 
     return create
 
 
-def preprocessing_for(given: Any, dataset, column: str) -> Any:
-    """Return the preprocessing of a column: that of the user, or the default of its type."""
+def preprocessing_for(preprocessing: Any, dataset, column: str) -> Any:
+    """Return the user's preprocessing of a column, or the default for its type."""
     fields = {f.name: f.dataType.typeName() for f in dataset.schema.fields}
-    if given is None and fields.get(column) in ("float", "double", "decimal"):
+    if preprocessing is None and fields.get(column) in ("float", "double", "decimal"):
         return _ONE
-    return given
+    return preprocessing
 
 
 _ONE = ScalarToTensor()
 
 
 class NNClassifierModel(NNModel, ClassifierParams):
-    """A Transformer that adds the class that a PyTorch model chooses, as a double.
+    """A Transformer that adds the class predicted by a PyTorch model, as a double.
 
-    A model of one output gives the probability of class 1 and is compared to ``threshold``; of
-    several outputs the greatest one is the class, counted from 0 (or from 1, see
+    A single output is the probability of class 1 and is compared with ``threshold``. With several
+    outputs, the index of the largest one is the class, counted from 0 (or from 1, see
     :meth:`setZeroBasedLabel`).
 
     Parameters
@@ -924,7 +935,7 @@ class NNClassifierModel(NNModel, ClassifierParams):
     model : nn.Module or callable
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
     logits : bool
-        Whether a single output is a logit, as ``BCEWithLogitsLoss`` trains it, rather than a
+        Whether a single output is a logit, as with ``BCEWithLogitsLoss``, rather than a
         probability.
 
     Examples
@@ -959,20 +970,20 @@ class NNClassifierModel(NNModel, ClassifierParams):
 
 
 class NNClassifier(NNEstimator, ClassifierParams):
-    """An Estimator that trains a PyTorch model to choose a class.
+    """A Spark ML Estimator that trains a PyTorch classifier.
 
-    Labels are numbers from 0 to k - 1, as Spark ML's StringIndexer makes them; programs for BigDL
+    Labels are numbers from 0 to k - 1, as produced by Spark ML's StringIndexer. Programs for BigDL
     2.x whose labels start at 1 call ``setZeroBasedLabel(False)``.
 
     Parameters
     ----------
     model : nn.Module or callable
     criterion : nn.Module or callable
-        ``CrossEntropyLoss`` or ``NLLLoss`` for a model of k outputs, ``BCELoss`` or
-        ``BCEWithLogitsLoss`` for one output.
+        ``CrossEntropyLoss`` or ``NLLLoss`` for a model with k outputs, ``BCELoss`` or
+        ``BCEWithLogitsLoss`` for a single output.
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
     zero_based_label : bool
-        Whether the first of several classes is 0 or 1.
+        Whether classes start at 0 instead of 1.
 
     Examples
     --------
@@ -1001,7 +1012,7 @@ class NNClassifier(NNEstimator, ClassifierParams):
         if not zero_based_label:
             self._set(zeroBasedLabel=False)
 
-    def _labelled(self, dataset):
+    def _with_labels(self, dataset):
         name = self.getLabelCol()
         if self.getOrDefault("zeroBasedLabel") or name not in dataset.columns or self._is_binary:
             return dataset
@@ -1009,10 +1020,10 @@ class NNClassifier(NNEstimator, ClassifierParams):
 
     @property
     def _is_binary(self) -> bool:
-        """True if the loss takes one output, whose classes are 0 and 1 in any counting."""
+        """True if the loss takes a single output, whose classes are always 0 and 1."""
         return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
 
-    def _explained(self, text):
+    def _clearer_error(self, text):
         if "out of bounds" not in text or "Target" not in text:
             return None
         first = 0 if self.getOrDefault("zeroBasedLabel") else 1
@@ -1020,8 +1031,8 @@ class NNClassifier(NNEstimator, ClassifierParams):
         if first:
             advice = "if they start at 0, call setZeroBasedLabel(True)"
         return UsageError(
-            f"A label in column '{self.getLabelCol()}' is no class of the model, which counts "
-            f"them from {first} to its number of outputs{' - 1' if not first else ''}; {advice}",
+            f"A label in column '{self.getLabelCol()}' is not a class of the model, whose classes "
+            f"are {first} to the number of outputs{' - 1' if not first else ''}; {advice}",
             code="data-value",
         )
 

@@ -602,7 +602,7 @@ Ray also RayXShards or a ray.data.Dataset
         local: int,
         min_workers: int | None,
     ) -> int:
-        """Return the number of virtual shards, 0 without ``exact="bits"``; refuse conflicts."""
+        """Return the number of virtual shards (0 without ``exact="bits"``) after checks."""
         if exact is None:
             return 0
         if exact != "bits":
@@ -621,9 +621,9 @@ Ray also RayXShards or a ray.data.Dataset
             "a LightningModule": is_lightning(self._parts.model),
             f"backend={self._options.backend!r}": self._backend.has_parameter_layer,
         }
-        if conflict := next((name for name, is_there in conflicts.items() if is_there), None):
+        if conflict := next((name for name, is_set in conflicts.items() if is_set), None):
             raise UsageError(
-                f'exact="bits" does not go with {conflict}; leave one of them out',
+                f'exact="bits" is not supported with {conflict}; remove one of them',
                 code="argument-conflict",
                 argument="exact",
             )

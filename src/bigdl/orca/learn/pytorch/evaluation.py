@@ -326,7 +326,7 @@ class TorchEvaluationSettings(BatchSettings):
     precision : str
         ``"fp32"`` or ``"bf16"``.
     virtual_shards : int
-        Number of virtual shards that give the same bits for any number of workers; 0 without.
+        Number of virtual shards, for equal bits with any number of workers; 0 disables them.
     """
 
     metrics: Sequence[Any] = ()
@@ -382,7 +382,7 @@ def evaluate_collectively(
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
-    parts_here: list[tuple[EpochSums, list[Any]]] = []
+    shard_results: list[tuple[EpochSums, list[Any]]] = []
     shards = data.shards if isinstance(data, VirtualSource) else [data]
     with torch.no_grad(), forward_pass.validation():
         for source in shards:
@@ -390,13 +390,13 @@ def evaluate_collectively(
                 measure.reset()
             sums, losses = _sums(runner, forward_pass, source, settings, measures)
             states = {name: measure.state() for name, measure in measures.items()}
-            parts_here.append((sums, [{}, states, {}, losses.to_json()]))
+            shard_results.append((sums, [{}, states, {}, losses.to_json()]))
         if has_tables(forward_pass.model):
             ShardedTables(forward_pass.model).finish()
         logged = {} if forward_pass.module is None else forward_pass.module.end_validation(sync)
-    parts_here[0][0].epoch_s = time.perf_counter() - started
-    parts_here[0][1][0], parts_here[0][1][2] = logged, runner.timers.take()
-    gathered = sync.gather(dumps([[sums.to_json(), *rest] for sums, rest in parts_here]))
+    shard_results[0][0].epoch_s = time.perf_counter() - started
+    shard_results[0][1][0], shard_results[0][1][2] = logged, runner.timers.take()
+    gathered = sync.gather(dumps([[sums.to_json(), *rest] for sums, rest in shard_results]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None

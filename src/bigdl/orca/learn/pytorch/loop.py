@@ -685,7 +685,7 @@ class TorchStep(WorkerStep):
         return entry
 
     def _epoch_metrics(self) -> dict | None:
-        """Return the metrics of the epoch over all workers; None if no step was made."""
+        """Return the epoch's metrics over all workers, or None if no step was made."""
         return self.context.state.sums.all_reduce(self.context.sync)
 
     def _evaluate(self, data: BatchSource | VirtualSource) -> dict:
@@ -949,7 +949,7 @@ class TorchFit:
         self.epochs = EpochRunner(context, Triggers(context), hooks, self.step, checkpointer)
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
-        """Refuse what this form of a fit does not go with; called once the device is known."""
+        """Raise an error for unsupported settings; called once the device is known."""
 
     def _configure(
         self, context: FitContext, parts: ModelParts, forward_pass: ForwardPass, rows: TorchRows
@@ -1002,7 +1002,7 @@ class FitProgram:
         """The ``config`` of the Estimator."""
         return self.parts.config
 
-    #: the fit of one worker
+    # : class of the fit on one worker
     fit_class: ClassVar[type[TorchFit]] = TorchFit
 
     def __call__(self, worker: Worker) -> dict:

@@ -1,9 +1,9 @@
-"""A PyTorch fit that gives the same bits for any number of workers: ``fit(..., exact="bits")``.
+"""PyTorch fit with equal bits for any number of workers: ``fit(..., exact="bits")``.
 
-Each worker has a block of the virtual shards of :mod:`bigdl.training.virtual_shards`.  In a step it
-computes the gradient of each shard's rows as a micro-batch with one thread, a seed and buffers of
-the shard.  Gradients, losses and buffers are summed along one tree over all shards, so the number
-of workers decides where a shard is computed, and nothing else.
+Each worker has a block of the virtual shards of :mod:`bigdl.training.virtual_shards`. In a step it
+computes the gradient of each shard's rows as a micro-batch, with one thread and with the shard's
+seed and buffers. Gradients, losses and buffers are summed along one tree over all shards.
+Therefore the number of workers only determines which worker computes a shard.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from bigdl.training.state import RunningState, mixed_seed, seed_everything
 from bigdl.training.virtual_shards import TreeSum
 
 THREADS = 1
-"""Threads of a micro-batch: kernels such as matrix products give other bits with another number."""
+"""Threads per micro-batch: bits of kernels such as matrix products depend on the number."""
 
 
 class VirtualRows(TorchRows):
-    """The rows of one worker in virtual shards, cut into the micro-batches of an epoch.
+    """Rows of one worker in virtual shards, divided into the micro-batches of an epoch.
 
     Attributes
     ----------
     shards : list of TensorShard
         This worker's virtual shards.
     first : int
-        Number of the first of them among those of all workers.
+        Index of the first of them among the shards of all workers.
     orders : list of ndarray or None
         Row order of each shard in the epoch, once it is open.
     """
@@ -62,8 +62,8 @@ class VirtualRows(TorchRows):
         for name, shard in worker.shards.items():
             if isinstance(shard, LoaderShard):
                 raise UsageError(
-                    'exact="bits" reads rows of arrays, DataFrames, XShards or files, not of a '
-                    "DataLoader or Dataset; pass one of these, or leave exact out",
+                    'exact="bits" supports arrays, DataFrames, XShards and files, but not a '
+                    "DataLoader or Dataset; pass one of these, or remove exact",
                     code="data-type",
                     argument="exact",
                 )
@@ -100,19 +100,19 @@ class VirtualRows(TorchRows):
         ]
 
     def left(self) -> None:
-        """Return None: whatever the workers are, a resumed fit has the same shards."""
+        """Return None: a resumed fit has the same shards, whatever the workers."""
         return None
 
 
 class ShardBuffers(RunningState):
-    """The buffers of a model, such as running means, a copy for each virtual shard of a worker.
+    """Buffers of a model, such as running means, with a copy per virtual shard of a worker.
 
     Parameters
     ----------
     model : torch.nn.Module
     sync : GradientSync
     shards : int
-        Virtual shards of this worker.
+        Number of virtual shards of this worker.
     """
 
     def __init__(self, model: torch.nn.Module, sync: GradientSync, shards: int):
@@ -120,7 +120,7 @@ class ShardBuffers(RunningState):
         super().__init__(model, sync)
 
     def restart(self) -> None:
-        """Give each shard the values that the model has now, equal on all ranks."""
+        """Set every shard's buffers to the model's current ones, which are equal on all ranks."""
         self._merged = self._of_model()
         self.rows = 0
         self.rows_of = [0] * self._shards
@@ -130,7 +130,7 @@ class ShardBuffers(RunningState):
         return [buffer.clone() for buffer in self._model.buffers()]
 
     def own(self) -> list[torch.Tensor]:
-        return []  # a checkpoint has them by virtual shard, see VirtualStep.rank_state
+        return []  # a checkpoint has them per virtual shard, see VirtualStep.rank_state
 
     def put(self, values: list[torch.Tensor]) -> None:
         for buffer, value in zip(self._model.buffers(), values, strict=True):
@@ -138,7 +138,7 @@ class ShardBuffers(RunningState):
 
     @contextlib.contextmanager
     def of_shard(self, number: int) -> Iterator[None]:
-        """Have the buffers of a shard in the model within the block, and keep their changes."""
+        """Return a context in which the model has a shard's buffers, and keep their changes."""
         if not self._merged:
             yield
             return
@@ -149,10 +149,10 @@ class ShardBuffers(RunningState):
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
         self.put(self._merge())
-        yield  # the next micro-batch puts those of its shard
+        yield  # the next micro-batch sets its shard's buffers
 
     def _merge(self) -> list[torch.Tensor]:
-        """Return the means over shards, weighted by their rows, and the largest integers."""
+        """Return means over shards weighted by their rows, and maxima of integer buffers."""
         sync, merged = self._sync, list(self._merged)
         if not merged:
             return merged
@@ -173,14 +173,14 @@ class ShardBuffers(RunningState):
                 continue
             total = TreeSum()
             for value, seen in zip(values, self.rows_of, strict=True):
-                # a shard without rows may have anything, a nan included
+                # ignore values of shards without rows, which may be nan
                 total.add([value * (seen / rows) if seen else torch.zeros_like(value)])
             merged[i] = sync.all_reduce(total.take()[0].contiguous())
         return merged
 
 
 class TreeStep(OptimizerStep):
-    """One step of the optimizer from the gradients of all virtual shards."""
+    """Optimizer step from the gradients of all virtual shards, summed along a fixed tree."""
 
     def __init__(
         self,
@@ -199,9 +199,9 @@ class TreeStep(OptimizerStep):
         Parameters
         ----------
         loss : tensor or None
-            None of a shard without rows.
+            None for a shard without rows.
         counted : float
-            What the loss was divided by.
+            Divisor of the loss.
         """
         if loss is not None and counted:
             (loss if self._loss_weights.is_sum else loss * counted).backward()
@@ -216,7 +216,7 @@ class TreeStep(OptimizerStep):
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None and gradient.layout != torch.strided:
                 raise UsageError(
-                    'exact="bits" takes dense gradients, and a parameter of shape '
+                    'exact="bits" needs dense gradients, but a parameter of shape '
                     f"{tuple(parameter.shape)} has a sparse one; use sparse=False",
                     code="model-unsupported",
                     argument="exact",
@@ -225,12 +225,12 @@ class TreeStep(OptimizerStep):
         self._tree.add(gradients)
 
     def update(self, total: float) -> None:
-        """Sum the gradients over all workers and update the weights; a collective.
+        """All-reduce the gradients and update the weights; a collective.
 
         Parameters
         ----------
         total : float
-            What the losses of all shards were divided by.
+            Sum of the divisors of the losses of all shards.
         """
         parameters = self.parameters
         has_gradient, self._has_gradient = self._has_gradient, []
@@ -247,7 +247,7 @@ class TreeStep(OptimizerStep):
 
 @dataclass(eq=False)
 class VirtualStep(TorchStep):
-    """An update of a PyTorch model from the micro-batches of all virtual shards."""
+    """Update of a PyTorch model from the micro-batches of all virtual shards."""
 
     rows: VirtualRows
     running: ShardBuffers = field(init=False)
@@ -268,14 +268,14 @@ class VirtualStep(TorchStep):
             self._sums = [EpochSums() for _ in self.rows.shards]
 
     def _epoch_metrics(self) -> dict | None:
-        """Return the metrics of the epoch, with losses added up in the order of the shards."""
+        """Return the epoch's metrics, with losses summed in the order of the shards."""
         sync = self.context.sync
-        figures = super()._epoch_metrics()
+        metrics = super()._epoch_metrics()
         everyone = all_gather_json(sync, [each.to_json() for each in self._sums])
         exact = EpochSums.merged([EpochSums(**each) for known in everyone for each in known])
-        if figures is None or exact is None:
+        if metrics is None or exact is None:
             return None
-        return {**figures, **{k: exact[k] for k in ("train_loss", "last_train_loss")}}
+        return {**metrics, **{k: exact[k] for k in ("train_loss", "last_train_loss")}}
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -295,19 +295,19 @@ class VirtualStep(TorchStep):
         first, count = self.rows.first, len(self.rows.shards)
         if len(shards) != self.context.settings.virtual_shards:
             raise UsageError(
-                "The checkpoint was taken in the middle of an epoch "
+                "The checkpoint was written in the middle of an epoch "
                 + (f"with virtual_shards={len(shards)}" if shards else 'without exact="bits"')
-                + f', the fit goes on with exact="bits" and virtual_shards='
+                + f', but this fit has exact="bits" and virtual_shards='
                 f"{self.context.settings.virtual_shards}; use the same arguments, or a checkpoint "
-                "of an epoch's end",
+                "from the end of an epoch",
                 code="checkpoint-mismatch",
                 argument="virtual_shards",
             )
-        those = shards[first : first + count]
-        self.running.values = [each["buffers"] for each in those]
-        self.running.rows_of = [each["rows"] for each in those]
+        local = shards[first : first + count]
+        self.running.values = [each["buffers"] for each in local]
+        self.running.rows_of = [each["rows"] for each in local]
         self.running.rows = sum(self.running.rows_of)
-        self._sums = [EpochSums(**each["sums"]) for each in those]
+        self._sums = [EpochSums(**each["sums"]) for each in local]
         self.context.state.sums = EpochSums.total(self._sums)
         return True
 
@@ -324,12 +324,12 @@ class VirtualStep(TorchStep):
         is_due = not self.forward_pass.loss_weights.is_known and (
             self.forward_pass.loss_weights.is_due()
         )
-        losses, counts, sizes, findings = [], [], [], []
+        losses, counts, sizes, results = [], [], [], []
         fetch_s = forward_s = backward_s = 0.0
         for number, shard in enumerate(self.rows.shards):
             before = time.perf_counter()
             start, stop, batch_rows = plan.batch(position.batch, self.rows.first + number)
-            rows, finding = stop - start, ProbeResult()
+            rows, result = stop - start, ProbeResult()
             runner.batch = runner.output = runner.target = runner.loss = None
             if rows:
                 runner.batch = shard.batch(start, stop, self.rows.orders[number])
@@ -344,7 +344,7 @@ class VirtualStep(TorchStep):
                     self._forward(rows)
                 batch = runner.batch, runner.output, runner.target, rows, runner.loss
                 if is_due:
-                    finding = self.forward_pass.probe_loss(*batch)
+                    result = self.forward_pass.probe_loss(*batch)
                 counted = float(self.forward_pass.denominator(*batch[1:]))
             forwarded = time.perf_counter()
             losses.append(runner.loss.item() if counted else 0.0)
@@ -352,12 +352,12 @@ class VirtualStep(TorchStep):
             self.running.rows_of[number] += rows
             counts.append(counted)
             sizes.append(rows)
-            findings.append(finding)
+            results.append(result)
             fetch_s += fetched - before
             forward_s += forwarded - fetched
             backward_s += time.perf_counter() - forwarded
         if is_due:
-            self._settle_form(findings)
+            self._settle_reduction(results)
         total = float(batch_rows)
         if self.rows.is_uneven or self.forward_pass.loss_weights.is_uneven:
             everyone = self.context.sync.all_gather(counts)
@@ -396,24 +396,24 @@ class VirtualStep(TorchStep):
         )
         return True
 
-    def _settle_form(self, findings: Sequence[ProbeResult]) -> None:
-        """Take over what all shards have found of the loss; a collective."""
+    def _settle_reduction(self, results: Sequence[ProbeResult]) -> None:
+        """Set the loss reduction that the probes of all shards agree on; a collective."""
         weights = self.forward_pass.loss_weights
-        codes = self.context.sync.all_gather([each.code for each in findings])
-        reason = next((each.reason for each in findings if each.reason), "")
+        codes = self.context.sync.all_gather([each.code for each in results])
+        reason = next((each.reason for each in results if each.reason), "")
         weights.settle(agreed([code for of_rank in codes for code in of_rank]), reason)
         if reason or self.runner.rank == 0:
             self._warn_about_loss()
 
 
 class VirtualFit(TorchFit):
-    """A PyTorch fit by virtual shards in one worker."""
+    """A PyTorch fit with virtual shards on one worker."""
 
     rows_class = VirtualRows
     step_class = VirtualStep
 
     def _check(self, context: FitContext, built: BuiltParts) -> None:
-        """Refuse models, devices and callbacks whose results depend on the workers."""
+        """Raise an error for models, devices and callbacks that depend on the workers."""
         reason = ""
         if self.runner.device.type != "cpu":
             reason = 'a GPU (set CUDA_VISIBLE_DEVICES="" to train on CPUs)'
@@ -425,7 +425,7 @@ class VirtualFit(TorchFit):
             reason = "a MainCallback"
         if reason:
             raise UsageError(
-                f'exact="bits" does not go with {reason}; leave exact out',
+                f'exact="bits" is not supported with {reason}; remove exact',
                 code="argument-conflict",
                 argument="exact",
             )
@@ -435,6 +435,6 @@ class VirtualFit(TorchFit):
 
 @dataclass
 class VirtualFitProgram(FitProgram):
-    """A fit by virtual shards, as shipped to the workers."""
+    """A fit with virtual shards, as shipped to the workers."""
 
     fit_class = VirtualFit
