@@ -289,7 +289,7 @@ class _LoadedProgram:
 
 @dataclass(frozen=True)
 class _BatchSlicer:
-    """Slices Arrow record batches and converts their columns for the function.
+    """Slicer of Arrow record batches that also converts their columns for the function.
 
     Attributes
     ----------

@@ -57,7 +57,9 @@ class InferenceModel:
     def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
         self._count = check_positive("supported_concurrent_num", supported_concurrent_num)
         self._idle: queue.LifoQueue[Any] | None = None
-        self._origin: tuple | None = None  # recipe from which a Spark worker builds the same model
+        self._origin: tuple | None = (
+            None  # arguments from which a Spark worker builds the same model
+        )
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class InferenceModel:
         _refuse("Graphs of TensorFlow 1", advice, model_path)
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
-        """Fill the pool with ``make_copies(count, *parts)``, which Spark workers call again."""
+        """Build the copies with ``make_copies(count, *parts)``, as Spark workers do later."""
         return self._take(make_copies(self._count, *parts), (make_copies, *parts))
 
     def _take(self, copies: list, origin: tuple) -> InferenceModel:
@@ -223,13 +225,13 @@ class InferenceModel:
 
     @property
     def origin(self) -> tuple:
-        """Picklable recipe of the copies, for :meth:`of_origin`."""
+        """Picklable function and arguments that build the copies, for :meth:`of_origin`."""
         self._need_model()
         return cast("tuple", self._origin)
 
     @classmethod
     def of_origin(cls, origin: tuple, threads: int | None = None) -> InferenceModel:
-        """Build the model from its recipe in a Spark worker, with `threads` threads per call."""
+        """Build the model in a Spark worker from `origin`, with `threads` threads per call."""
         make_copies, *parts = origin
         return cls()._take(make_copies(1, *parts, threads=threads), origin)
 
@@ -306,7 +308,7 @@ class InferenceModel:
 
 @dataclass(frozen=True)
 class _ShippedInferenceModel:
-    """Recipe of an InferenceModel, shipped to tasks."""
+    """Origin of an InferenceModel, as shipped to tasks."""
 
     origin: tuple
     threads: int

@@ -68,7 +68,7 @@ class OpenvinoNetwork:
             files,
             tuple(map(port_name, network.inputs)),
             tuple(map(port_name, network.outputs)),
-            _rows_of(network),
+            _fixed_batch_size(network),
         )
 
     def for_call(self, input_cols: Sequence[str] | None, config: Mapping | None, threads: int):
@@ -171,7 +171,7 @@ class _LoadedNetwork:
         return [output[:count] for output in self._compiled.infer(parts)]
 
 
-def _rows_of(network) -> int | None:
+def _fixed_batch_size(network) -> int | None:
     """Return the network's fixed batch size, or None if it accepts any."""
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):

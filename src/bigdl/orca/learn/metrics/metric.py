@@ -143,7 +143,7 @@ class TorchMetric(ABC):
 
 
 class TensorState(TorchMetric):
-    """State of a MergedMetric: a few tensors, merged across batches as across workers.
+    """State of a MergedMetric: a few tensors, which are merged per batch and per worker.
 
     Parameters
     ----------

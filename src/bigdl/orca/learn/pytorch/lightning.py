@@ -820,7 +820,7 @@ class LightningForward(ForwardPass):
             return None
         return self.columns.split(batch)[-1]
 
-    # -- the ends of epochs ------------------------------------------------------------------------
+    # -- epoch ends --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def validation(self) -> Iterator[None]:
@@ -946,7 +946,7 @@ class LightningForward(ForwardPass):
             self._metrics.put(self._metrics._merge([state["metrics"] for state in states]))
         self._rows[True] = sum(state["rows"] for state in states)
 
-    # -- what is logged ----------------------------------------------------------------------------
+    # -- logged values -----------------------------------------------------------------------------
 
     def _log(
         self,

@@ -328,7 +328,7 @@ run_by_parameter_layer = ParameterLayerRun(KerasDriverModel)
 
 
 class _GradientStep:
-    """Runs ``train_step`` of a model and captures the gradients passed to the optimizer.
+    """Runner of a model's ``train_step`` that captures the gradients passed to the optimizer.
 
     Losses, row weights, regularization and a custom training step work as in any other training.
     The model's metrics are updated; its weights only change where layers update them, such as

@@ -268,7 +268,7 @@ class MainCallback(Callback):
 
 
 class MaxstepsCallback(Callback):
-    """End the fit when ``runner.global_step`` reaches `max_step`.
+    """Callback that ends the fit when ``runner.global_step`` reaches `max_step`.
 
     ``fit(max_steps=)`` does the same for one fit, and a resumed run may change it.
 
@@ -298,7 +298,7 @@ class MaxstepsCallback(Callback):
 
 
 class TqdmCallback(Callback):
-    """Show a progress bar on the driver even without a terminal, like ``use_tqdm=True``.
+    """Callback that shows a progress bar on the driver, even without a terminal.
 
     Examples
     --------

@@ -20,7 +20,7 @@ __all__ = ["EarlyStopping", "ModelCheckpoint"]
 
 
 class EarlyStopping(Callback):
-    """End the fit after `patience` epochs without improvement.
+    """Callback that ends the fit after `patience` epochs without improvement.
 
     It evaluates the metrics of all epochs of the fit each time, so a run that resumes from a
     checkpoint stops at the same epoch as an uninterrupted run.
@@ -83,9 +83,10 @@ _FIELD = re.compile(r"\{(epoch|iter)(:[^{}]*)?\}")
 
 
 class ModelCheckpoint(Callback):
-    """Write checkpoint files after epochs or steps, and ``last.ckpt`` at the end of the fit.
+    """Callback that writes checkpoint files after epochs or steps and at the end of the fit.
 
-    A file has the format of ``Estimator.save_checkpoint``, or holds only the weights. Load it with
+    The file at the end of the fit is ``last.ckpt``. A file has the format of
+    ``Estimator.save_checkpoint``, or holds only the weights. Load it with
     ``Estimator.load_checkpoint`` or ``load``. These files are independent of the checkpoints in
     ``model_dir``, from which a fit resumes after a failure.
 

@@ -19,13 +19,13 @@ _WITHOUT_TENSORFLOW = "tensorboard.compat.notf"
 
 
 class TensorBoardCallback(Callback):
-    """Write epoch metrics, and optionally the loss of steps, to TensorBoard files from rank 0.
+    """Callback that writes epoch metrics, and optionally step losses, to TensorBoard files.
 
     Parameters
     ----------
     log_dir : str, optional
-        Folder on rank 0's machine, or fsspec URL to upload the files to after the fit; default
-        ``runs/<time and host>``.
+        Folder on the machine of rank 0, which writes the files, or fsspec URL to upload them to
+        after the fit; default ``runs/<time and host>``.
     freq : str or int
         ``"epoch"``, ``"batch"``, or the number of steps between two points.
     **options

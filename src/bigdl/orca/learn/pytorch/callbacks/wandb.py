@@ -14,7 +14,7 @@ __all__ = ["WandbLoggerCallback"]
 
 
 class WandbLoggerCallback(Callback):
-    """Log the metrics of every epoch to Weights & Biases, from rank 0.
+    """Callback that logs the metrics of every epoch to Weights & Biases, from rank 0.
 
     Parameters
     ----------
