@@ -88,7 +88,7 @@ def map_batches(
     Returns
     -------
     pyspark.sql.DataFrame
-        The columns of `keep` and those of `returns`.
+        A DataFrame with the columns in `keep` and `returns`.
 
     Raises
     ------

@@ -323,7 +323,7 @@ class TrainingEstimator(PredictingEstimator):
         Raises
         ------
         UsageError
-            Before the first epoch, or if the file cannot be written.
+            If no epoch has been trained, or if the file cannot be written.
 
         Examples
         --------

@@ -85,7 +85,7 @@ def dataframe_to_xshards(
     data : pyspark.sql.DataFrame
     validation_data : pyspark.sql.DataFrame, optional
     feature_cols, label_cols : sequence of str
-        One column becomes an array, several a tuple of arrays.
+        One column becomes an array; several become a tuple of arrays.
     mode : str
         ``"fit"`` and ``"evaluate"`` require `label_cols`; ``"predict"`` omits the labels.
     num_workers : int, optional

@@ -261,7 +261,7 @@ class MXNetEstimator:
         Raises
         ------
         UsageError
-            Before the first fit.
+            If the model has not been fitted.
         """
         if WEIGHTS not in self._files:
             raise UsageError("There are no weights to save before the first fit", code="not-fitted")

@@ -40,7 +40,7 @@ class NNImageReader:
         path : str
             Folder or glob pattern, on any file system that Spark supports.
         sc : SparkContext, optional
-            Accepted for compatibility: the active session is used.
+            Accepted for compatibility and ignored: the active session is used.
         minPartitions : int
             Minimum number of partitions.
         resizeH, resizeW : int

@@ -908,7 +908,7 @@ RayXShards or a ray.data.Dataset
         ----------
         state_dict : dict
         blocking : bool
-            Accepted for compatibility.
+            Accepted for compatibility and ignored.
         """
         if not isinstance(state_dict, dict):
             raise UsageError(

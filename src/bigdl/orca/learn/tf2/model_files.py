@@ -216,7 +216,7 @@ class KerasFiles(TrainingEstimator):
         compile : bool
             Whether to compile the model as it was saved.
         options
-            Accepted for compatibility.
+            Accepted for compatibility and ignored.
         trust : bool
             Whether to load code in the file, such as that of a Lambda layer; it can do anything.
         sample_input
