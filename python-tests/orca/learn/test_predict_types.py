@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 
 from bigdl.common.errors import UsageError, WorkerError
-from bigdl.mlflow.flavour import Predictor
+from bigdl.mlflow.flavour import PyfuncPredictor
 from bigdl.orca.data.xshards import frames
 from bigdl.orca.learn.prediction.outputs import as_array
 from bigdl.orca.learn.pytorch import Estimator
@@ -49,7 +49,7 @@ def test_whole_numbers_are_exact_in_every_form():
     assert frame["prediction"].dtype == np.int64
     assert frame["prediction"].tolist() == (BIG + 2).tolist()
     data, options = est.packed_model(BIG)
-    found = Predictor(data, options).predict(BIG)
+    found = PyfuncPredictor(data, options).predict(BIG)
     assert (found.dtype, found.tolist()) == (np.int64, (BIG + 2).tolist())
 
 
