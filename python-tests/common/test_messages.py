@@ -102,9 +102,9 @@ def test_a_name_that_is_elsewhere_is_answered_with_its_place(statement, where):
 def test_every_place_that_is_named_exists():
     import re
 
-    from bigdl.common.dropped import ELSEWHERE
+    from bigdl.common.dropped import MOVED_NAMES
 
-    for name, text in ELSEWHERE.items():
+    for name, text in MOVED_NAMES.items():
         last = name.rpartition(".")[2]
         for module in re.findall(r"bigdl[\w.]+", text):
             found = importlib.import_module(module)

@@ -81,7 +81,7 @@ def test_a_script_that_somebody_put_there_does_not_run(saved, victim):
         f"{str(saved[0] / 'ckpt.pth')!r} is a program of TorchScript, which can run any code when "
         "it is read, and no program of this user has signed it as it is now; pass trust=True "
         "(bigdl-serve: --trust; a configuration of the recommender: ranking.trust: true) if you "
-        "trust whoever can write it"
+        "trust all who can write it"
     )
     with pytest.raises(UntrustedFileError):
         Trainer.load(saved[0])

@@ -1,4 +1,4 @@
-"""Helpers of all rooms: errors, checks, cores and threads, memory, storage."""
+"""Shared helpers: errors, argument checks, CPU, memory, environment and storage."""
 
 from bigdl.common.dropped import explain_imports
 

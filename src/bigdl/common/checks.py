@@ -22,16 +22,16 @@ _HOLDS = {
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `value` as an int, or refuse what is no integer within the bounds.
+    """Return `value` as an int; raise if it is no integer within the bounds.
 
     Parameters
     ----------
     name : str
-        Of the argument, for the error.
+        Name of the argument in the error message.
     value : int or numpy integer
         A bool is refused.
     least, most : int, optional
-        Bounds, both allowed.
+        Inclusive bounds.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
 
 
 def check_positive(name: str, value: Any, *, minimum: int = 1) -> int:
-    """Return `value` as an int of at least `minimum`, or raise a UsageError."""
+    """Return `value` as an int of at least `minimum`; raise otherwise."""
     return check_integer(name, value, minimum)
 
 
@@ -55,18 +55,18 @@ def check_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value`, or refuse what is no finite number within the bounds.
+    """Return `value`; raise if it is no finite number within the bounds.
 
     Parameters
     ----------
     name : str
-        Of the argument, for the error.
+        Name of the argument in the error message.
     value : int, float or a NumPy scalar
         A bool is refused.
     least, most : float, optional
-        Bounds that are allowed.
+        Inclusive bounds.
     above, below : float, optional
-        Bounds that are not.
+        Exclusive bounds.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def check_number(
 
 
 def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
-    """Return `value`, or refuse what is not among `choices`."""
+    """Return `value`; raise if it is not among `choices`."""
     choices = list(choices)
     if value not in choices:
         raise UsageError(
@@ -122,7 +122,7 @@ def invalidInputError(condition: object, errMsg: str, fixMsg: str | None = None)
     ----------
     condition : object
     errMsg : str
-        What is wrong: the text of the error.
+        Text of the error: what is wrong.
     fixMsg : str, optional
         What to do; shown below the error.
 
@@ -150,17 +150,17 @@ def invalidOperationError(
     fixMsg: str | None = None,
     cause: BaseException | None = None,
 ) -> None:
-    """Raise an error unless `condition` is true: `cause` if it is given.
+    """Raise `cause`, or else a UsageError, unless `condition` is true.
 
     Parameters
     ----------
     condition : object
     errMsg : str
-        What is wrong: the text of the error, or a note to `cause`.
+        Text of the error, or a note that is added to `cause`.
     fixMsg : str, optional
         What to do; shown below the error.
     cause : BaseException, optional
-        The exception to raise in place of a UsageError.
+        The exception to raise instead of a UsageError.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The processors that this process may use, and the number of threads on them.
+"""The CPU cores that this process may use, and its thread counts.
 
-Three limits count, and none of them is the number of processors of the machine: the affinity mask
-(``taskset``, cpusets, Slurm), the CPU quota of the control group (Docker, Kubernetes), and
-hyperthreads, which share the vector units that numeric code is bound by.
+Three limits count instead of the machine's number of processors: the affinity mask (``taskset``,
+cpusets, Slurm), the CPU quota of the control group (Docker, Kubernetes), and hyperthreads, which
+share the vector units that limit numeric code.
 
-Functions that read system files take a `root`, the directory in which ``proc`` and ``sys`` lie.
+Functions that read system files take a `root`, the directory that contains ``proc`` and ``sys``.
 """
 
 import functools
@@ -40,20 +40,20 @@ __all__ = [
 ]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Environment variables from which numeric libraries take their thread count when they load."""
+"""Environment variables that set the thread counts of numeric libraries when they load."""
 
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Environment variables that say how OpenMP's threads wait for each other."""
+"""Environment variables that control how OpenMP threads wait for each other."""
 
 
 def usable_cores() -> list[int]:
-    """Ids of the logical cores on which this process may run.
+    """Return the ids of the logical cores on which this process may run.
 
     Returns
     -------
     list of int
         The affinity mask in increasing order. A CPU quota does not shorten it: a quota limits
-        time, not places (see :func:`core_count`).
+        time, not cores (see :func:`core_count`).
 
     Examples
     --------
@@ -66,19 +66,19 @@ def usable_cores() -> list[int]:
 
 
 def core_count(root: str | Path = "/") -> int:
-    """Number of logical cores that this process can keep busy.
+    """Return the number of logical cores that this process can keep busy.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``proc`` and ``sys`` lie.
+        Directory that contains ``proc`` and ``sys``.
 
     Returns
     -------
     int
         The size of the affinity mask, or the CPU quota if that is less; at least 1. A quota is
-        rounded down: with one thread too many the group is stopped in every period, and the
-        other threads wait for it at each barrier.
+        rounded down: one thread too many throttles the group in every period, and all threads
+        wait at each barrier.
     """
     count = len(usable_cores())
     quota = cpu_quota(root)
@@ -86,7 +86,7 @@ def core_count(root: str | Path = "/") -> int:
 
 
 def check_cores(value: object) -> int:
-    """Return a number of cores that a user gave, or that of this process for None and ``"*"``."""
+    """Return a validated number of cores; all usable cores for None and ``"*"``."""
     if value is None or value == "*":
         return core_count()
     text = isinstance(value, str) and value.strip()
@@ -96,12 +96,12 @@ def check_cores(value: object) -> int:
 
 
 def cpu_quota(root: str | Path = "/") -> float | None:
-    """CPU time that this process may use, in cores, by its control group and all its ancestors.
+    """Return the CPU quota of this process in cores, by its control group and all ancestors.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``proc`` and ``sys`` lie.
+        Directory that contains ``proc`` and ``sys``.
 
     Returns
     -------
@@ -121,43 +121,43 @@ def cpu_quota(root: str | Path = "/") -> float | None:
 
 
 def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
-    """Directories that hold the limits of one controller for this process.
+    """Return the directories with the limits of one controller for this process.
 
     Parameters
     ----------
     controller : str
         ``"cpu"`` or ``"memory"``.
     root : str or Path
-        Directory in which ``proc`` and ``sys`` lie.
+        Directory that contains ``proc`` and ``sys``.
 
     Returns
     -------
     list of Path
-        The process's own group, then its ancestors, as far as they can be seen; v1 and v2
-        hierarchies both, as they are often mounted side by side.
+        The process's group, then its visible ancestors, in both v1 and v2 hierarchies: many
+        machines mount both.
     """
     root = Path(root)
-    own: dict[str, str] = {}
+    group_paths: dict[str, str] = {}
     path: str | None
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        own.update(dict.fromkeys(controllers.split(","), path))  # v2 has no controllers: ""
+        group_paths.update(dict.fromkeys(controllers.split(","), path))  # v2 has no controllers: ""
     directories = []
     for line in read_text(root / "proc/self/mountinfo").splitlines():
-        fields, _, kind = line.partition(" - ")
-        filesystem, _, options = kind.split(" ", 2)
+        fields, _, mount = line.partition(" - ")
+        filesystem, _, options = mount.split(" ", 2)
         if filesystem == "cgroup2":
-            path = own.get("")
+            path = group_paths.get("")
         elif filesystem == "cgroup" and controller in options.split(","):
-            path = own.get(controller)
+            path = group_paths.get(controller)
         else:
             continue
         mounted, mount_point = fields.split()[3:5]
         mounted = mounted.rstrip("/")
         if path is None:
             continue
-        # In a container only a branch of the tree may be mounted, under a path that the process
-        # still knows by its name on the host.
+        # A container may mount only a branch of the tree, while the process's group path is still
+        # the one on the host.
         inside = path == mounted or path.startswith(mounted + "/")
         parts = Path(path[len(mounted) :].lstrip("/")).parts if inside else ()
         top = root / mount_point.lstrip("/")
@@ -168,7 +168,7 @@ def cgroup_directories(controller: str, root: str | Path = "/") -> list[Path]:
 
 @dataclass(frozen=True)
 class Topology:
-    """The places of the usable logical cores in the machine.
+    """NUMA nodes and physical cores of the usable logical cores.
 
     Every usable logical core is in exactly one tuple of each attribute.
 
@@ -184,19 +184,19 @@ class Topology:
     cores: tuple[tuple[int, ...], ...]
 
     def physical_count(self, logical: Iterable[int]) -> int:
-        """Number of physical cores to which the given logical cores belong."""
+        """Return the number of physical cores of some logical cores."""
         chosen = set(logical)
         return sum(1 for siblings in self.cores if not chosen.isdisjoint(siblings))
 
 
 def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Topology:
-    """Sockets, NUMA nodes and physical cores among the usable logical cores.
+    """Return the NUMA nodes and physical cores of the usable logical cores.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``sys`` lies. What it does not tell (containers hide parts of it) is
-        taken as one socket, one NUMA node, and no hyperthreads.
+        Directory that contains ``sys``. Missing information (containers hide parts of it) means
+        one socket, one NUMA node, and no hyperthreads.
     usable : iterable of int, optional
         Logical cores to describe, :func:`usable_cores` by default.
 
@@ -217,11 +217,11 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
             continue
         about = system / f"cpu/cpu{core}/topology"
         listed = read_text(about / "core_cpus_list") or read_text(about / "thread_siblings_list")
-        # A core that an earlier one has claimed stays there, whatever the files say.
+        # A core belongs to the first physical core that lists it, even if the files disagree.
         siblings = {core, *_parse_ids(listed)}.intersection(usable).difference(siblings_of)
         siblings_of.update(dict.fromkeys(siblings, tuple(sorted(siblings))))
 
-    def place(siblings: tuple[int, ...]) -> tuple[Any, ...]:
+    def sort_key(siblings: tuple[int, ...]) -> tuple[Any, ...]:
         file = system / f"cpu/cpu{siblings[0]}/topology/physical_package_id"
         socket = read_text(file).strip()
         return int(socket) if socket.isdigit() else 0, node_of.get(siblings[0], 0), siblings
@@ -231,12 +231,12 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
         nodes.setdefault(node_of.get(core, 0), []).append(core)
     return Topology(
         numa_nodes=tuple(sorted(map(tuple, nodes.values()))),
-        cores=tuple(sorted(set(siblings_of.values()), key=place)),
+        cores=tuple(sorted(set(siblings_of.values()), key=sort_key)),
     )
 
 
 def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
-    """Give `n` processes their cores.
+    """Split the usable cores into one set for each of `n` processes.
 
     Parameters
     ----------
@@ -271,9 +271,9 @@ def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
 
 
 def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
-    """Return the cores of each worker: one logical core of each physical one; workers share none.
+    """Assign disjoint sets of physical cores to workers, as one logical core of each.
 
-    Only the affinity mask limits what is handed out, ``OMP_NUM_THREADS`` does not.
+    Only the affinity mask limits the assigned cores; ``OMP_NUM_THREADS`` does not.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
     Raises
     ------
     UsageError
-        If a number is less than 1 or the process may not use that many physical cores.
+        If a number is less than 1 or exceeds the usable physical cores.
 
     Examples
     --------
@@ -324,18 +324,18 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
 
 
 def isa_flags(root: str | Path = "/") -> frozenset[str]:
-    """Instruction-set extensions that all processors of the machine have.
+    """Return the instruction-set extensions that all processors of the machine have.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``proc`` lies.
+        Directory that contains ``proc``.
 
     Returns
     -------
     frozenset of str
         Names as Linux spells them: ``avx2``, ``avx512f``, ``avx512_vnni``, ``avx512_bf16``,
-        ``amx_tile``, …; on ARM ``asimd``, ``sve``, ``bf16``, ``i8mm``, …. Empty where
+        ``amx_tile``, …; on ARM ``asimd``, ``sve``, ``bf16``, ``i8mm``, …. Empty if
         ``/proc/cpuinfo`` does not exist.
     """
     lines = (line.partition(":") for line in read_text(Path(root, "proc/cpuinfo")).splitlines())
@@ -346,17 +346,17 @@ def isa_flags(root: str | Path = "/") -> frozenset[str]:
 
 @functools.cache
 def processor_name(root: str | Path = "/") -> str:
-    """Return what the first processor of the machine is called: vendor, family, model and name.
+    """Return vendor, family, model and name of the machine's first processor.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``proc`` lies.
+        Directory that contains ``proc``.
 
     Returns
     -------
     str
-        Empty where ``/proc/cpuinfo`` does not exist.
+        Empty if ``/proc/cpuinfo`` does not exist.
     """
     text = read_text(Path(root, "proc/cpuinfo")).partition("\n\n")[0]
     lines = (line.partition(":") for line in text.splitlines())
@@ -366,9 +366,9 @@ def processor_name(root: str | Path = "/") -> str:
 
 
 def saturates_int8() -> bool:
-    """Return True if this processor adds products of 8-bit integers in 16 bits, which saturate.
+    """Return True if int8 products are added in saturating 16-bit integers on this CPU.
 
-    x86 without VNNI does. Sums are right there if one factor of each product has 7 bits.
+    x86 without VNNI does. Its sums are exact if one factor of each product has 7 bits.
 
     Examples
     --------
@@ -381,21 +381,21 @@ def saturates_int8() -> bool:
 
 
 def passive_waiting(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variable that lets OpenMP's threads sleep while they wait.
+    """Return the environment variable that makes waiting OpenMP threads sleep.
 
-    By default they spin, and where other processes use the same cores, a thread that spins keeps
-    away the one that it waits for: steps take ten to a hundred times as long. All OpenMP runtimes
-    (GNU's, which the wheels of torch bring, Intel's and LLVM's) read the variable when they load.
+    By default they spin. If other processes use the same cores, a spinning thread blocks the thread
+    that it waits for, and steps take ten to a hundred times as long. All OpenMP runtimes (GNU's, in
+    the wheels of torch, Intel's and LLVM's) read the variable when they load.
 
     Parameters
     ----------
     variables : mapping of str to str, optional
-        The environment, default that of this process.
+        The environment; default: that of this process.
 
     Returns
     -------
     dict of str to str
-        Empty if the environment says already how threads wait.
+        Empty if the environment already sets the waiting policy.
 
     Examples
     --------
@@ -412,24 +412,23 @@ def passive_waiting(variables: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def wait_passively() -> None:
-    """Let OpenMP's threads of this process sleep while they wait, unless torch is loaded already.
+    """Make waiting OpenMP threads of this process sleep, unless torch is already loaded.
 
-    For processes that this product has for itself: its workers.
+    For processes that run BigDL code only: its workers.
     """
     if "torch" not in sys.modules:
         os.environ.update(passive_waiting())
 
 
 def thread_scope(num_threads: int) -> AbstractContextManager[None]:
-    """Return a context in which numeric libraries use a given number of threads.
+    """Return a context in which numeric libraries use `num_threads` threads.
 
-    Inside, the count holds for torch if it is imported, for every OpenMP and BLAS library that is
-    loaded if ``threadpoolctl`` is installed, and through the environment for libraries that load
-    later and for child processes. On exit everything is as it was, after an exception too.
-    Scopes nest.
+    The count applies to torch if it is imported, and to every loaded OpenMP and BLAS library if
+    ``threadpoolctl`` is installed. Environment variables apply it to libraries that load later and
+    to child processes. The exit restores everything, also after an exception. Scopes nest.
 
-    The environment and BLAS pools belong to the process, OpenMP's count to the calling thread, so
-    two threads must not hold scopes that overlap in time. Entering costs about a millisecond.
+    The environment and BLAS pools belong to the process, OpenMP's count to the calling thread. So
+    scopes of two threads must not overlap in time. Entering costs about a millisecond.
 
     Parameters
     ----------
@@ -451,7 +450,7 @@ def _limited_threads(num_threads: int) -> Iterator[None]:
         if had_torch:  # its counts are OpenMP's, which the limits below change
             stack.callback(_set_torch_counts, *_torch_counts())
         else:
-            stack.callback(_settle_torch)
+            stack.callback(_set_default_torch_count)
         stack.enter_context(EnvContext(dict.fromkeys(THREAD_VARIABLES, num_threads)))
         with suppress(ImportError):
             from threadpoolctl import threadpool_limits
@@ -468,7 +467,7 @@ _T = TypeVar("_T")
 
 
 def _torch_counts() -> tuple[int, int]:
-    """Return torch's number of threads in this thread, and that with which others will start."""
+    """Return torch's thread count in this thread and the one for new threads."""
     import torch
 
     return torch.get_num_threads(), in_new_thread(torch.get_num_threads)
@@ -483,7 +482,7 @@ def _set_torch_counts(count: int, of_later_threads: int) -> None:
 
 
 def in_new_thread(function: Callable[[], _T]) -> _T:
-    """Return what a function returns in a thread of its own."""
+    """Run a function in a new thread and return its value."""
     results: list[_T] = []
     thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
@@ -491,8 +490,8 @@ def in_new_thread(function: Callable[[], _T]) -> _T:
     return results[0]
 
 
-def _settle_torch() -> None:
-    """Give torch the count that it would have taken if it had not been imported in a scope."""
+def _set_default_torch_count() -> None:
+    """Set torch's default thread count if torch was imported inside a scope."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         wanted = os.environ.get("OMP_NUM_THREADS", "")
@@ -502,7 +501,7 @@ def _settle_torch() -> None:
 
 
 def _parse_ids(text: str) -> list[int]:
-    """Ids in a kernel list such as ``0-3,8``."""
+    """Parse a kernel list of ids such as ``0-3,8``."""
     ids: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -512,7 +511,7 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Text of a system file, empty if it cannot be read."""
+    """Return the text of a system file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Charts as files: HTML and SVG without any library, PNG and others with matplotlib."""
+"""Charts as files: HTML and SVG without any library, other formats with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
 
-_OWN = (".html", ".htm", ".svg")
+_BUILTIN_SUFFIXES = (".html", ".htm", ".svg")
 _TICKS = 5
 _ALIGNMENT = {"start": "left", "middle": "center", "end": "right"}
 
@@ -26,12 +26,12 @@ def _page(title: str, drawing: str, below: str) -> str:
 
 
 class Chart:
-    """Lines, boxes and texts, drawn as SVG or on a figure of matplotlib alike.
+    """Lines, boxes and texts that are drawn as SVG or with matplotlib.
 
     Parameters
     ----------
     width, height : float
-        In pixels; places are counted from the upper left corner.
+        Size in pixels; the origin is the upper left corner.
     """
 
     def __init__(self, width: float, height: float) -> None:
@@ -49,7 +49,7 @@ class Chart:
         dots: float = 0,
         title: str = "",
     ) -> None:
-        """Draw a line.
+        """Draw a line through points.
 
         Parameters
         ----------
@@ -59,14 +59,14 @@ class Chart:
         dots : float
             Radius of a dot at each point; 0 for none.
         title : str
-            Is shown where the pointer rests, in a browser.
+            Tooltip in a browser.
         """
         self._lines.append((list(points), colour, width, dots, title))
 
     def box(
         self, x: float, y: float, width: float, height: float, colour: str, title: str = ""
     ) -> None:
-        """Fill a box, whose upper left corner is at (x, y); see :meth:`line` for the title."""
+        """Fill a box with its upper left corner at (x, y); see :meth:`line` for the title."""
         self._boxes.append((x, y, width, height, colour, title))
 
     def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
@@ -91,12 +91,12 @@ class Chart:
                 f'fill="{colour}"><title>{html.escape(title)}</title></rect>'
             )
         for content, x, y, anchor in self._texts:
-            place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-            marks.append(f"<text {place}>{html.escape(content)}</text>")
+            position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+            marks.append(f"<text {position}>{html.escape(content)}</text>")
         size = f'width="{self._width}" height="{self._height}"'
         box = f'viewBox="0 0 {self._width} {self._height}"'
         font = 'font-family="sans-serif" font-size="12"'
-        # White also where the page is dark, since texts are black.
+        # White on dark pages, too: texts are black.
         style = 'style="background:#fff"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font} {style}>'
         return "\n".join([head, *marks, "</svg>"])
@@ -109,8 +109,10 @@ class Chart:
             )
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9, 5), layout="constrained")  # pyplot's state is the user's
-        axes: Any = figure.subplots()
+        mpl_figure = Figure(
+            figsize=(9, 5), layout="constrained"
+        )  # leaves the user's pyplot state alone
+        axes: Any = mpl_figure.subplots()
         axes.set(xlim=(0, self._width), ylim=(self._height, 0))
         axes.axis("off")
         for points, colour, width, dots, _ in self._lines:
@@ -120,7 +122,7 @@ class Chart:
         for content, x, y, anchor in self._texts:
             axes.text(x, y, content, ha=_ALIGNMENT[anchor], fontsize=8)
         try:
-            figure.savefig(path)
+            mpl_figure.savefig(path)
         except ValueError as error:
             raise UsageError(
                 f"The chart cannot be written to {path}: {error}",
@@ -129,25 +131,25 @@ class Chart:
             ) from error
 
     def write(self, path: Path, title: str, below: str) -> None:
-        """Write the chart in the form that the suffix of a path asks for.
+        """Write the chart to a file in the format of the path's suffix.
 
         Parameters
         ----------
         path : Path
-            ``.svg``, ``.html`` or a suffix of matplotlib's.
+            ``.svg``, ``.html`` or a suffix that matplotlib knows.
         title : str
-            Of the HTML page.
+            Title of the HTML page.
         below : str
-            What stands below it on the HTML page.
+            Text below the chart on the HTML page.
 
         Raises
         ------
         UsageError
-            If the file cannot be written, or not in this form.
+            If the file cannot be written, or the format is unknown.
         """
         suffix = path.suffix.lower()
         try:
-            if suffix not in _OWN:
+            if suffix not in _BUILTIN_SUFFIXES:
                 self._write_with_matplotlib(path)
                 return
             drawing = self.svg() if suffix == ".svg" else _page(title, self.svg(), below)
@@ -161,14 +163,16 @@ class Chart:
 
 
 class AxisScale:
-    """From values to places, with a little room at the ends; 0 is an end of its own.
+    """Linear or logarithmic mapping from values to pixel positions, with a margin.
 
     Parameters
     ----------
     values : sequence of float
+        The values to show. An axis that begins at 0 has no margin there.
     begin, end : float
-        Places of the ends.
+        Pixel positions of the ends.
     log : bool
+        Whether the scale is logarithmic.
     """
 
     def __init__(
@@ -184,7 +188,7 @@ class AxisScale:
         return self._begin + part * (self._end - self._begin)
 
     def ticks(self) -> list[float]:
-        """Values at equal distances."""
+        """Return evenly spaced values for ticks."""
         span = self._high - self._low
         inner = [self._low + span * number / (_TICKS - 1) for number in range(_TICKS)]
         return [math.exp(value) if self._log else value for value in inner]

@@ -1,7 +1,7 @@
-"""Imports that fail: of modules of BigDL 2.x that are no more, and of packages of extras.
+"""Import errors for dropped modules of BigDL 2.x and for packages of missing extras.
 
-Importing a dropped module says what takes its place. Those beside ``bigdl.orca`` and
-``bigdl.dllib``, which no import of another package announces, are files of one statement that call
+The error of a dropped module names its replacement. A finder raises it for modules of packages that
+exist. Dropped top-level packages such as ``bigdl.llm`` are files with one statement that call
 :func:`refuse`.
 """
 
@@ -31,7 +31,7 @@ _FROM_TORCH = "Estimator.from_torch of bigdl.orca.learn.pytorch"
 _FROM_KERAS = "Estimator.from_keras of bigdl.orca.learn.tf2"
 _IN_TORCH = "torch.nn with bigdl.orca.learn.pytorch, or Keras 3 with bigdl.orca.learn.tf2"
 
-# Why, and what to use; their submodules are meant, too.
+# The reason and the replacement; each entry includes its submodules.
 DROPPED = {
     "bigdl.orca.tfpark": (_GRAPHS, _IN_KERAS),
     "bigdl.orca.learn.tf": (_GRAPHS, _IN_KERAS),
@@ -97,8 +97,8 @@ DROPPED = {
 
 _ESTIMATORS = "bigdl.orca.learn.pytorch (PyTorch) or bigdl.orca.learn.tf2 (Keras)"
 
-# Names that people try, and where the thing is.
-ELSEWHERE = {
+# Names that users try, and the modules that have them.
+MOVED_NAMES = {
     "bigdl.friesian.FeatureTable": "bigdl.friesian.feature",
     "bigdl.nano.InferenceOptimizer": "bigdl.nano.pytorch or bigdl.nano.tf.keras",
     "bigdl.nano.Trainer": "bigdl.nano.pytorch",
@@ -118,13 +118,13 @@ ELSEWHERE = {
 
 
 class ModuleElsewhereError(UsageError, ModuleNotFoundError):
-    """A name was imported from a package that has none such; the message says where it is."""
+    """A name was imported from a wrong package; the message names the right one."""
 
     code = "name-dropped"
 
 
 class DroppedModuleError(UsageError, ModuleNotFoundError):
-    """A module of BigDL 2.x was imported that is no more; the message says what to use instead.
+    """A dropped module of BigDL 2.x was imported; the message names its replacement.
 
     Examples
     --------
@@ -142,7 +142,7 @@ class DroppedModuleError(UsageError, ModuleNotFoundError):
 
 
 class DroppedNameError(UsageError, AttributeError):
-    """A name of BigDL 2.x that is no more was read from a module; the message says why.
+    """A dropped name of BigDL 2.x was read from a module; the message says why.
 
     It is an AttributeError, so that ``hasattr`` and ``getattr`` with a default work.
 
@@ -157,7 +157,7 @@ class DroppedNameError(UsageError, AttributeError):
 
 
 class _DroppedImportError(UsageError, ImportError):
-    """The same for ``from module import name``, which would replace the text of the other."""
+    """A dropped name of BigDL 2.x was imported by ``from module import name``."""
 
     code = "name-dropped"
 
@@ -165,8 +165,8 @@ class _DroppedImportError(UsageError, ImportError):
 def is_imported_by_name(depth: int) -> bool:
     """Return True if a module's attribute is read by ``from module import name``.
 
-    That statement keeps an ImportError of the module's ``__getattr__``, and replaces the text of
-    an AttributeError, which ``hasattr`` needs.
+    That statement keeps an ImportError of the module's ``__getattr__``, but replaces the text of an
+    AttributeError, which ``hasattr`` needs.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def is_imported_by_name(depth: int) -> bool:
 
 
 def refuse_name(module: str, name: str, why: str) -> NoReturn:
-    """Raise the error of a dropped name; called by the ``__getattr__`` of a module.
+    """Raise the error of a dropped name; for the ``__getattr__`` of a module.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def refuse_name(module: str, name: str, why: str) -> NoReturn:
         ``__name__`` of the module.
     name : str
     why : str
-        The end of the sentence, with what to use instead.
+        End of the sentence, with the replacement.
 
     Raises
     ------
@@ -196,8 +196,8 @@ def refuse_name(module: str, name: str, why: str) -> NoReturn:
     ImportError
         If the name is imported by ``from module import name``.
     """
-    kind = _DroppedImportError if is_imported_by_name(2) else DroppedNameError
-    raise kind(f"{module}.{name} is no longer available: {why}")
+    error_class = _DroppedImportError if is_imported_by_name(2) else DroppedNameError
+    raise error_class(f"{module}.{name} is no longer available: {why}")
 
 
 def refuse(name: str) -> NoReturn:
@@ -207,30 +207,30 @@ def refuse(name: str) -> NoReturn:
 
 
 class _MissingModules(MetaPathFinder):
-    """The last finder: asked only for what no other one has."""
+    """The last module finder, which explains imports that no other finder resolves."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname in DROPPED:  # a parent is imported before its modules
             refuse(fullname)
-        if fullname in ELSEWHERE:
-            raise ModuleElsewhereError(f"There is no {fullname}; import {_what(fullname)}")
+        if fullname in MOVED_NAMES:
+            raise ModuleElsewhereError(f"There is no {fullname}; import {_import_hint(fullname)}")
         if fullname in missing.PACKAGES:
-            later = sys.meta_path[sys.meta_path.index(self) + 1 :]  # packages add their own
+            later = sys.meta_path[sys.meta_path.index(self) + 1 :]  # packages add further finders
             if not any(finder.find_spec(fullname, path, None) for finder in later):
                 missing.refuse(fullname)
 
 
-def _what(name: str) -> str:
-    """Return what to import in place of a name that is elsewhere."""
+def _import_hint(name: str) -> str:
+    """Return the import to use for a name that another package has."""
     last = name.rpartition(".")[2]
-    return f"{last} from {ELSEWHERE[name]}" if last[0].isupper() else ELSEWHERE[name]
+    return f"{last} from {MOVED_NAMES[name]}" if last[0].isupper() else MOVED_NAMES[name]
 
 
 def explain_imports() -> None:
-    """Let imports that fail say what to do.
+    """Install the module finder that explains failed imports.
 
-    Those of a dropped module, of a name that is elsewhere, and of a package of an extra by a module
-    of BigDL.
+    It covers dropped modules, names of another package, and packages of extras that a module of
+    BigDL imports.
     """
     if not any(isinstance(finder, _MissingModules) for finder in sys.meta_path):
         sys.meta_path.append(_MissingModules())

@@ -1,4 +1,4 @@
-"""Environment variables that hold for a while, and what TensorFlow logs when it starts."""
+"""Temporary environment variables, and TensorFlow's log output at start."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 
 
 class EnvContext:
-    """A context in which environment variables have given values; it nests.
+    """Context manager that temporarily sets or removes environment variables; it nests.
 
     Parameters
     ----------
     env : mapping of str to str or None, optional
-        Values of any type are taken as their text; None removes a variable.
+        Values of any type are converted to text; None removes a variable.
 
     Notes
     -----
-    The environment belongs to the process: threads that hold such contexts at the same time must
-    not name the same variables.
+    The environment belongs to the process: concurrent contexts in several threads must not set the
+    same variables.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class EnvContext:
 
 
 def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | None]:
-    """Set variables, or unset those that are None; returns what they were."""
+    """Set environment variables, unset those that are None, and return their former values."""
     before = {name: os.environ.get(name) for name in variables}
     for name, value in variables.items():
         if value is None:
@@ -60,24 +60,24 @@ def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | Non
 def tensorflow_log_level() -> str:
     """Return the ``TF_CPP_MIN_LOG_LEVEL`` at which TensorFlow starts quietly.
 
-    Without a driver of NVIDIA it logs as an error that CUDA cannot be used.
+    Without an NVIDIA driver, TensorFlow logs an error that CUDA cannot be used.
     """
     return "2" if os.path.exists("/proc/driver/nvidia") else "3"
 
 
 def quiet_tensorflow() -> None:
-    """Let TensorFlow start quietly in this process, if it has not been imported yet.
+    """Set TensorFlow's log level so that its import is quiet, unless the user has set it.
 
-    It reads the variable when it is imported; what the user has set stays.
+    TensorFlow reads ``TF_CPP_MIN_LOG_LEVEL`` once, when it is imported.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
 
 
 def suppress_import_logs() -> contextlib.AbstractContextManager[None]:
-    """Leave out the lines that TensorFlow logs while it is imported within the block.
+    """Return a context that drops the log lines of TensorFlow's import.
 
-    It logs about oneDNN and CUDA whatever ``TF_CPP_MIN_LOG_LEVEL`` says. Without that variable, or
-    if it asks for errors at most, these lines are left out.
+    TensorFlow logs about oneDNN and CUDA at any ``TF_CPP_MIN_LOG_LEVEL``. The lines are dropped if
+    that variable is unset or 2 or more.
     """
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
     if level not in ("2", "3"):
@@ -94,7 +94,7 @@ LINE_OF_ABSL = (
 
 @contextlib.contextmanager
 def filter_stderr(dropped: re.Pattern[str]) -> Iterator[None]:
-    """Leave lines of a form out of what this process writes to its standard error."""
+    """Drop lines that match a pattern from this process's standard error."""
     try:
         before = os.dup(2)
     except OSError:  # it is closed
@@ -116,7 +116,7 @@ def filter_stderr(dropped: re.Pattern[str]) -> Iterator[None]:
 
 
 def ipex_fits() -> bool:
-    """Return True if IPEX is installed for the torch that is; beside another it fails."""
+    """Return True if the installed IPEX matches the installed torch version."""
     import importlib.metadata
 
     from packaging.version import Version

@@ -1,4 +1,4 @@
-"""Stable codes of BigDL's errors: what each one means and what to do about it."""
+"""Stable codes of BigDL's errors: the meaning of each code and the remedy."""
 
 __all__ = ["CODES"]
 

@@ -1,8 +1,8 @@
-"""The one exception family of BigDL.
+"""The exception classes of BigDL and helpers for error messages.
 
 Every error that a user can cause is a :class:`UsageError`. It is both a ``RuntimeError`` and a
-``ValueError``, so that programs written for any generation of BigDL 2.x (which raised either)
-keep catching it.  Its text is one sentence: what was wrong, what was given, what to do.
+``ValueError``, so programs for any version of BigDL 2.x, which raised either, keep catching it.
+Its text is one sentence: what was wrong, what was given, what to do.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LIBRARY = re.compile(
     r"[\\/](site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|<frozen |"
     r"[\\/]bigdl[\\/](common|dllib|friesian|mlflow|nano|orca|runtime|training|tuning)[\\/]"
 )
-"""Files that are not the user's."""
+"""Matches files of the standard library, installed packages and BigDL."""
 
 
 class BigDLError(Exception):
@@ -73,15 +73,15 @@ class BigDLError(Exception):
     code : str, optional
         One of :data:`~bigdl.common.error_codes.CODES`; the class has a default.
     **facts
-        What the message is about, such as ``column=`` or ``path=``, for programs that react to it.
-        Numbers, strings and lists of them are kept, other objects by the name of their type.
+        Subjects of the message, such as ``column=`` or ``path=``, for programs that react to them.
+        Numbers, strings and lists of them are kept; other objects become the name of their type.
 
     Attributes
     ----------
     code : str
-        Stable name of what went wrong; the message may change between versions.
+        Stable name of the error; the message may change between versions.
     facts : dict
-        Facts by name; each one is an attribute, too.
+        Facts by name; each fact is also an attribute.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class BigDLError(Exception):
 
 
 def without_passwords(text: str) -> str:
-    """Return a text with the passwords, tokens and signatures of its URLs replaced by ``***``.
+    """Replace the passwords, tokens and signatures of URLs in a text by ``***``.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def without_passwords(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a fact that can be sent to other processes and holds no large object."""
+    """Return a fact as a small value that can be sent to other processes."""
     if isinstance(value, str):
         return without_passwords(value)
     if value is None or isinstance(value, bool | int | float):
@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 class UsageError(BigDLError, RuntimeError, ValueError):
-    """The caller asked for something that cannot be done; the message says what to do instead.
+    """The caller requested something impossible; the message says what to do instead.
 
     Examples
     --------
@@ -191,12 +191,12 @@ class WorkerError(BigDLError, RuntimeError):
     kind : str
         Class name of the original exception.
     traceback : str
-        The worker's own traceback, as text. The error itself shows of it the frames of the user's
-        code, see :func:`short_traceback`.
+        The worker's traceback, as text. The message has only the frames of the user's code, see
+        :func:`short_traceback`.
     original : BaseException or None
-        The exception, where it is known.
+        The exception, if it is known.
     place : str
-        Where it was raised, as the text says it.
+        Description of the process that raised it, as in the message.
 
     Examples
     --------
@@ -214,26 +214,26 @@ class WorkerError(BigDLError, RuntimeError):
     def __init__(
         self,
         rank: int,
-        kind: str,
+        error_type: str,
         traceback: str,
         original: BaseException | None = None,
-        place: str = "",
+        location: str = "",
     ):
         self.rank = rank
-        self.kind = kind
+        self.kind = error_type
         self.traceback = traceback
         self.original = original
-        self.place = place or f"worker {rank}"
-        super().__init__(f"{kind} in {self.place}:\n{short_traceback(traceback)}")
+        self.place = location or f"worker {rank}"
+        super().__init__(f"{error_type} in {self.place}:\n{short_traceback(traceback)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.rank, self.kind, self.traceback, None, self.place)
 
-    def as_original(self, place: str) -> Exception:
-        """Return the user's own exception with a note of where it was raised, or else this one."""
+    def as_original(self, location: str) -> Exception:
+        """Return the user's exception with a note of its origin, or this error if unknown."""
         if not isinstance(self.original, Exception):
             return self
-        self.original.add_note(f"{place}:\n{short_traceback(self.traceback)}")
+        self.original.add_note(f"{location}:\n{short_traceback(self.traceback)}")
         return self.original
 
 
@@ -256,14 +256,14 @@ class WorkerLost(BigDLError, RuntimeError):
 
 
 class JobStopped(BigDLError, RuntimeError):
-    """Somebody who may stop a job has stopped it; nothing was lost, and nothing is tried again.
+    """A job was stopped on request; no worker was lost and nothing is retried.
 
     Examples
     --------
     >>> import time
     >>> from bigdl.common.errors import JobStopped
     >>> from bigdl.orca.engine import LocalEngine
-    >>> def stop(worker):  # an order to all workers, with its reason
+    >>> def stop(worker):  # request the end of all workers, with a reason
     ...     worker.channel.set("abort", "the budget is spent")
     ...     time.sleep(60)
     >>> try:
@@ -277,11 +277,11 @@ class JobStopped(BigDLError, RuntimeError):
 
 
 def short_traceback(text: str) -> str:
-    """Return a traceback without the frames that led to the user's code.
+    """Return a traceback without the frames that lead to the user's code.
 
-    Of the last exception it has the frames from the first one on that is not of this product, the
-    standard library or an installed package: the first of them and the last three, without marks
-    below the code. If there is no such frame, it has the last four.
+    Frames of the last exception count from the first one outside of BigDL, the standard library and
+    installed packages. The result has the first of them and the last three, without marks below
+    the code. Without such a frame it has the last four.
 
     Parameters
     ----------
@@ -311,16 +311,16 @@ def short_traceback(text: str) -> str:
 
 
 class UserFramesOnly:
-    """A block whose exceptions leave it without the frames that led to the user's code.
+    """Context manager that removes the frames before the user's code from exceptions.
 
-    Their tracebacks begin with the first frame that is not of this product, the standard library
-    or an installed package. If there is no such frame, they have the last four.
+    The traceback then begins with the first frame outside of BigDL, the standard library and
+    installed packages. Without such a frame it has the last four.
     """
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, error_type: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None or isinstance(error, BigDLError):
             if isinstance(error, WorkerError):  # its text has the frames
                 error.__traceback__ = None
@@ -336,13 +336,14 @@ class UserFramesOnly:
 
 def type_name(value: object) -> str:
     """Return the name of a value's type with its package, such as ``pandas.DataFrame``."""
-    kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
+    value_type = type(value)
+    package = value_type.__module__.partition(".")[0]
+    name = value_type.__name__
+    return name if package == "builtins" else f"{package}.{name}"
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an exception in one line that begins with its class."""
+    """Return an exception's class name and text in one line."""
     if isinstance(error, WorkerError):  # the error of the other process
         return _shortened(error.traceback.rstrip().rpartition("\n")[2])
     text = " ".join(str(error).split())
@@ -350,7 +351,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text that is not empty, or else its class."""
+    """Return the first non-empty line of an exception's text, or its class name."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:_LONGEST_LINE]
 
@@ -368,20 +369,20 @@ def as_usage_error(
     text: Callable[[Any], str] = one_line,
     **facts: Any,
 ) -> Iterator[None]:
-    """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
+    """Convert exceptions of the block to a UsageError; a UsageError passes unchanged.
 
     Parameters
     ----------
     sentence : str
-        What cannot be done.
+        Begin of the message: the operation that failed.
     advice : str
-        What stands after the reason.
+        End of the message, after the reason.
     code : str
-        The error's code.
+        Code of the error.
     **facts
-        As of the error.
+        Facts of the error.
     text : callable
-        Returns the reason of an exception.
+        Returns the reason of an exception as text.
     """
     try:
         yield
@@ -392,7 +393,7 @@ def as_usage_error(
 
 
 def value_or_usage_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns, or the error of the user, whose words Spark would bury."""
+    """Return a function's value, or the UsageError that it raised."""
     try:
         return function(*arguments)
     except UsageError as error:
@@ -409,14 +410,14 @@ def raise_first_usage_error(outcomes: Iterable[Any]) -> list[Any]:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency or say how to install it.
+    """Import an optional dependency; raise an error with the install command if it is missing.
 
     Parameters
     ----------
     module : str
         Dotted name of the module, e.g. ``"pyspark.sql"``.
     extra : str
-        Name of the extra of the ``bigdl`` distribution that brings it.
+        Name of the extra of the ``bigdl`` distribution that installs it.
 
     Returns
     -------
@@ -448,18 +449,18 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def check_installed(extra: str, *packages: str) -> None:
-    """Refuse to import a package of ours whose dependencies are not installed.
+    """Raise an error if a dependency of a BigDL package is not installed.
 
     Parameters
     ----------
     extra : str
-        Names of the extras of the ``bigdl`` distribution that bring them, separated by commas.
+        Names of the extras of the ``bigdl`` distribution that install them, separated by commas.
     *packages : str
 
     Raises
     ------
     MissingExtraError
-        For the first that is not installed.
+        For the first missing package.
     """
     for package in packages:
         if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
@@ -472,9 +473,9 @@ def check_installed(extra: str, *packages: str) -> None:
 
 @contextlib.contextmanager
 def _importing(package: str) -> Iterator[None]:
-    """Import a dependency that changes nothing else, and tells nobody of it.
+    """Import a dependency inside the block without side effects and without telemetry.
 
-    tqdm warns in a notebook without ipywidgets, where bars are of text.
+    This also hides tqdm's warning in a notebook without ipywidgets.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_program_state())
@@ -486,7 +487,7 @@ def _importing(package: str) -> Iterator[None]:
 
             stack.enter_context(suppress_import_logs())
         if package in ("torchao", "neural_compressor", "transformers"):
-            # of libraries for GPUs that cannot be loaded, and of its own use of torch
+            # hides messages about GPU libraries that cannot be loaded and about torch's API
             for logger in map(logging.getLogger, ("torchao", "torch.utils._pytree")):
                 stack.callback(logger.setLevel, logger.level)
                 logger.setLevel(logging.ERROR)
@@ -494,12 +495,12 @@ def _importing(package: str) -> Iterator[None]:
 
 
 class LazyModule:
-    """An optional dependency that is imported when something of it is used.
+    """An optional dependency that is imported when an attribute is first read.
 
     Parameters
     ----------
     module, extra : str
-        As of :func:`require`, whose error is raised where the module is missing.
+        Arguments of :func:`require`, whose error is raised if the module is missing.
     """
 
     def __init__(self, module: str, extra: str):

@@ -1,4 +1,4 @@
-"""Hadoop's configuration files and its Java classes on this machine."""
+"""Hadoop's configuration files and Java classes on this machine."""
 
 import os
 import shutil
@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 
 def hadoop_properties(file: str | os.PathLike[str]) -> dict[str, str]:
-    """The properties of one of Hadoop's configuration files.
+    """Return the properties in one of Hadoop's configuration files.
 
     Raises
     ------
     OSError, xml.etree.ElementTree.ParseError
-        If it cannot be read.
+        If the file cannot be read.
     """
     root = ElementTree.parse(file).getroot()
     return {
@@ -22,7 +22,7 @@ def hadoop_properties(file: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def find_hadoop_classes() -> None:
-    """Set CLASSPATH, by which alone libhdfs finds its Java classes."""
+    """Set ``CLASSPATH`` to Hadoop's Java classes, which libhdfs needs."""
     home = os.environ.get("HADOOP_HOME")
     hadoop = os.path.join(home, "bin", "hadoop") if home else shutil.which("hadoop")
     if os.environ.get("CLASSPATH") or not hadoop or not os.path.exists(hadoop):

@@ -1,4 +1,4 @@
-"""HDFS by HTTP (WebHDFS), for processes without Hadoop's own library for C, libhdfs."""
+"""HDFS over HTTP (WebHDFS), for processes without Hadoop's C library libhdfs."""
 
 import contextlib
 import getpass
@@ -15,8 +15,8 @@ from fsspec.implementations.webhdfs import WebHDFS
 from bigdl.common.hadoop import hadoop_properties
 from bigdl.common.timeouts import NAME_NODE_S
 
-# In what WebHDFS says while a name node starts, is not the active one, knows of no data node yet,
-# or was asked by one over a connection to the name node before.
+# Parts of WebHDFS's error messages while a name node starts, is a standby, knows no data node yet,
+# or was restarted under an open connection.
 _PASSING = (
     *("safe mode", "safemode", "startup mode", "not started", "standby", "retriable"),
     *("failed to find datanode", "could only be written to 0"),
@@ -26,17 +26,17 @@ _HTTP, _HTTPS = ("http-address", "9870"), ("https-address", "9871")
 
 
 class WebHdfs(WebHDFS):
-    """The file system of ``hdfs://`` URLs by HTTP.
+    """WebHDFS file system for ``hdfs://`` URLs with failover between name nodes.
 
-    A call waits for a name node that is not there, that is a standby or that still reads its
-    blocks' reports ("safe mode"), and turns to the others meanwhile, as Hadoop's own client does.
+    A call waits for a name node that is unavailable, a standby or in safe mode. Meanwhile it tries
+    the other name nodes, as Hadoop's client does.
 
     Parameters
     ----------
     addresses : tuple of (str, int)
         Host and port of the HTTP servers of the name nodes.
     root : str
-        What URLs begin with, e.g. ``"hdfs://namenode:8020"``.
+        Prefix of the URLs, e.g. ``"hdfs://namenode:8020"``.
     """
 
     protocol = ("hdfs",)
@@ -45,19 +45,20 @@ class WebHdfs(WebHDFS):
         super().__init__(*addresses[0], **options)
         self.root = root
         first: str = self.url  # type: ignore[has-type]
-        own, *_ = addresses
+        first_address, *_ = addresses
         self.urls = [
-            first.replace("//{}:{}/".format(*own), f"//{host}:{port}/") for host, port in addresses
+            first.replace("//{}:{}/".format(*first_address), f"//{host}:{port}/")
+            for host, port in addresses
         ]
         self.patience_s = 0.0
 
     def connect(self) -> None:
-        """Find the active name node, once; later calls wait for one.
+        """Find the active name node once; later calls wait for one.
 
         Raises
         ------
         OSError, RuntimeError
-            If none answers now.
+            If no name node answers now.
         """
         if self.patience_s:
             return
@@ -75,15 +76,15 @@ class WebHdfs(WebHDFS):
         return str(self.root + self._strip_protocol(name))
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        """Write a file in one request, which can be repeated as a whole."""
+        """Write a file in one request, which can be retried as a whole."""
 
         def write() -> None:
             overwrite = "true" if mode == "overwrite" else "false"
-            asked = self._once("CREATE", "PUT", path, redirect=False, overwrite=overwrite)
-            place = self._apply_proxy(asked.headers["Location"])
-            kind = {"content-type": "application/octet-stream"}
-            answer = self.session.put(place, data=value, headers=kind)
-            if not answer.ok:  # what went wrong stands in the text only
+            redirect = self._once("CREATE", "PUT", path, redirect=False, overwrite=overwrite)
+            location = self._apply_proxy(redirect.headers["Location"])
+            headers = {"content-type": "application/octet-stream"}
+            answer = self.session.put(location, data=value, headers=headers)
+            if not answer.ok:  # only the text has the reason
                 raise RuntimeError(f"WebHDFS cannot write {path}: {answer.text}")
 
         self._persist(write)
@@ -102,13 +103,13 @@ class WebHdfs(WebHDFS):
             except (requests.RequestException, RuntimeError) as error:
                 if not _passes(error) or time.monotonic() > end:
                     raise
-            place = self.urls.index(self.url)
-            self.url = self.urls[(place + 1) % len(self.urls)]
+            index = self.urls.index(self.url)
+            self.url = self.urls[(index + 1) % len(self.urls)]
             time.sleep(1)
 
 
 def _passes(error: Exception) -> bool:
-    """Return True for errors of a name node that starts, or that another one takes over from."""
+    """Return True for errors of a name node that is starting or in failover."""
     if isinstance(error, requests.ConnectionError | requests.Timeout):
         return True
     response = getattr(error, "response", None)
@@ -117,10 +118,10 @@ def _passes(error: Exception) -> bool:
 
 
 def open_webhdfs(url: str) -> tuple[WebHdfs, str]:
-    """The file system of an ``hdfs://`` URL, and the path within it.
+    """Return the WebHDFS file system of an ``hdfs://`` URL and the path within it.
 
-    The address is that of Hadoop's configuration in ``HADOOP_CONF_DIR``, where the URL names no
-    other name node; of several name nodes it is the active one.
+    The address comes from the URL or from Hadoop's configuration in ``HADOOP_CONF_DIR``. Of several
+    name nodes, the active one is used.
 
     Raises
     ------
@@ -149,10 +150,10 @@ def open_webhdfs(url: str) -> tuple[WebHdfs, str]:
 
 
 def _name_nodes(
-    settings: Mapping[str, str], authority: str, kind: str, port: str
+    settings: Mapping[str, str], authority: str, setting: str, port: str
 ) -> list[tuple[str, int]]:
-    """Addresses of the HTTP servers of all name nodes of a file system."""
-    key = f"dfs.namenode.{kind}"
+    """Return host and HTTP port of all name nodes of a file system."""
+    key = f"dfs.namenode.{setting}"
     host = urlsplit(f"//{authority}").hostname or ""
     if authority in settings.get("dfs.nameservices", "").split(","):
         nodes = settings.get(f"dfs.ha.namenodes.{authority}", "").split(",")
@@ -171,7 +172,7 @@ def _name_nodes(
 
 
 def _settings() -> dict[str, str]:
-    """Return the settings of HDFS in ``HADOOP_CONF_DIR``; empty if there are none."""
+    """Return the HDFS settings in ``HADOOP_CONF_DIR``; empty if there are none."""
     settings: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml"):
         with contextlib.suppress(OSError, ElementTree.ParseError):

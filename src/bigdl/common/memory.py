@@ -1,4 +1,4 @@
-"""Memory of the running process: how much it may use, and how glibc hands it out."""
+"""Memory of the running process: its limit, and glibc's allocator settings."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ _LARGEST_THRESHOLD_OF_OLD_GLIBC = 32 << 20
 _TOP_PAD_OF_GLIBC = 128 << 10
 _MMAP_THRESHOLD = 1 << 30
 _TOP_PAD = 64 << 20
-_NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with the largest multiple of a page
+_NO_LIMIT = 1 << 60  # cgroup v1 encodes "no limit" as the largest multiple of a page
 
 
 def tune_allocator(trim_threshold: int | None = None) -> bool:
     """Make glibc keep freed memory in this process instead of returning it to the kernel.
 
-    By default glibc maps every large buffer anew and unmaps it when it is freed. A model that
-    allocates its activations in each step then pays for a page fault on each page of them, a
-    third of its CPU time at batch sizes of 16 and more. The price of keeping memory is a process
-    that stays as large as it ever was.
+    By default glibc maps every large buffer and unmaps it when it is freed. A model that allocates
+    its activations in each step then pays for a page fault on each page of them, a third of its
+    CPU time at batch sizes of 16 and more. In exchange, the process stays at its peak size.
 
     Parameters
     ----------
     trim_threshold : int, optional
-        Free bytes at the top of the heap from which on they are returned; never by default.
+        Free bytes at the top of the heap above which they are returned; default: never.
 
     Returns
     -------
     bool
-        Whether the allocator was tuned. False, and nothing was done, where the allocator is not
-        glibc's (another libc, or jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``) and where
-        ``GLIBC_TUNABLES`` has set its threshold.
+        Whether the allocator was tuned. False if the allocator is not glibc's (another libc, or
+        jemalloc, tcmalloc or mimalloc in ``LD_PRELOAD``), or if ``GLIBC_TUNABLES`` sets its
+        threshold; nothing changes then.
     """
-    # -1 becomes the largest size_t: no trimming at all, which no C int can say otherwise.
+    # -1 becomes the largest size_t: no trimming at all. No other C int can express that.
     trim = -1 if trim_threshold is None else trim_threshold
     return _set_thresholds(_MMAP_THRESHOLD, trim, _TOP_PAD)
 
@@ -63,7 +62,7 @@ def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> b
 
 _tuned = 0  # contexts of tuned_allocator that have not ended
 _tuned_lock = threading.Lock()
-# A fork waits until no memory is being given back: the lock would stay closed in the copy.
+# A fork waits until no thread resets the allocator: the child would inherit a locked lock.
 os.register_at_fork(
     before=_tuned_lock.acquire,
     after_in_parent=_tuned_lock.release,
@@ -73,11 +72,11 @@ os.register_at_fork(
 
 @contextlib.contextmanager
 def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
-    """:func:`tune_allocator` for a while; what was freed in it goes back to the kernel at the end.
+    """Apply :func:`tune_allocator` within the block and release freed memory at its end.
 
     Contexts may overlap: the first sets the thresholds and the last resets them. Afterwards
-    buffers of up to 32 MiB come from the heap, which is what glibc's own adaptation of that
-    threshold may end at; the adaptation itself cannot be had back.
+    buffers of up to 32 MiB come from the heap, the limit of glibc's adaptive threshold. The
+    adaptation itself cannot be turned on again.
 
     Parameters
     ----------
@@ -106,10 +105,10 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
 
 
 def glibc_tunables() -> dict[str, str]:
-    """Return the ``GLIBC_TUNABLES`` of a process that starts as :func:`tune_allocator` tunes it.
+    """Return the ``GLIBC_TUNABLES`` that start a process with a tuned allocator.
 
-    Which thresholds glibc takes only shows when it is given one, so the first of these figures
-    holds in the calling process afterwards.
+    Only setting a threshold shows whether glibc accepts it, so the calling process keeps the first
+    of these thresholds.
 
     Returns
     -------
@@ -130,7 +129,7 @@ def glibc_tunables() -> dict[str, str]:
 
 
 def _set_mmap_threshold(mallopt: Callable[[int, int], int], threshold: int) -> int | None:
-    """Set the threshold, or the largest that old versions of glibc take; None if neither is."""
+    """Set the mmap threshold, or the largest one of old glibc; None if glibc refuses both."""
     for value in (threshold, min(threshold, _LARGEST_THRESHOLD_OF_OLD_GLIBC)):
         if mallopt(_M_MMAP_THRESHOLD, value):
             return value
@@ -141,12 +140,12 @@ _frozen_modules = 0
 
 
 def freeze_modules() -> None:
-    """Take the loaded modules out of the garbage collector's sight.
+    """Exclude the loaded modules from garbage collection.
 
-    PySpark runs a full collection after each task of a Python worker, and a server has one now and
-    then. Once torch is loaded that takes longer than many a task or request, some 60 ms. A process
-    that calls this at the start of each task, or once it is ready for requests, pays for it only
-    when it has loaded other modules since the last time.
+    PySpark runs a full collection after each task of a Python worker, and servers run one at times.
+    With torch loaded it takes about 60 ms, longer than many tasks or requests. Call this at the
+    start of each task or once a server is ready; it costs time only if modules were loaded since
+    the last call.
     """
     global _frozen_modules
     if len(sys.modules) != _frozen_modules:
@@ -156,18 +155,18 @@ def freeze_modules() -> None:
 
 
 def available_memory(root: str | Path = "/") -> int:
-    """Bytes that this process can still allocate without swapping or being killed.
+    """Return the bytes that this process can allocate without swapping or being killed.
 
     Parameters
     ----------
     root : str or Path
-        Directory in which ``proc`` and ``sys`` lie.
+        Directory that contains ``proc`` and ``sys``.
 
     Returns
     -------
     int
-        ``MemAvailable`` of the machine, or what is left in the control group or one of its
-        ancestors if that is less. The page cache that the kernel would drop counts as available.
+        ``MemAvailable`` of the machine, or the rest of the control group's or an ancestor's limit
+        if that is less. Page cache that the kernel can drop counts as available.
     """
     kilobytes = re.search(r"^MemAvailable: *(\d+) kB$", read_text(Path(root, "proc/meminfo")), re.M)
     if kilobytes is None:
@@ -182,7 +181,7 @@ def available_memory(root: str | Path = "/") -> int:
         counters = dict(
             line.split() for line in read_text(directory / "memory.stat").splitlines() if line
         )
-        # The v1 file counts the group alone in the one and its descendants too in the other.
+        # In v1, total_inactive_file includes the descendants, inactive_file does not.
         cache = counters.get("total_inactive_file", counters.get("inactive_file", "0"))
         rooms.append(limit - used + int(cache))
     return max(0, min(rooms))
@@ -199,6 +198,6 @@ def _glibc_mallopt() -> Callable[[int, int], int] | None:
 
 
 def _first_number(directory: Path, *names: str) -> int | None:
-    """The number in the first of the files that holds one."""
+    """Return the number in the first file that contains one."""
     texts = (read_text(directory / name).strip() for name in names)
     return next((int(text) for text in texts if text.isdigit()), None)

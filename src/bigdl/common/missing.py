@@ -1,7 +1,7 @@
-"""Packages of extras that are not installed: what their import by a module of BigDL says.
+"""Error messages for packages of extras that are not installed.
 
-Modules import their dependencies by plain statements. Where one is missing, the finder of
-:mod:`bigdl.common.dropped`, which is asked for what no other one has, calls :func:`refuse`.
+Modules import their dependencies by plain statements. If a package is missing, the last module
+finder (:mod:`bigdl.common.dropped`) calls :func:`refuse`.
 """
 
 import functools
@@ -62,10 +62,10 @@ PACKAGES = {
     "xxhash": "xxhash",
     "yaml": "PyYAML",
 }
-"""What extras bring, by the names that are imported."""
+"""Distributions of the extras by their import names."""
 
-# The extras that a room is installed with, by the longest name.
-_OF_ROOMS = {
+# The extras that install a package of BigDL; the longest matching name counts.
+_EXTRAS_OF_PACKAGES = {
     "bigdl.data": "data",
     "bigdl.dllib": "orca",
     "bigdl.friesian": "friesian",
@@ -78,29 +78,28 @@ _OF_ROOMS = {
     "bigdl.orca": "orca",
     "bigdl.orca.automl": "automl",
 }
-# Where several bring a package that the room's own does not.
+# The order of preference if the importing package's extra does not contain the distribution.
 _FIRST = ["orca", "nano", "tf", "ray", "automl", "serving"]
 
 
 class MissingPackageError(MissingExtraError, ModuleNotFoundError):
-    """A package is not installed; code that goes on without it may catch ModuleNotFoundError."""
+    """A package of an extra is not installed; also a ModuleNotFoundError."""
 
 
 def refuse(package: str) -> None:
-    """Raise an error if a module of BigDL is importing a package that extras bring.
+    """Raise an error if a module of BigDL imports a missing package of an extra.
 
-    It returns where somebody else imports it, whom BigDL's extras do not concern. It is called by
-    a finder of modules.
+    Imports by other programs are ignored. A module finder calls this function.
 
     Parameters
     ----------
     package : str
-        A name of ``PACKAGES``.
+        A key of ``PACKAGES``.
 
     Raises
     ------
     MissingExtraError
-        It is a ``ModuleNotFoundError``, too.
+        Also a ``ModuleNotFoundError``.
     """
     importers = _importers()
     if not importers:
@@ -116,55 +115,55 @@ def refuse(package: str) -> None:
 
 
 def _importers() -> list[str]:
-    """Return the modules of BigDL that are being imported for, outermost first.
+    """Return the modules of BigDL whose import is running, outermost first.
 
-    The statement may stand in a package that one of them imports: Lightning needs torch.
+    The import statement may be in a package that BigDL imports: Lightning needs torch.
     """
-    found: list[str] = []
-    frame = sys._getframe(3)  # of what called the finder
+    importers: list[str] = []
+    frame = sys._getframe(3)  # the caller of the finder
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("bigdl."):
-            found.insert(0, module)
+            importers.insert(0, module)
         elif module not in ("importlib", "importlib._bootstrap", "importlib._bootstrap_external"):
             is_of_import = frame.f_code.co_name == "<module>"
-            if not is_of_import or found or module.partition(".")[0] not in PACKAGES:
+            if not is_of_import or importers or module.partition(".")[0] not in PACKAGES:
                 break
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return importers
 
 
 def _extra_for(distribution: str, importers: list[str]) -> str | None:
-    """Return the extra to install: of a room that imports it, or another one that brings it."""
+    """Return the extra that installs a distribution, preferably the importing package's extra."""
     brings = _extras_of(_canonical(distribution))
-    rooms = [extra for module in importers if (extra := _of_room(module))]
-    for extra in rooms:
+    own_extras = [extra for module in importers if (extra := _extra_of_module(module))]
+    for extra in own_extras:
         if not brings or brings.intersection(extra.split(",")):
             return extra
     return next((extra for extra in [*_FIRST, *sorted(brings)] if extra in brings), None)
 
 
-def _of_room(module: str) -> str | None:
-    names = (name for name in _OF_ROOMS if f"{module}.".startswith(f"{name}."))
-    return _OF_ROOMS.get(max(names, key=len, default=""))
+def _extra_of_module(module: str) -> str | None:
+    names = (name for name in _EXTRAS_OF_PACKAGES if f"{module}.".startswith(f"{name}."))
+    return _EXTRAS_OF_PACKAGES.get(max(names, key=len, default=""))
 
 
 @functools.cache
 def _extras_of(distribution: str) -> frozenset[str]:
-    """Return the names of the extras that bring a distribution, by the metadata of BigDL."""
+    """Return the extras that contain a distribution, by the metadata of BigDL."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         lines = requires("bigdl") or []
     except PackageNotFoundError:  # its source is on the path
         return frozenset()
-    found = set()
+    extras = set()
     for line in lines:
         name = re.match(r"[\w.-]+", line)
         extra = re.search(r"extra == [\"']([^\"']+)[\"']", line)
         if name and extra and _canonical(name[0]) == distribution:
-            found.add(extra[1])
-    return frozenset(found - {"all"})
+            extras.add(extra[1])
+    return frozenset(extras - {"all"})
 
 
 def _canonical(name: str) -> str:

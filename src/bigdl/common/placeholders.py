@@ -1,6 +1,7 @@
-"""Objects that stand for models, such as those that are searched before they are made.
+"""Placeholders for models that are built later, such as those of a hyper-parameter search.
 
-What takes a model takes such an object, too: it asks :func:`actual` for the model first.
+A function that accepts a model also accepts a placeholder: it calls :func:`resolve_placeholder`
+first.
 """
 
 import abc
@@ -8,13 +9,13 @@ from typing import Any
 
 
 class ModelPlaceholder(abc.ABC):
-    """Stands for another object."""
+    """Placeholder for an object that is built when it is first needed."""
 
     @abc.abstractmethod
     def _resolve(self) -> Any:
-        """The other object; made now if it was not."""
+        """Return the represented object; build it first if necessary."""
 
 
 def resolve_placeholder(value: Any) -> Any:
-    """Return the object that a stand-in stands for, or `value` itself."""
+    """Return the object that a placeholder represents, or `value` itself if it is none."""
     return value._resolve() if isinstance(value, ModelPlaceholder) else value

@@ -1,7 +1,7 @@
-"""Registries: objects by name, those of BigDL, of the program, and of installed packages.
+"""Registries of named objects from BigDL, the program and installed packages.
 
-An installed package offers an object by an entry point: the group is that of the registry, and the
-entry point is loaded when its name is first asked for.
+An installed package offers an object by an entry point in the registry's group. The entry point is
+loaded when its name is first looked up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def plugin(group: str, name: str) -> object | None:
-    """Load the object that an installed package offers under a name; None if none does.
+    """Load the object of an installed package's entry point; None if there is none.
 
     Parameters
     ----------
     group : str
-        Of the entry points, such as ``"bigdl.operators"``.
+        Group of the entry points, such as ``"bigdl.operators"``.
     name : str
 
     Raises
@@ -58,20 +58,20 @@ def _package_of(offer: EntryPoint) -> str:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Objects by name: registered ones, and those that installed packages offer.
+    """Mapping of names to registered objects and to entry points of installed packages.
 
-    The names that installed packages offer are among the names of the mapping without being loaded.
+    Iteration includes the names of entry points without loading them.
 
     Parameters
     ----------
     group : str
         The group of entry points, such as ``"bigdl.metrics"``.
     noun : str
-        What an object is called in messages, with its article: ``"a metric"``.
+        Noun for an object in messages, with its article: ``"a metric"``.
     check : callable
-        ``check(name, value)`` returns the object to keep, or raises a UsageError.
+        ``check(name, value)`` returns the object to register, or raises a UsageError.
     key : callable, optional
-        Names with one ``key(name)`` are one name.
+        Normalizes names: names with equal ``key(name)`` are one name.
 
     Examples
     --------
@@ -96,14 +96,14 @@ class Registry(Mapping[str, T], Generic[T]):
         self._names: dict[str, str] = {}
 
     def register(self, name: str, value: object) -> T:
-        """Keep an object under a name, and return what is kept.
+        """Register an object under a name and return it.
 
-        A class that is defined again, as by a cell of a notebook that runs again, takes its place.
+        A class that is defined again, as by a repeated notebook cell, replaces the former one.
 
         Raises
         ------
         UsageError
-            If the object is none that can be registered here, or another one has the name.
+            If the object cannot be registered here, or another object has the name.
         """
         checked = self._check(name, value)
         if not isinstance(name, str) or not self._key(name):
@@ -124,11 +124,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return checked
 
     def is_registered(self, name: str) -> bool:
-        """Return True if the program has an object of this name, whatever packages offer."""
+        """Return True if the program registered this name; entry points do not count."""
         return self._key(name) in self._known
 
     def discard(self, name: str) -> None:
-        """Forget what is registered under a name, if anything is."""
+        """Remove a registered name, if it exists."""
         self._known.pop(self._key(name), None)
         self._names.pop(self._key(name), None)
 
@@ -159,7 +159,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def loaded(self, prefix: str = "") -> dict[str, T]:
         """Load and return all objects whose names begin with a prefix.
 
-        A warning in the log names each package whose object cannot be used.
+        A log warning names each package whose object cannot be used.
         """
         objects: dict[str, T] = {}
         for name in self:
@@ -175,7 +175,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _is_again(known: object, value: object) -> bool:
-    """Return True if a value is the known one, or is made by the same definition that ran again."""
+    """Return True if a value is the registered one or a redefinition of it."""
     if known is value or (known == value) is True:
         return True
     if isinstance(known, type) and isinstance(value, type):
@@ -184,7 +184,7 @@ def _is_again(known: object, value: object) -> bool:
 
 
 def full_name(cls: type) -> str:
-    """Return module and qualified name of a class."""
+    """Return the module and the qualified name of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

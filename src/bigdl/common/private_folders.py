@@ -1,13 +1,13 @@
-"""Folders that only this user can enter: temporary ones of a process, and those that stay.
+"""Folders that only this user can enter: temporary ones and permanent ones.
 
-Temporary folders lie below one private root, ``bigdl-<uid>`` in the system's directory for
-temporary files. Each process has one there (:func:`process_folder`), and its short-lived ones lie
-in that (:func:`scratch_folder`). It is removed with its process, which holds a lock (``flock``) on
-it (:class:`LockedFolder`): process ids mean nothing in another container that shares the
-directory, whereas the lock is seen there, and ends with the process. What nobody locks is removed
-when a program makes its first folder. A process that may be killed can be given a directory by its
-parent (``BIGDL_SCRATCH_DIR``), which removes what is left there. For all others a small shell waits
-for their end, and removes what is left.
+Temporary folders are below one private root, ``bigdl-<uid>`` in the system's directory for
+temporary files. Each process has a folder there (:func:`process_folder`), which contains its
+short-lived folders (:func:`scratch_folder`). The process holds a lock (``flock``) on its folder
+(:class:`LockedFolder`). Process ids mean nothing in another container that shares the directory;
+the lock is visible there and ends with the process. Unlocked folders are removed when a program
+creates its first folder. A parent can set ``BIGDL_SCRATCH_DIR`` for a process that may be killed,
+and remove that directory itself. For all other processes a small shell waits for their end and
+removes the remaining folders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bigdl.common.errors import UsageError
 logger = logging.getLogger("bigdl")
 
 VARIABLE = "BIGDL_SCRATCH_DIR"
-"""Environment variable that names the directory that a parent has made."""
+"""Environment variable that names a scratch directory created by the parent process."""
 
 _SCRATCH = re.compile(r"[\w-]+\.[a-z0-9_]{8}")  # the name of a temporary folder; no other has a dot
 _ATTEMPTS = 100
@@ -44,18 +44,18 @@ process_folders: dict[tuple[int, bool], LockedFolder] = {}  # by process; True: 
 
 
 def private_root(base: str | None = None) -> str:
-    """Return the folder with mode 0700 below which temporary folders of this user lie.
+    """Return the folder with mode 0700 that contains this user's temporary folders.
 
     Parameters
     ----------
     base : str, optional
-        Where it lies; default: the directory that ``BIGDL_SCRATCH_DIR`` names, which is the root
+        Parent directory; default: the directory that ``BIGDL_SCRATCH_DIR`` names, which is the root
         itself if it is private, or the system's directory for temporary files.
 
     Notes
     -----
-    Its name is known, so another user may have made a folder of that name before. Then the root
-    is another one, with a random name, and a warning says so.
+    The name is predictable, so another user may already have created such a folder. The root then
+    gets a random name, and a warning says so.
     """
     parent = os.path.abspath(base or os.environ.get(VARIABLE) or tempfile.gettempdir())
     if base is None and os.environ.get(VARIABLE) and _is_private(parent):
@@ -68,14 +68,14 @@ def private_root(base: str | None = None) -> str:
 
 
 def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -> Path:
-    """Make a folder that stays and that only this user can enter, with its parents.
+    """Create a permanent folder that only this user can enter, with its parents.
 
     Parameters
     ----------
     path : path-like
-        Below :func:`private_root` its name must hold no dot, as those of temporary folders do.
+        Below :func:`private_root` its name must contain no dot: temporary folders have one.
     replaceable : bool, default False
-        Take it although others can write to its parent, where that is not ours to choose.
+        Accept a parent that others can write to, if the location is not our choice.
 
     Returns
     -------
@@ -84,8 +84,8 @@ def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -
     Raises
     ------
     UsageError
-        If it is there and belongs to another user, is a link or is no folder, or if others can
-        replace it.
+        If it exists and belongs to another user, is a link or no folder, or if others can replace
+        it.
     """
     folder = Path(os.path.abspath(path))
     missing = [each for each in [folder, *folder.parents] if not os.path.lexists(each)]
@@ -95,7 +95,7 @@ def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -
     above = os.stat(folder.parent)
     is_open = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
     is_others = above.st_uid not in (0, os.geteuid()) or is_open
-    if (is_others and not replaceable) or not _made_private(str(folder)):
+    if (is_others and not replaceable) or not _make_private(str(folder)):
         raise UsageError(
             f"{folder} is for the files of this user only, but it or its parent belongs to or can "
             "be replaced by another user; remove it, or name a folder that only you can write to",
@@ -106,12 +106,12 @@ def private_folder(path: str | os.PathLike[str], *, replaceable: bool = False) -
 
 
 def scratch_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """Make a temporary folder in that of this process, which its ``cleanup`` removes at the latest.
+    """Create a temporary folder below this process's folder, removed by ``cleanup``.
 
     Parameters
     ----------
     purpose : str
-        Begin of its name.
+        Prefix of its name.
 
     Examples
     --------
@@ -127,12 +127,12 @@ def scratch_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def scratch_directory(prefix: str) -> Path:
-    """Make a temporary directory in that of this process, which the caller removes at the latest.
+    """Create a temporary directory below this process's folder; the caller removes it.
 
     Parameters
     ----------
     prefix : str
-        Begin of its name.
+        Prefix of its name.
 
     Returns
     -------
@@ -142,14 +142,14 @@ def scratch_directory(prefix: str) -> Path:
 
 
 def process_folder(longest: int | None = None) -> str:
-    """Return the folder of this process; it is made anew if somebody has removed it.
+    """Return the temporary folder of this process; create it again if it was removed.
 
-    A forked process has one of its own.
+    A forked process has a separate folder.
 
     Parameters
     ----------
     longest : int, optional
-        Bytes that its path may have; where it is longer another one lies in ``/tmp``.
+        Maximum length of the path in bytes; a folder in ``/tmp`` is used if it is longer.
     """
     with _lock:
         folder = process_folders.get((os.getpid(), False))
@@ -164,28 +164,28 @@ def process_folder(longest: int | None = None) -> str:
 
 
 class LockedFolder:
-    """A new temporary folder with mode 0700, directly below the private root.
+    """A new temporary folder with mode 0700 and a lock, directly below the private root.
 
-    It is removed by :meth:`close`, when nothing refers to this object any more, and when the
-    process ends, however it ends. A copy of this object in a forked process removes nothing.
+    The folder is removed by :meth:`close`, by garbage collection of this object, and at the end of
+    the process, even if it is killed. A copy of this object in a forked process removes nothing.
 
     Parameters
     ----------
     purpose : str
-        Begin of its name.
+        Prefix of its name.
     longest : int, optional
-        Bytes that its path may have, as that of Unix sockets is limited; where the path is longer
-        the folder lies in ``/tmp``.
+        Maximum length of the path in bytes, for Unix sockets; a folder in ``/tmp`` is used if it is
+        longer.
     remover : bool, default True
-        Remove it at once if this process is killed. Otherwise the next program does: for folders
-        that another process still uses then.
+        Remove it at once if this process is killed. False leaves that to the next program: for
+        folders that another process still uses.
     parent : str, optional
-        Where it lies instead; of what lies there, only folders of the same purpose can be stale.
+        Another parent directory; only folders of the same purpose there can be stale.
 
     Attributes
     ----------
     descriptor : int
-        What holds the lock; a process that inherits it holds the lock, too.
+        File descriptor that holds the lock; a process that inherits it holds the lock, too.
     """
 
     def __init__(
@@ -211,15 +211,15 @@ class LockedFolder:
 
     @property
     def path(self) -> str:
-        """Its path; the folder is made anew if somebody has removed it.
+        """Path of the folder, which is created again if somebody removed it.
 
-        Where others have put one of theirs in its place, that is an error.
+        Raises a UsageError if another user's folder replaced it.
         """
         with self._guard:
             if not _is_private(self._path) and os.getpid() == self._owner:
                 self._finalizer.detach()
                 os.close(self.descriptor)
-                self._hold(self._path, _made_anew(self._path))
+                self._hold(self._path, _recreate(self._path))
             return self._path
 
     def _hold(self, path: str, descriptor: int) -> None:
@@ -229,7 +229,7 @@ class LockedFolder:
             _remove_at_end(path)
 
     def hand_over(self) -> None:
-        """Leave the folder to a process that was started with its `descriptor`."""
+        """Transfer the folder to a process that inherited its `descriptor`."""
         if self._finalizer.detach():
             os.close(self.descriptor)
 
@@ -245,17 +245,17 @@ class LockedFolder:
 
 
 def _is_private(path: str) -> bool:
-    """Return True if it is a folder, no link, of this user, which nobody else can enter."""
+    """Return True if a path is a real folder of this user that nobody else can enter."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return is_own and not found.st_mode & 0o077
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & 0o077
 
 
-def _made_private(path: str) -> bool:
-    """Take the rights of others away from a folder; False if it is not this user's."""
+def _make_private(path: str) -> bool:
+    """Remove the rights of others from a folder; return False if another user owns it."""
     if _is_private(path):
         return True
     with contextlib.suppress(OSError):
@@ -281,13 +281,13 @@ def _make_root(base: str) -> str:
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileExistsError):
             os.mkdir(root, 0o700)
-        if _made_private(root):
+        if _make_private(root):
             return root
-        if os.path.lexists(root):  # else a program that ended has removed the empty root
+        if os.path.lexists(root):  # otherwise an ending program has removed the empty root
             break
     other = tempfile.mkdtemp(prefix=f"{name}-", dir=base)
     logger.warning(
-        "%s is no folder of this user alone, so temporary files go to %s; have it removed",
+        "%s is not private to this user, so temporary files go to %s; remove that folder",
         root,
         other,
     )
@@ -295,49 +295,49 @@ def _make_root(base: str) -> str:
 
 
 def _make(root: str, purpose: str) -> tuple[str, int]:
-    """Return a new folder and the descriptor that holds its lock."""
+    """Create a folder and return its path and the descriptor that holds its lock."""
     for _ in range(_ATTEMPTS):
         try:
             path = tempfile.mkdtemp(prefix=f"{purpose}.", dir=root)
-        except FileNotFoundError:  # a program that ended has removed the empty root
+        except FileNotFoundError:  # an ending program has removed the empty root
             if not _is_root(root):
                 raise
-            with contextlib.suppress(FileExistsError):  # and another one has made it again
+            with contextlib.suppress(FileExistsError):  # another one has created it again
                 os.makedirs(root, 0o700)
-            if not _made_private(root) and os.path.lexists(root):
+            if not _make_private(root) and os.path.lexists(root):
                 root = private_root(os.path.dirname(root))
             continue
-        descriptor = _locked(path)
+        descriptor = _try_lock(path)
         if descriptor is not None:
             return path, descriptor
-    raise OSError(f"no folder can be made in {root}: another process removes it at once")
+    raise OSError(f"no folder can be created in {root}: another process removes it at once")
 
 
-def _made_anew(path: str) -> int:
-    """Make a folder again that somebody has removed, and return the descriptor with its lock."""
+def _recreate(path: str) -> int:
+    """Create a removed folder again and return the descriptor that holds its lock."""
     root = os.path.dirname(path)
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(FileExistsError):
             os.makedirs(root, 0o700)
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.mkdir(path, 0o700)
-        if not os.path.lexists(path):  # a program that ended has removed the empty root
+        if not os.path.lexists(path):  # an ending program has removed the empty root
             continue
-        if not ((_made_private(root) or not _is_root(root)) and _is_private(path)):
+        if not ((_make_private(root) or not _is_root(root)) and _is_private(path)):
             break
-        descriptor = _locked(path)
+        descriptor = _try_lock(path)
         if descriptor is not None:
             return descriptor
     raise UsageError(
-        f"The folder {path} of this program was removed and cannot be made again; start the "
+        f"The folder {path} of this program was removed and cannot be created again; start the "
         "program again, with another TMPDIR if others write to that one",
         code="path-unusable",
         path=path,
     )
 
 
-def _locked(path: str, *, is_new: bool = True) -> int | None:
-    """Lock a folder; None if another process does, or has removed it meanwhile."""
+def _try_lock(path: str, *, is_new: bool = True) -> int | None:
+    """Lock a folder and return its descriptor; None if it is locked elsewhere or removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -347,7 +347,7 @@ def _locked(path: str, *, is_new: bool = True) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except OSError:  # a file system without locks: then nobody takes it for stale, either
+    except OSError:  # a file system without locks: no process treats it as stale, either
         if not is_new:
             os.close(descriptor)
             return None
@@ -366,20 +366,20 @@ def _remove(owner: int, path: str, descriptor: int) -> None:
 
 
 def _is_root(path: str) -> bool:
-    """Return True for the name of a root that :func:`private_root` makes."""
+    """Return True if a path has the name of a root that :func:`private_root` creates."""
     name = rf"bigdl-{os.geteuid()}(-[a-z0-9_]{{8}})?"
     return re.fullmatch(name, os.path.basename(path)) is not None
 
 
 def _leave(root: str) -> None:
-    """Remove a root that is empty; whoever wants to make a folder there makes it again."""
+    """Remove an empty root; the next process that needs it creates it again."""
     if _is_root(root):
         with contextlib.suppress(OSError):
             os.rmdir(root)
 
 
 def _clean(root: str) -> None:
-    """Remove what processes that were killed left; once for each process."""
+    """Remove the folders of killed processes; once per process."""
     with _lock:
         if os.environ.get(VARIABLE) or (os.getpid(), root) in cleaned_roots:
             return
@@ -393,20 +393,20 @@ def _clean(root: str) -> None:
 
 
 def remove_unlocked(root: str, purpose: str | None = None) -> None:
-    """Remove the temporary folders, of a purpose or all, in a folder whose processes have ended."""
+    """Remove the temporary folders below a root whose processes have ended."""
     with contextlib.suppress(OSError):
         for name in filter(_SCRATCH.fullmatch, os.listdir(root)):
             if purpose not in (None, name.rpartition(".")[0]):
                 continue
             path = os.path.join(root, name)
-            descriptor = _locked(path, is_new=False)
+            descriptor = _try_lock(path, is_new=False)
             if descriptor is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
 
 
-# Reads names of directories until nobody holds the other end of its input. It is no child of the
-# process, nor of its group: signals to these do not reach it.
+# Reads directory names until no process holds the other end of its input. It is no child of the
+# process and not in its group, so signals to these do not reach it.
 _REMOVER = """
 exec 3<&0
 (
@@ -420,7 +420,7 @@ _remover: int | None = None
 
 
 def _remove_at_end(directory: str) -> None:
-    """Have a directory removed when this process, and all that it forked, have ended."""
+    """Register a directory for removal after this process and all its forks have ended."""
     global _remover
     with _remover_lock, contextlib.suppress(OSError):
         if _remover is None:
@@ -438,16 +438,16 @@ def _remove_at_end(directory: str) -> None:
 
 
 def cache_directory(name: str) -> Path:
-    """The directory ``~/.cache/bigdl/<name>``, or that below ``XDG_CACHE_HOME``."""
+    """Return the path ``~/.cache/bigdl/<name>``, or the one below ``XDG_CACHE_HOME``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(root) / "bigdl" / name
 
 
 def private_cache(name: str) -> Path:
-    """Return the folder ``~/.cache/bigdl/<name>``, in which only this user has ever written.
+    """Return the cache folder ``~/.cache/bigdl/<name>``, or a temporary one if it is unsafe.
 
-    It is made with mode 0700. One that cannot be made, that belongs to somebody else or that
-    others can write to is not used: a temporary one of this process takes its place.
+    It is created with mode 0700. A temporary folder of this process replaces it if it cannot be
+    created, if another user owns it, or if others can write to it.
     """
     folder = cache_directory(name)
     if folder in _replaced:
@@ -462,22 +462,22 @@ def private_cache(name: str) -> Path:
 
 
 def make_private_directory(folder: Path) -> None:
-    """Make a folder with mode 0700, or check that only this user has been able to write to it.
+    """Create a folder with mode 0700; check that nobody else could write to an existing one.
 
     Its parents may let the user's group write, as home directories often do.
 
     Raises
     ------
     OSError
-        If it cannot be made, or others can write to it or replace it.
+        If it cannot be created, or others can write to it or replace it.
     """
     for each in [*reversed(folder.parents), folder]:
         if not os.path.lexists(each):
             with contextlib.suppress(FileExistsError):  # another process was first
-                each.mkdir(0o700)  # its parents, too, whatever the umask
+                each.mkdir(0o700)  # parents, too, at any umask
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is a link or another user's; remove it")
+        raise PermissionError(f"{folder} is a link or belongs to another user; remove it")
     if about.st_mode & 0o022:
         raise PermissionError(f"others can write to {folder}; remove it")
     for above in folder.absolute().parents:
@@ -488,7 +488,7 @@ def make_private_directory(folder: Path) -> None:
 
 
 def _unmapped_root() -> list[int]:
-    """Return the number that root of the machine has in a container that does not map it."""
+    """Return the user id of the host's root in a container that does not map it."""
     try:
         if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
             return []
@@ -501,7 +501,7 @@ _replaced: dict[Path, Path] = {}
 
 
 def remove_old(files: Iterable[Path], age_s: float) -> None:
-    """Remove the files of a cache that have not changed for so many seconds."""
+    """Remove cache files that have not changed for `age_s` seconds."""
     for file in files:
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > age_s:

@@ -1,8 +1,8 @@
-"""State of the program that imports of dependencies change, and that is put back.
+"""Snapshots of process-wide state that imports of dependencies change.
 
-A program that calls BigDL for the first time imports packages by it.  What these set up for the
-whole process when they are imported, such as classes and handlers of loggers, filters of warnings
-and drawn random numbers, is the program's own: with and without the call the program goes on alike.
+A first call of BigDL imports packages.  Some of them change process-wide state when they are
+imported, such as logger classes and handlers, warning filters and random number generators.  BigDL
+restores that state, so the program behaves the same with and without the call.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from typing import Any
 
 
 class SharedChange:
-    """A change of the whole process that lasts while at least one thread is inside.
+    """A process-wide change that lasts while at least one thread is inside its block.
 
-    The first thread makes it and the last one undoes it: threads that come and go in any order
-    would not leave the process as it was, if each undid its own.
+    The first thread makes the change and the last one undoes it. Otherwise overlapping threads
+    would not restore the original state.
 
     Parameters
     ----------
     make : callable
-        Makes the change, and pushes what undoes it on the ``contextlib.ExitStack`` that it gets.
+        Makes the change, and pushes its undo functions on the ``contextlib.ExitStack`` argument.
     """
 
     def __init__(self, make: Callable[[contextlib.ExitStack], object]):
@@ -54,17 +54,17 @@ class SharedChange:
 
 
 def preserve_program_state() -> SharedChange:
-    """Leave the program's state as it was when the last thread that is inside leaves.
+    """Return a context that restores logging, hooks, signals, RNG and environment at its end.
 
-    Variables of the environment that a package adds for itself stay; those that were there before,
-    and the path for libraries of other processes, are put back.
+    The last thread that leaves restores it. Environment variables that a package adds stay, except
+    ``LD_LIBRARY_PATH``; changed ones are restored.
     """
     return _kept
 
 
 @contextlib.contextmanager
 def preserve_start_method() -> Iterator[None]:
-    """Leave it to the program to choose how its processes start, as long as it has not."""
+    """Restore the process start method of multiprocessing at the end of the block."""
     restore = _start_method()
     try:
         yield
@@ -74,7 +74,7 @@ def preserve_start_method() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Leave the program's random numbers as they were before the block drew from them."""
+    """Restore the random number generators of Python, NumPy and torch at the block's end."""
     restores = _random_numbers()
     try:
         yield
@@ -84,7 +84,7 @@ def preserve_rng_state() -> Iterator[None]:
 
 
 def _keep(stack: contextlib.ExitStack) -> None:
-    """Push functions that put back what the process has now."""
+    """Push functions on a stack that restore the current state of the process."""
     restores = [
         *_logging(),
         *_random_numbers(),
@@ -105,17 +105,17 @@ def _logging() -> list[Callable[[], object]]:
     handlers, disabled = list(root.handlers), root.manager.disable
     named = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     levels = [(logger, logger.level) for logger in (root, *named) if logger.level]
-    kind, factory = logging.getLoggerClass(), logging.getLogRecordFactory()
+    logger_class, factory = logging.getLoggerClass(), logging.getLogRecordFactory()
 
     def restore() -> None:
         for handler in [each for each in root.handlers if each not in handlers]:
             root.removeHandler(handler)
-        for logger, level in levels:  # of a package, too, where the program has set it before
+        for logger, level in levels:  # also a package's logger that the program configured
             if logger.level != level:
                 logger.setLevel(level)
         if root.manager.disable != disabled:
             logging.disable(disabled)
-        logging.setLoggerClass(kind)
+        logging.setLoggerClass(logger_class)
         logging.setLogRecordFactory(factory)
 
     return [restore]
@@ -124,7 +124,7 @@ def _logging() -> list[Callable[[], object]]:
 def _random_numbers() -> list[Callable[[], object]]:
     state = random.getstate()
     restore: list[Callable[[], object]] = [lambda: random.setstate(state)]
-    # what is not imported yet is seeded by its own import
+    # packages that are not imported yet seed themselves at import
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
         of_numpy = numpy.random.get_state()
         restore.append(lambda: numpy.random.set_state(of_numpy))
@@ -155,7 +155,7 @@ def _hooks() -> list[Callable[[], object]]:
 
 def _signals() -> list[Callable[[], object]]:
     if threading.current_thread() is not threading.main_thread():
-        return []  # only the main thread can have changed them
+        return []  # only the main thread can change them
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -166,12 +166,12 @@ def _signals() -> list[Callable[[], object]]:
 
 
 def restore_signals(before: Mapping[signal.Signals, Any]) -> None:
-    """Set handlers of signals again; only in the main thread.
+    """Set signal handlers again; call it in the main thread only.
 
-    Also where they seem to be the same: native code may have set others than Python knows of.
+    This includes handlers that seem unchanged: native code may have set others without Python.
     """
     for number, handler in before.items():
-        if handler is not None:  # one that was not set from Python cannot be set by it
+        if handler is not None:  # Python cannot restore a handler of native code
             signal.signal(number, handler)
 
 
@@ -182,7 +182,7 @@ def _environment() -> list[Callable[[], object]]:
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-        if "LD_LIBRARY_PATH" not in before:  # of OpenCV, for its plug-ins
+        if "LD_LIBRARY_PATH" not in before:  # set by OpenCV for its plug-ins
             os.environ.pop("LD_LIBRARY_PATH", None)
 
     return [restore]

@@ -1,4 +1,4 @@
-"""Files on this machine and on remote storages, by fsspec."""
+"""Files on this machine and on remote storages, accessed with fsspec."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ _HDFS = ("hdfs", "arrow_hdfs")
 
 
 def is_local_path(path: str) -> bool:
-    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``.
+    """Return True if `path` is local: without a scheme, ``file://`` or ``dbfs:/``.
 
     Examples
     --------
@@ -31,12 +31,12 @@ def is_local_path(path: str) -> bool:
 
 
 def is_local_storage(fs: Any) -> bool:
-    """Return True if an fsspec file system is that of this machine."""
+    """Return True if an fsspec file system is the local one."""
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
-    """`path` without the schemes that mean a local path.
+    """Return `path` without a scheme that means a local path.
 
     Examples
     --------
@@ -59,12 +59,12 @@ def plain_path(path: str | os.PathLike[str]) -> str:
 
 
 def open_file_system(path: str) -> tuple[Any, str]:
-    """The fsspec file system that `path` is on, and the path within it.
+    """Return the fsspec file system of `path` and the path within it.
 
     Raises
     ------
     MissingExtraError
-        If the driver of the storage is not installed; the message has the line that installs it.
+        If the driver of the storage is not installed; the message has the command to install it.
     UsageError
         If no storage has this scheme.
 
@@ -104,7 +104,7 @@ def open_file_system(path: str) -> tuple[Any, str]:
 
 
 def fresh_file_system(path: str) -> tuple[Any, str]:
-    """As :func:`open_file_system`, without listings that are remembered from before.
+    """Return :func:`open_file_system`'s result with an empty listing cache.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def fresh_file_system(path: str) -> tuple[Any, str]:
 
 
 def find_directory(path: str) -> tuple[Any, str]:
-    """As :func:`fresh_file_system`, or a NotADirectoryError where there is no directory."""
+    """Return file system and inner path of a directory; raise if it is missing."""
     fs, inside = fresh_file_system(path)
     if not fs.isdir(inside):
         raise NotADirectoryError(f"There is no directory at {path!r}")
@@ -142,7 +142,7 @@ def exists(path: str) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the path of a name in a folder.
+    """Join a folder and a file name to a path.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def joined(folder: str, name: str) -> str:
 
 
 def listdir(path: str) -> list[str]:
-    """The full paths of what is in a directory, sorted; local ones come without a scheme.
+    """Return the sorted full paths of a directory's entries; local ones have no scheme.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def listdir(path: str) -> list[str]:
 
 
 def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
-    """HDFS by HTTP, where libhdfs cannot be used."""
+    """Return the WebHDFS file system of a path if libhdfs cannot be used."""
     from bigdl.common.hdfs import open_webhdfs
 
     try:
@@ -189,7 +189,7 @@ def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
 
 
 def read_bytes(url: str) -> bytes:
-    """The content of a file on any fsspec URL, or a UsageError that names it."""
+    """Read a file at any fsspec URL; raise a UsageError that names it on failure."""
     fs, path = open_file_system(url)
     try:
         return bytes(fs.cat_file(path))
@@ -200,22 +200,22 @@ def read_bytes(url: str) -> bytes:
 
 
 def write_bytes(url: str, data: bytes) -> None:
-    """Write a file on any fsspec URL; a local one is written aside and renamed."""
+    """Write a file at any fsspec URL; write a local one atomically."""
     fs, path = open_file_system(url)
-    aside = f"{path}.{secrets.token_hex(4)}"
+    temporary = f"{path}.{secrets.token_hex(4)}"
     try:
         parent = posixpath.dirname(path)
         if parent:
             fs.makedirs(parent, exist_ok=True)
         if is_local_storage(fs):
-            fs.pipe_file(aside, data)
-            fs.mv(aside, path)
+            fs.pipe_file(temporary, data)
+            fs.mv(temporary, path)
         else:
             fs.pipe_file(path, data)
     except OSError as error:
         if is_local_storage(fs):
-            with contextlib.suppress(OSError):  # half of it
-                fs.rm_file(aside)
+            with contextlib.suppress(OSError):  # a partial file
+                fs.rm_file(temporary)
         raise UsageError(
             f"The file {url!r} cannot be written: {write_reason(error, url)}",
             code="path-unusable",
@@ -224,14 +224,14 @@ def write_bytes(url: str, data: bytes) -> None:
 
 
 def put_folder(source: str, url: str) -> None:
-    """Copy a folder of this machine to any fsspec URL; what is there stays beside it.
+    """Copy a local folder to any fsspec URL; existing other files there stay.
 
-    On a local disk the files are written aside and renamed, so none is half written.
+    On a local disk the files are written to a temporary folder and renamed, so no file is partial.
 
     Raises
     ------
     OSError
-        If it cannot be written; a local disk is then as it was.
+        If it cannot be written; a local disk is then unchanged.
     """
     fs, target = open_file_system(url)
     if not is_local_storage(fs):
@@ -240,18 +240,18 @@ def put_folder(source: str, url: str) -> None:
         return
     parent = os.path.dirname(os.path.abspath(target))
     os.makedirs(parent, exist_ok=True)
-    aside = os.path.join(parent, f".{os.path.basename(target)}.{secrets.token_hex(4)}")
+    temporary = os.path.join(parent, f".{os.path.basename(target)}.{secrets.token_hex(4)}")
     try:
-        shutil.copytree(source, aside, copy_function=shutil.copyfile)
-        for folder, folders, files in os.walk(aside):
-            place = os.path.normpath(os.path.join(target, os.path.relpath(folder, aside)))
+        shutil.copytree(source, temporary, copy_function=shutil.copyfile)
+        for folder, folders, files in os.walk(temporary):
+            destination = os.path.normpath(os.path.join(target, os.path.relpath(folder, temporary)))
             for name in folders:
-                os.makedirs(os.path.join(place, name), exist_ok=True)
-            os.makedirs(place, exist_ok=True)
+                os.makedirs(os.path.join(destination, name), exist_ok=True)
+            os.makedirs(destination, exist_ok=True)
             for name in files:
-                os.replace(os.path.join(folder, name), os.path.join(place, name))
+                os.replace(os.path.join(folder, name), os.path.join(destination, name))
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 _FULL = "free some space there, or choose another folder"
@@ -268,13 +268,13 @@ _REASONS = {
 
 
 def write_reason(error: BaseException, path: str) -> str:
-    """Return why something cannot be written and what to do, as the end of a sentence.
+    """Return the reason of a failed write and the remedy, as the end of a sentence.
 
     Parameters
     ----------
     error : BaseException
     path : str
-        Where it was to be written; how much is free there is told where the disk is full.
+        The target; if its disk is full, the text includes the free space.
 
     Examples
     --------
@@ -293,7 +293,7 @@ def write_reason(error: BaseException, path: str) -> str:
 
 
 def _free_space(path: str) -> str:
-    """Return how much of a local disk is free, in brackets."""
+    """Return the free space of a local disk, in brackets."""
     if not is_local_path(path):
         return ""
     folder = os.path.abspath(os.path.expanduser(plain_path(path)))
@@ -309,18 +309,18 @@ def _free_space(path: str) -> str:
 
 @contextlib.contextmanager
 def writing(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise one sentence where a block cannot write, with the path, the reason and what to do.
+    """Raise a UsageError with path, reason and remedy if the block cannot write.
 
     Parameters
     ----------
     what : str
-        The begin of the sentence, such as ``"The model"``.
+        Subject of the sentence, such as ``"The model"``.
     path : str or os.PathLike
 
     Raises
     ------
     UsageError
-        In place of an OSError of the block, or of an error that another library made of one.
+        Instead of an OSError of the block, or of another library's error that wraps one.
     """
     try:
         yield
@@ -343,13 +343,13 @@ _TEXTS = {
     "File too large": errno.EFBIG,
     "Disk quota exceeded": errno.EDQUOT,
     "Read-only file system": errno.EROFS,
-    "(Permission denied)": errno.EACCES,  # as Java says it
+    "(Permission denied)": errno.EACCES,  # Java's text
     "Input/output error": errno.EIO,
 }
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """Return the OSError about a disk that an error is, comes from, or tells of; or None."""
+    """Return the OSError of a disk that an error is, was caused by, or mentions; or None."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, OSError) and each.errno in _REASONS:
@@ -358,28 +358,28 @@ def disk_error(error: BaseException) -> OSError | None:
     for text, number in _TEXTS.items():
         if text in str(error):
             return OSError(number, text)
-    # torch's writer of archives says so of a write that took less than it was given
-    words = ("PytorchStreamWriter failed writing", "unexpected pos")
-    if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
+    # torch's archive writer raises this for a short write
+    phrases = ("PytorchStreamWriter failed writing", "unexpected pos")
+    if isinstance(error, RuntimeError) and any(each in str(error) for each in phrases):
         return OSError(errno.ENOSPC, "No space left on device")
     return None
 
 
 def file_exists(url: str) -> bool:
-    """Return True if a file is there, on any fsspec URL."""
+    """Return True if a file exists at any fsspec URL."""
     fs, path = open_file_system(url)
     return bool(fs.isfile(path))
 
 
 def remove_file(url: str) -> None:
-    """Remove a file on any fsspec URL, if it is there."""
+    """Remove a file at any fsspec URL, if it exists."""
     fs, path = open_file_system(url)
     if fs.isfile(path):
         fs.rm_file(path)
 
 
 class RemoteFolder:
-    """A local folder whose files go to a URL.
+    """A temporary local folder whose files are uploaded to a URL.
 
     Parameters
     ----------
@@ -389,11 +389,11 @@ class RemoteFolder:
     def __init__(self, url: str):
         self._fs, self._root = open_file_system(url)
         self._folder = scratch_folder("callback")
-        self._times: dict[str, int] = {}  # when what was uploaded had been changed
+        self._times: dict[str, int] = {}  # modification times of the uploaded files
         self.path = self._folder.name
 
     def upload(self) -> None:
-        """Upload the files that are new or have changed."""
+        """Upload new and changed files."""
         for folder, _, names in os.walk(self.path):
             for name in names:
                 local = os.path.join(folder, name)

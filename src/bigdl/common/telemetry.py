@@ -1,11 +1,10 @@
-"""Usage statistics of dependencies, which are off while BigDL uses these.
+"""Opt-out from the usage statistics of dependencies while BigDL uses them.
 
-Some of the packages that BigDL calls send messages about their use to their makers unless they are
-told not to. Nobody who calls BigDL has agreed to that, so it turns them off in the process where it
-uses them: by variables of the environment that hold only during their import, which is when they
-are read, and by their own switches where a program has imported them before. No file is written
-for it. A variable of these that the user has set is left alone, and with
-``BIGDL_DEPENDENCY_TELEMETRY=1`` everything is as the dependencies have it.
+Some packages that BigDL calls send usage statistics to their makers unless they are configured not
+to. Users of BigDL have not agreed to that, so BigDL turns it off in its process. Environment
+variables do this during the import of a package, which is when the package reads them. The
+package's API does it where the program imported the package before. No file is written. Variables
+that the user has set stay. ``BIGDL_DEPENDENCY_TELEMETRY=1`` leaves all dependencies as they are.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SWITCH = "BIGDL_DEPENDENCY_TELEMETRY"
-"""Environment variable that leaves the dependencies' own settings alone."""
+"""Environment variable that leaves the telemetry settings of dependencies unchanged."""
 
 OPT_OUT = {
     "ENABLE_RUNTIME_UPTIME_TELEMETRY": "0",  # TensorFlow
@@ -25,16 +24,16 @@ OPT_OUT = {
     "ORT_DISABLE_TELEMETRY": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Variables by which dependencies are told to send nothing."""
+"""Environment variables that turn off the telemetry of dependencies."""
 
 
 def is_allowed() -> bool:
-    """Return True if the user lets dependencies send what they like."""
+    """Return True if the user allows the telemetry of dependencies."""
     return os.environ.get(SWITCH) == "1"
 
 
 def opt_out_variables() -> dict[str, str]:
-    """Return the variables to set in a process so that its dependencies send nothing."""
+    """Return the environment variables that turn off the telemetry of dependencies."""
     if is_allowed():
         return {}
     return {name: value for name, value in OPT_OUT.items() if name not in os.environ}
@@ -47,9 +46,10 @@ _added: set[str] = set()
 
 @contextlib.contextmanager
 def imported_without_telemetry(package: str) -> Iterator[None]:
-    """Import `package` inside so that it, and what it imports, sends nothing.
+    """Import `package` inside the block with its telemetry turned off.
 
-    The variables are unset again when no thread imports any more.
+    This includes the packages that it imports. The variables are unset again when no thread
+    imports any more.
     """
     global _importing
     with _lock:
@@ -72,14 +72,14 @@ def imported_without_telemetry(package: str) -> Iterator[None]:
 
 
 def turn_off(package: str) -> None:
-    """Turn off what `package`, which has been imported by anybody, would send from now on."""
+    """Turn off the telemetry of an imported `package`."""
     if package in _stops and package not in _stopped and not is_allowed():
         _stops[package]()
         _stopped.add(package)
 
 
 def _stop_openvino() -> None:
-    """OpenVINO and NNCF share one object, which may have been made before."""
+    """Turn off the telemetry object that OpenVINO and NNCF share."""
     with contextlib.suppress(ImportError, AttributeError):
         from openvino_telemetry.main import Telemetry
         from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
@@ -91,7 +91,7 @@ def _stop_openvino() -> None:
 
 
 def _declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
-    """Return a `check` of consent that knows of no consent, as where the user has declined."""
+    """Return a replacement of a consent `check` that always declines."""
     if hasattr(check, "bigdl_original"):
         return check
 
@@ -108,7 +108,7 @@ def _stop_onnxruntime() -> None:
 
 
 def _stop_mlflow() -> None:
-    if "MLFLOW_DISABLE_TELEMETRY" in os.environ:  # its user has decided
+    if "MLFLOW_DISABLE_TELEMETRY" in os.environ:  # the user has decided
         return
     with contextlib.suppress(ImportError, AttributeError):
         from mlflow.telemetry import client

@@ -1,12 +1,12 @@
-"""Who vouches for a file that runs code when it is read.
+"""Signatures of files that run code when they are loaded.
 
-Pickles, TorchScript and compiled graphs are programs: whoever can write such a file decides what
-its reader runs.  BigDL signs those that it writes, with a key that only programs of this user can
-read.  It reads one whose signature is of this user and of this content, or for which the caller
-passes ``trust=True``.
+Pickles, TorchScript and compiled graphs are programs: their writer decides which code
+their reader runs.  BigDL signs the files that it writes, with a key that only programs of this user
+can read.  It loads a file if this user's signature matches the content, or if the caller passes
+``trust=True``.
 
-A writer signs the bytes that it has in memory.  A reader checks the bytes that it then loads, not a
-file that may be replaced in between.
+A writer signs the bytes in memory.  A reader checks the same bytes that it loads, not a file that
+may be replaced in between.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ logger = logging.getLogger("bigdl")
 OPTIONS = (
     "trust=True (bigdl-serve: --trust; a configuration of the recommender: ranking.trust: true)"
 )
-"""How a caller vouches for a model."""
+"""Options by which a caller declares a model as trusted."""
 
 
 def digest_of(data: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal."""
+    """Return the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def user_signature(text: str) -> str:
-    """Return the signature of a text that only programs of this user can make.
+    """Return a signature of a text that only programs of this user can make.
 
     It is an HMAC-SHA256 in hexadecimal, with a key of 32 random bytes that is made once and kept
     in ``~/.cache/bigdl/keys`` where nobody else can read it.
@@ -45,30 +45,30 @@ def user_signature(text: str) -> str:
 
 
 def is_signed(text: str, signature: object) -> bool:
-    """Return True if a program of this user has signed a text."""
+    """Return True if a program of this user signed a text."""
     return isinstance(signature, str) and hmac.compare_digest(
         signature.encode(), user_signature(text).encode()
     )
 
 
 class UntrustedFileError(UsageError):
-    """A file can run code when it is read, and nobody vouches for it."""
+    """A file can run code when it is loaded, and its origin is not trusted."""
 
 
 def untrusted(path: object, content: str, advice: str = f"pass {OPTIONS}") -> UntrustedFileError:
-    """Return the error for a file that nobody vouches for.
+    """Return the error for a file whose origin is not trusted.
 
     Parameters
     ----------
     path : str or path
     content : str
-        What it holds, e.g. ``"a pickled module"``.
+        Description of the file's content, e.g. ``"a pickled module"``.
     advice : str
-        What to do for a file whose writer is trusted.
+        Instruction for a user who trusts the file's writer.
     """
     return UntrustedFileError(
         f"{str(path)!r} is {content}, which can run any code when it is read, and no program of "
-        f"this user has signed it as it is now; {advice} if you trust whoever can write it",
+        f"this user has signed it as it is now; {advice} if you trust all who can write it",
         code="file-untrusted",
         path=str(path),
     )
@@ -76,7 +76,7 @@ def untrusted(path: object, content: str, advice: str = f"pass {OPTIONS}") -> Un
 
 @functools.cache
 def user_key(file: Path) -> bytes:
-    """Read or make a key; one that cannot be kept, or that others can read, is of this process."""
+    """Read or create this user's signing key; return a temporary key if the file is unusable."""
     key = secrets.token_bytes(32)
     try:
         make_private_directory(file.parent)
@@ -85,7 +85,7 @@ def user_key(file: Path) -> bytes:
         try:
             whole.write_bytes(key)
             with contextlib.suppress(FileExistsError):
-                os.link(whole, file)  # with all of it, or not at all
+                os.link(whole, file)  # atomic: the file is complete or missing
         finally:
             whole.unlink()
         about = file.stat()
@@ -93,8 +93,12 @@ def user_key(file: Path) -> bytes:
             raise PermissionError("others can read or change it; remove it")
         kept = file.read_bytes()
         if len(kept) != len(key):  # cut short by a crash: others could guess it
-            raise ValueError(f"it has {len(kept)} bytes in place of {len(key)}; remove it")
+            raise ValueError(f"it has {len(kept)} bytes instead of {len(key)}; remove it")
         return kept
     except (OSError, ValueError) as error:
-        logger.warning("The key %s cannot be used, and ends with this process: %s", file, error)
+        logger.warning(
+            "The key %s cannot be used; a temporary key replaces it until this process ends: %s",
+            file,
+            error,
+        )
         return key

@@ -320,7 +320,7 @@ def error_of(cause: str, place: str, rank: int = -1, code: str = UsageError.code
         return UsageError(
             versions.another_python(cause), code="version-unsupported", package="python"
         )
-    return WorkerError(rank, kind, cause, place=place)
+    return WorkerError(rank, kind, cause, location=place)
 
 
 @contextlib.contextmanager
