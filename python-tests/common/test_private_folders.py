@@ -96,7 +96,7 @@ def test_a_root_that_another_user_has_planted_is_not_used(base, plant, caplog):
     root = Path(folder.path).parent
     assert root.name.startswith(planted.name + "-")
     assert is_private(root)
-    assert f"{planted} is no folder of this user alone" in caplog.text
+    assert f"{planted} is not private to this user" in caplog.text
     with pytest.raises(UsageError, match="another user"):
         private_folder(planted)
     folder.close()
@@ -114,7 +114,7 @@ def test_a_root_that_another_user_has_replaced_is_not_used(base, caplog):
     path, root = folder.path, Path(folder.path).parent
     assert "sticky bit is not set" in caplog.text
     assert others.can(swap)
-    with refused("path-unusable", path, "cannot be made again"):
+    with refused("path-unusable", path, "cannot be created again"):
         folder.path  # noqa: B018 (it is the property that looks)
 
 

@@ -47,7 +47,10 @@ def closed(caplog):
             time.sleep(0.01)
         time.sleep(0.05)  # there are no more
         assert len(caplog.messages) == number
-        assert all("channel that is not of this run, from 127.0.0.1" in m for m in caplog.messages)
+        assert all(
+            "channel, which does not belong to this job, from 127.0.0.1" in m
+            for m in caplog.messages
+        )
         return [message.partition(": ")[2] for message in caplog.messages]
 
     return lines
@@ -64,7 +67,7 @@ def received(connection, size):
 
 
 def proved(address):
-    """A socket after the handshake, and the seal of what it says."""
+    """A socket after the handshake, and the authenticator of its messages."""
     connection = socket.create_connection((address.host, address.port))
     hands = Handshake(address.secret)
     connection.sendall(hands.answer(received(connection, GREETING_SIZE)))
@@ -87,9 +90,9 @@ def test_both_ends_prove_that_they_know_the_secret():
     secret = new_secret()
     client, server = Handshake(secret), Handshake(secret)
     client.finish(server.check(client.answer(server.greeting())))
-    frame = client.authenticator(b"client").close(["has", ["ü"], 0], b"body")
+    frame = client.authenticator(b"client").sign(["has", ["ü"], 0], b"body")
     sizes, head = frame[0][:8], frame[0][8:]
-    assert server.authenticator(b"client").open(sizes, head, *frame[1:]) == (
+    assert server.authenticator(b"client").verify(sizes, head, *frame[1:]) == (
         ["has", ["ü"], 0],
         b"body",
     )
@@ -124,13 +127,13 @@ def test_two_connections_have_different_keys():
         client, server = Handshake(secret), Handshake(secret)
         server.check(client.answer(server.greeting()))
         for side in (b"client", b"server"):
-            tags.add(client.authenticator(side).close(1, b"")[-1])
+            tags.add(client.authenticator(side).sign(1, b"")[-1])
     assert len(tags) == 4
 
 
 @pytest.mark.parametrize("sizes", [(HEAD_LIMIT + 1, 0), (0, BODY_LIMIT + 1), (2**32 - 1,) * 2])
 def test_sizes_are_limited(sizes):
-    with pytest.raises(AuthenticationFailed, match="larger than any"):
+    with pytest.raises(AuthenticationFailed, match="exceeds the limit"):
         read_sizes(struct.pack("!II", *sizes))
 
 
@@ -175,7 +178,7 @@ def test_garbage_closes_its_connection(channel, closed, said):
     with contextlib.suppress(ConnectionError):
         stranger.sendall(said)
     assert is_closed(stranger) or is_closed(stranger)  # after the greeting
-    assert closed(1) == ["it does not know the secret of the run"]
+    assert closed(1) == ["it does not know the secret of the job"]
     assert not worker.has("abort")
     assert worker.get("options") == b"{}"
 
@@ -187,7 +190,7 @@ def test_a_member_of_another_run_is_none_of_this(channel, closed):
     with pytest.raises(Unreachable, match=f"^127.0.0.1:{address.port} "):
         address.connect(1)
     other.close()
-    assert closed(1) == ["it does not know the secret of the run"]
+    assert closed(1) == ["it does not know the secret of the job"]
     assert worker.get("options") == b"{}"
 
 
@@ -205,39 +208,39 @@ def test_a_worker_does_not_talk_to_a_stranger(channel):
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(Unreachable, match="does not know the secret of the run"):
+        with pytest.raises(Unreachable, match="does not know the secret of the job"):
             address.connect(1)
         thread.join()
 
 
 def test_a_forged_message_changes_nothing(channel, closed):
-    connection, seal = proved(channel.address)
-    pieces = b"".join(seal.close(["set", "1:about"], b"value"))
+    connection, authenticator = proved(channel.address)
+    pieces = b"".join(authenticator.sign(["set", "1:about"], b"value"))
     connection.sendall(pieces.replace(b"about", b"abort"))
     assert is_closed(connection)
-    assert closed(1) == ["a message is forged, repeated, or not in its place"]
+    assert closed(1) == ["a message is forged, repeated or out of order"]
     assert not channel.attempt(1).has("abort")
 
 
 def test_a_repeated_message_changes_nothing(channel, closed):
-    connection, seal = proved(channel.address)
-    pieces = b"".join(seal.close(["add", "1:failed", 1]))
+    connection, authenticator = proved(channel.address)
+    pieces = b"".join(authenticator.sign(["add", "1:failed", 1]))
     connection.sendall(pieces + pieces)
-    assert closed(1) == ["a message is forged, repeated, or not in its place"]
+    assert closed(1) == ["a message is forged, repeated or out of order"]
     assert channel.attempt(1).count("failed") == 1
     other, _ = proved(channel.address)
     other.sendall(pieces)  # nor in another connection
-    assert closed(2)[1] == "a message is forged, repeated, or not in its place"
+    assert closed(2)[1] == "a message is forged, repeated or out of order"
     assert channel.attempt(1).count("failed") == 1
     connection.close()
     other.close()
 
 
 def test_a_message_that_is_cut_off_changes_nothing(channel, closed):
-    connection, seal = proved(channel.address)
-    connection.sendall(b"".join(seal.close(["set", "1:abort"], b"value"))[:-1])
+    connection, authenticator = proved(channel.address)
+    connection.sendall(b"".join(authenticator.sign(["set", "1:abort"], b"value"))[:-1])
     connection.close()
-    assert closed(1) == ["a message is cut off"]
+    assert closed(1) == ["a message is truncated"]
     assert not channel.attempt(1).has("abort")
 
 
@@ -245,15 +248,15 @@ def test_an_oversize_message_is_not_waited_for(channel, closed):
     connection, _ = proved(channel.address)
     connection.sendall(struct.pack("!II", 10, 2**32 - 1))
     assert is_closed(connection)
-    assert closed(1) == [f"a message of 10 + {2**32 - 1} bytes is larger than any"]
+    assert closed(1) == [f"a message of 10 + {2**32 - 1} bytes is exceeds the limit"]
 
 
 @pytest.mark.parametrize("head", [["list_keys"], ["add", "k", "many"], 7, [], ["set", 1]])
 def test_a_request_that_is_none_closes_its_connection(channel, closed, head):
-    connection, seal = proved(channel.address)
-    connection.sendall(b"".join(seal.close(head)))
+    connection, authenticator = proved(channel.address)
+    connection.sendall(b"".join(authenticator.sign(head)))
     assert is_closed(connection)
-    assert closed(1)[0].startswith("a message makes no sense (")
+    assert closed(1)[0].startswith("a message is invalid (")
     connection.close()
 
 
@@ -262,9 +265,9 @@ def test_a_connection_that_says_nothing_is_closed(channel, closed, monkeypatch):
     connection = socket.create_connection(("127.0.0.1", channel.address.port))
     received(connection, GREETING_SIZE)
     assert is_closed(connection)
-    assert closed(1) == ["it did not prove itself within 0.2 s"]
+    assert closed(1) == ["it did not authenticate within 0.2 s"]
     socket.create_connection(("127.0.0.1", channel.address.port)).close()
-    assert closed(2)[1] in ("it says nothing", "it went away")
+    assert closed(2)[1] in ("it sent no message", "it disconnected")
 
 
 def test_an_answer_that_was_changed_ends_the_line(channel):

@@ -267,5 +267,9 @@ def test_what_strangers_say_to_its_ports_changes_nothing(engine, tmp_path, caplo
 
     with engine.open(program, num_workers=2) as job:
         assert job.attempt(on_event=attack) == [3.0, 3.0]
-    told = [message for message in caplog.messages if "channel that is not of this run" in message]
+    told = [
+        message
+        for message in caplog.messages
+        if "channel, which does not belong to this job" in message
+    ]
     assert len(told) == 4

@@ -1,4 +1,4 @@
-"""Functions in N processes, whoever starts them: launch, pools, engines, channel, shards."""
+"""Execution of functions in worker processes: launch, pools, engines, channel, shards."""
 
 from bigdl.common.dropped import explain_imports
 

@@ -1,8 +1,8 @@
-"""The program of a :class:`bigdl.runtime.process.WorkerProcess`.
+"""Main program of a :class:`bigdl.runtime.process.WorkerProcess`.
 
-Order matters here. First the worker is tied to the life of its parent and to its cores; only then
-is anything loaded that might start threads. After that it answers each message on its socket: the
-first, with the function that makes its function, and one for each call.
+The order matters. First the worker is bound to its parent and its cores; only then does it import
+packages that may start threads. After that it answers each message on its pipe. The first message
+is a factory of the worker's function; each further message is the argument of a call.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve on a pipe until the parent closes it."""
+    """Answer calls on a pipe until the parent closes it."""
     os.set_inheritable(fd, False)
     threading.Thread(target=_die_with, args=(parent,), name="bigdl-parent", daemon=True).start()
     faulthandler.enable()
@@ -32,29 +32,29 @@ def main(fd: int, parent: int) -> None:
             _set_up(*opened(receive(connection)))
             _serve(connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            return  # the parent needs no more
+            return  # the parent has closed the pipe
 
 
 def _set_up(
     cores: tuple[int, ...], argv: list[str], capture_output: bool, dies_with_parent: bool
 ) -> None:
-    """Tie and pin this process, and give it the parent's streams and arguments."""
+    """Bind this process to its parent and cores, and configure its streams and arguments."""
     if dies_with_parent:
         end_with_parent(os.getppid())
     os.sched_setaffinity(0, cores)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if capture_output else {}
     for stream in (sys.stdout, sys.stderr):
-        # typeshed: a TextIO, not a TextIOWrapper
+        # typeshed declares TextIO instead of TextIOWrapper
         stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel end this process with the thread that started it, however that ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent ended before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -80,7 +80,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """End this process and what it has started when the parent is gone."""
+    """Kill this process and its children when the parent has ended."""
     while os.getppid() == parent:
         time.sleep(PARENT_LOOK_S)
     os.killpg(0, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""The certificate of a run, for connections that are encrypted.
+"""The TLS certificate of a job, for encrypted connections.
 
-The driver makes it, and it travels with the tasks as the secret does.  Both ends of a connection
-show it and accept no other, so it proves who belongs to the run and needs no authority.
+The driver creates it and sends it with the tasks, like the secret.  Both ends of a connection
+present it and accept no other, so it authenticates the job's processes without a certificate
+authority.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from bigdl.common.private_folders import scratch_folder
 
 @dataclass(frozen=True)
 class Certificate:
-    """A private key and its certificate.
+    """A private key and its self-signed certificate.
 
     Attributes
     ----------
     key, certificate : bytes
-        Both as PEM.
+        Key and certificate as PEM.
     """
 
     key: bytes = field(repr=False)
@@ -32,12 +33,12 @@ class Certificate:
 
     @classmethod
     def make(cls) -> Certificate:
-        """A new one.
+        """Create a new certificate.
 
         Raises
         ------
         MissingExtraError
-            Without the package ``cryptography``.
+            If the package ``cryptography`` is not installed.
         """
         require("cryptography", "encryption")
         from cryptography import x509
@@ -47,7 +48,7 @@ class Certificate:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a run of BigDL")])
         now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-        made = (
+        certificate = (
             x509.CertificateBuilder()
             .subject_name(name)
             .issuer_name(name)
@@ -62,14 +63,14 @@ class Certificate:
         private = key.private_bytes(
             encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        return cls(private, made.public_bytes(encoding))
+        return cls(private, certificate.public_bytes(encoding))
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """The context of the sockets of one end; it accepts no certificate but this."""
+        """Return the SSL context of one end, which accepts this certificate only."""
         side = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the run has one certificate, whatever its machines
+        context.check_hostname = False  # all machines share the certificate
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.certificate.decode())
         with self.files() as (key, certificate):
@@ -78,8 +79,8 @@ class Certificate:
 
     @contextlib.contextmanager
     def files(self) -> Iterator[tuple[str, str]]:
-        """Files with the key and the certificate, for the time of the block."""
-        with scratch_folder("certificate") as folder:  # for its owner only
+        """Write key and certificate to temporary files for the time of the block."""
+        with scratch_folder("certificate") as folder:  # mode 0700
             paths = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
             for path, content in zip(paths, (self.key, self.certificate), strict=True):
                 with open(path, "wb") as file:

@@ -1,11 +1,11 @@
-"""The Channel: the line between the driver and the workers while a job runs.
+"""The channel between the driver and the workers of a running job.
 
 It is a :class:`~bigdl.runtime.key_value_store.KeyValueStore` in the driver's Python process, whose
-server is bound to the driver's own address (loopback in local mode).  It outlives every worker, so
-it carries the rendezvous, the heartbeat, progress, logs, errors, results and the order to stop.  It
-carries bytes and JSON: nothing that comes from a worker is ever unpickled.  Every connection and
-every message is proved by the secret of the run, which travels with the tasks and never over the
-channel; see :mod:`~bigdl.runtime.key_value_store`.
+server listens on the driver's address (loopback in local mode).  It outlives every worker, so it
+carries the rendezvous, heartbeats, progress, logs, errors, results and stop requests.  It carries
+bytes and JSON: data from workers is never unpickled.  Every connection and every message is
+authenticated by the job's secret, which is sent with the tasks and never over the channel; see
+:mod:`~bigdl.runtime.key_value_store`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bigdl.runtime.key_value_store import (
 if TYPE_CHECKING:
     from bigdl.runtime.group_store import GroupStore
 
-CHUNK = 8 << 20  # bytes of one value
+CHUNK = 8 << 20  # maximum bytes of one value
 
 
 class Unreachable(Exception):
@@ -51,18 +51,18 @@ class Unreachable(Exception):
 
 
 class _Displaced(Exception):
-    """The other end has closed a connection to take others, before it could be proved."""
+    """The server closed an unauthenticated connection in favour of others; retry."""
 
 
 class ConnectionLost(RuntimeError):
-    """The process at the other end of a line, or the way to it, is gone."""
+    """The process at the other end of a connection, or the network path to it, is lost."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a channel, the secret of its run, and the certificate if it is encrypted.
+    """Host and port of a channel, the job's secret, and the certificate if encrypted.
 
-    Whoever has an address can do everything that a worker can: it travels with the tasks only.
+    An address gives all rights of a worker, so it is sent with the tasks only.
     """
 
     host: str
@@ -71,7 +71,7 @@ class Address:
     certificate: Certificate | None = field(default=None, repr=False)
 
     def connect(self, attempt: int) -> AttemptChannel:
-        """Open a line to the channel, for one attempt.
+        """Connect to the channel for one attempt of the job.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class Address:
 
 
 def outgoing_address(host: str, port: int) -> str:
-    """The address of this machine on the route to another one; nothing is sent."""
+    """Return this machine's IP address on the route to another host; send no packet."""
     family, _, _, _, other = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(other)
@@ -90,7 +90,7 @@ def outgoing_address(host: str, port: int) -> str:
 
 
 class Connection:
-    """A key-value store in another process, with the methods of a ``KeyValueStore``.
+    """Client of a key-value store in another process, with a ``KeyValueStore``'s methods.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Connection:
         self._open()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
@@ -119,56 +119,56 @@ class Connection:
     __del__ = close
 
     def hang_up(self) -> None:
-        """Hang up although another thread waits for an answer, which is told that it is gone."""
+        """Shut the connection down even if another thread waits for an answer."""
         connection = self._socket
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def set(self, key: str, value: bytes) -> None:
-        """Put a value in the store; returns when it is there."""
-        self._ask(["set", key], value)
+        """Set a value and wait until the server has stored it."""
+        self._request(["set", key], value)
 
     def post(self, key: str, value: bytes) -> None:
-        """Put a value in the store; it is there before what is asked next."""
-        self._ask(["post", key], value, is_answered=False)
+        """Set a value without waiting; later requests see it."""
+        self._request(["post", key], value, is_answered=False)
 
     def get(self, key: str, seconds: float | None = None) -> bytes:
-        """The value; waits for it."""
+        """Return a value; wait until it is set."""
         for wait in _waits(seconds):
-            found, value = self._ask(["get", key, wait])
-            if found:
+            is_set, value = self._request(["get", key, wait])
+            if is_set:
                 return value
-        raise TimeoutError(f"nobody has set {key!r}")
+        raise TimeoutError(f"the key {key!r} was not set in time")
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are there."""
-        sizes, data = self._ask(["get_all", list(keys)])
+        """Return the values of existing keys."""
+        sizes, data = self._request(["get_all", list(keys)])
         ends = list(accumulate(sizes, initial=0))
         return [data[start:end] for start, end in pairwise(ends)]
 
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
-        """Return True if all `keys` are there, at the latest after some seconds."""
-        return any(self._ask(["has", list(keys), wait])[0] for wait in _waits(seconds))
+        """Return True once all `keys` exist, False after a timeout."""
+        return any(self._request(["has", list(keys), wait])[0] for wait in _waits(seconds))
 
     def add(self, key: str, by: int) -> int:
-        """Add to a counter and return it."""
-        return int(self._ask(["add", key, by])[0])
+        """Add to a counter and return its new value."""
+        return int(self._request(["add", key, by])[0])
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Replace a value that is as expected; returns what is there afterwards."""
-        return self._ask(["swap", key, len(expected)], expected + value)[1]
+        """Replace a value if it equals `expected`; return the resulting value."""
+        return self._request(["swap", key, len(expected)], expected + value)[1]
 
     def delete(self, key: str) -> bool:
-        """Remove a value; False if there is none."""
-        return bool(self._ask(["delete", key])[0])
+        """Delete a value; return False if it did not exist."""
+        return bool(self._request(["delete", key])[0])
 
     def set_on_disconnect(self, key: str) -> None:
-        """Have a key set as soon as this connection ends, however this process does."""
-        self._ask(["will", key])
+        """Register a key that the server sets when this connection ends for any reason."""
+        self._request(["will", key])
 
     def _open(self) -> None:
-        """Connect; again where the other end has too many connections to wait for this one."""
+        """Connect to the server; retry if it closes too many waiting connections."""
         end = time.monotonic() + HANDSHAKE_S
         while True:
             try:
@@ -177,34 +177,34 @@ class Connection:
                 if time.monotonic() > end:
                     raise Unreachable(
                         f"{self.address.host}:{self.address.port} (it closed every connection "
-                        f"for {HANDSHAKE_S:g} s; others that are not of this run may open too many)"
+                        f"for {HANDSHAKE_S:g} s; other programs may open too many connections)"
                     ) from error
                 time.sleep(random.uniform(0.02, 0.2))
 
     def _connect(self) -> None:
-        where = f"{self.address.host}:{self.address.port}"
+        endpoint = f"{self.address.host}:{self.address.port}"
         is_greeted = False
         try:
             connection = socket.create_connection(
                 (self.address.host, self.address.port), WORKER_CONNECT_S
             )
         except OSError as error:
-            raise Unreachable(f"{where} ({error})") from error
+            raise Unreachable(f"{endpoint} ({error})") from error
         try:
             keep_alive(connection)
             connection.settimeout(GREETING_S)
             if self.address.certificate is not None:
                 tls = self.address.certificate.context(server=False)
                 connection = tls.wrap_socket(connection)
-            hands = Handshake(self.address.secret)
-            greeting = _received(connection, GREETING_SIZE)
+            handshake = Handshake(self.address.secret)
+            greeting = _receive(connection, GREETING_SIZE)
             is_greeted = True
-            connection.sendall(hands.answer(greeting))
-            proof = _received(connection, len(TRY_AGAIN))
+            connection.sendall(handshake.answer(greeting))
+            proof = _receive(connection, len(TRY_AGAIN))
             if proof == TRY_AGAIN:
                 raise _Displaced
-            hands.finish(proof + _received(connection, PROOF_SIZE - len(TRY_AGAIN)))
-            connection.settimeout(None)  # a driver that is stopped in a debugger answers late
+            handshake.finish(proof + _receive(connection, PROOF_SIZE - len(TRY_AGAIN)))
+            connection.settimeout(None)  # a driver in a debugger answers late
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, _Displaced) as error:
             connection.close()
             raise _Displaced from error
@@ -212,43 +212,46 @@ class Connection:
             connection.close()
             if not is_greeted and isinstance(error, ConnectionError):
                 raise _Displaced from error
-            raise Unreachable(f"{where} ({error})") from error
+            raise Unreachable(f"{endpoint} ({error})") from error
         self._socket = connection
-        self._ours, self._theirs = hands.authenticator(b"client"), hands.authenticator(b"server")
+        self._sender, self._receiver = (
+            handshake.authenticator(b"client"),
+            handshake.authenticator(b"server"),
+        )
 
-    def _ask(
+    def _request(
         self, head: list[Any], body: bytes | str = b"", *, is_answered: bool = True
     ) -> tuple[Any, bytes]:
         with self._lock:
             if self._lost is not None:
                 raise ConnectionLost(self._lost)
             try:
-                if self._socket is None:  # an exception of this process broke off a message
+                if self._socket is None:  # an exception interrupted a message
                     self._open()
                 connection: Any = self._socket
-                pieces = self._ours.close(head, body)
+                pieces = self._sender.sign(head, body)
                 for piece in [b"".join(pieces)] if len(body) < _LITTLE else pieces:
                     connection.sendall(piece)
                 if not is_answered:
                     return None, b""
-                sizes = _received(connection, SIZES_SIZE)
-                answer = [_received(connection, size) for size in read_sizes(sizes)]
-                tag = _received(connection, self._theirs.tag_size)
-                return self._theirs.open(sizes, answer[0], answer[1], tag)
+                sizes = _receive(connection, SIZES_SIZE)
+                answer = [_receive(connection, size) for size in read_sizes(sizes)]
+                tag = _receive(connection, self._receiver.tag_size)
+                return self._receiver.verify(sizes, answer[0], answer[1], tag)
             except (OSError, AuthenticationFailed, Unreachable) as error:
                 self.close()
-                self._lost = f"The connection to the channel is gone: {error}"
+                self._lost = f"The connection to the channel is lost: {error}"
                 raise ConnectionLost(self._lost) from error
             except BaseException:
                 self.close()
                 raise
 
 
-_LITTLE = 1 << 16  # bytes that are copied rather than sent by themselves
+_LITTLE = 1 << 16  # smaller bodies are joined with their head to one packet
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes of a connection."""
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receive exactly `size` bytes from a socket."""
     buffer = bytearray(size)
     view, done = memoryview(buffer), 0
     while done < size:
@@ -260,7 +263,7 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 
 def _waits(seconds: float | None) -> Iterator[float]:
-    """Yield the shares of a time to wait; at least one, and without end for None."""
+    """Yield the slices of a waiting time: at least one, without end for None."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()
@@ -270,25 +273,25 @@ def _waits(seconds: float | None) -> Iterator[float]:
 
 
 class Channel:
-    """The driver's end of the channel: what workers ask, and say, arrives here.
+    """The driver's end of the channel, with the key-value store and its server.
 
     Parameters
     ----------
     host : str or None
-        Address of the driver that the workers can reach; nothing else is listened on. Without one
-        it is for a worker in this process, and nothing is listened on at all.
+        Address of the driver that the workers can reach; the server listens on it only. None is for
+        a worker in this process: no server runs.
     port : int
-        0 for any free port.
+        Port of the server; 0 for any free port.
     secret : bytes, optional
-        What proves who belongs to the run; default a new one.
+        Authenticates the workers of the job; default: a new secret.
     certificate : Certificate, optional
-        Encrypts what is said; by default it can be read on the network.
+        Encrypts the connections; by default the traffic is not encrypted.
 
     Attributes
     ----------
     address : Address
     attempts : list of AttemptChannel
-        Of all attempts.
+        Views of all attempts.
     """
 
     def __init__(
@@ -311,12 +314,12 @@ class Channel:
         self.address = Address(host, port, secret, certificate)
 
     def attempt(self, attempt: int) -> AttemptChannel:
-        """The keys of one attempt."""
+        """Create and return the channel view of one attempt."""
         self.attempts.append(AttemptChannel(self._store, attempt))
         return self.attempts[-1]
 
     def close(self) -> None:
-        """Stop listening; also where the traceback of an exception still holds a line."""
+        """Stop the server and release the store, also if a traceback refers to an attempt."""
         for each in self.attempts:
             each.store = None
         self._store = None
@@ -326,9 +329,9 @@ class Channel:
 
 
 class AttemptChannel:
-    """The view of a channel that one attempt of a job has: keys with the attempt's prefix.
+    """View of a channel for one attempt: keys with the attempt's prefix.
 
-    Driver and workers use the same class, over the store or over a connection to it.
+    The driver uses it over the store, workers over a connection to the store.
 
     Parameters
     ----------
@@ -342,14 +345,14 @@ class AttemptChannel:
         self._group_stores: list[Any] = []
 
     def group_store(self, tunnels: Any = None, rank: int = 0) -> GroupStore:
-        """The store of the process group of this attempt, for ``torch.distributed``.
+        """Return the store of this attempt's process group, for ``torch.distributed``.
 
         Parameters
         ----------
         tunnels : bigdl.runtime.collectives.tunnel.Tunnels, optional
-            Through which the workers reach each other.
+            Encrypted tunnels between the workers.
         rank : int
-            Of this worker, with tunnels.
+            Rank of this worker; needed with tunnels.
         """
         from bigdl.runtime.collectives.tunnel import TunnelStore
         from bigdl.runtime.group_store import GroupStore
@@ -359,42 +362,46 @@ class AttemptChannel:
             store = GroupStore(self.store, prefix)
         else:
             store = TunnelStore(self.store, prefix, tunnels, rank)
-        self._group_stores.append(store)  # torch itself keeps only what C++ sees of it
+        self._group_stores.append(store)  # torch keeps a reference to the C++ object only
         return store
 
     def set(self, key: str, value: bytes | str) -> None:
+        """Set the value of a key."""
         self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)
 
     def set_json(self, key: str, value: object) -> None:
+        """Set the value of a key as JSON."""
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str, seconds: float = 0) -> bool:
-        """Return True as soon as all `keys` are there, False if they are not after some seconds."""
+        """Return True once all `keys` exist, False after `seconds`."""
         return bool(self.store.has([self._prefix + key for key in keys], seconds))
 
     def get(self, key: str) -> bytes:
-        """The value; waits for it."""
+        """Return the value of a key; wait until it is set."""
         return bytes(self.store.get(self._prefix + key))
 
     def get_json(self, key: str) -> Any:
+        """Return the JSON value of a key; wait until it is set."""
         return json.loads(self.get(key))
 
     def count(self, key: str, by: int = 0) -> int:
-        """Add to a counter and return it."""
+        """Add to a counter and return its new value."""
         return int(self.store.add(self._prefix + key, by))
 
     def set_on_disconnect(self, key: str) -> None:
-        """Have a key set as soon as the connection of this line ends; for lines of workers."""
+        """Register a key that is set when this worker's connection ends."""
         self.store.set_on_disconnect(self._prefix + key)
 
     def delete(self, key: str) -> None:
+        """Delete a key."""
         self.store.delete(self._prefix + key)
 
     def barrier(self, key: str, world_size: int, longest: float | None = None) -> None:
-        """Wait until all workers are here, looking for failures every `longest` seconds.
+        """Wait until all workers arrive; check for failures every `longest` seconds.
 
-        The default is 0.1, and a hundredth for each of more workers than ten: one thread answers.
-        Unlike a collective this ends by itself when one of them fails: with PeerLost.
+        The default is 0.1 s, or 0.01 s times the number of workers if that is more, since one
+        thread answers all of them. Raises PeerLost if a worker fails; a collective would hang.
         """
         if self.count(f"meet/{key}", 1) >= world_size:
             self.set(f"met/{key}", "")
@@ -402,17 +409,17 @@ class AttemptChannel:
         longest = max(0.1, world_size / 100) if longest is None else longest
         while not self.has(f"met/{key}", seconds=longest):
             if self.has("abort") or self.count("failed"):
-                raise PeerLost("another worker failed before all had met")
+                raise PeerLost("another worker failed before all reached the barrier")
 
     def all_gather(self, key: str, rank: int, value: object, world_size: int) -> list[Any]:
-        """Return the JSON-able values of all workers in the order of their ranks."""
+        """Return the JSON-able values of all workers in rank order."""
         self.set_json(f"{key}/{rank}", value)
         self.barrier(key, world_size)
         keys = [f"{self._prefix}{key}/{each}" for each in range(world_size)]
         return [json.loads(value) for value in self.store.get_all(keys)]
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        """A value of any size, in chunks; complete once ``has(key)``."""
+        """Set a value of any size in chunks; complete once ``has(key)``."""
         view = memoryview(data)
         chunks = -(-len(view) // CHUNK)
         for i in range(chunks):
@@ -421,21 +428,21 @@ class AttemptChannel:
         self.set(key, str(chunks))
 
     def take_bytes(self, key: str, *, delete: bool = True) -> bytes:
-        """The value of :meth:`put_bytes`; waits for it, and frees it in the store."""
+        """Wait for a value of :meth:`put_bytes`, return it and delete it from the store."""
         parts = [self.get(f"{key}/{i}") for i in range(int(self.get(key)))]
         if delete:
             self.delete_bytes(key)
         return b"".join(parts)
 
     def delete_bytes(self, key: str) -> None:
-        """Free the value of :meth:`put_bytes`, if it is there."""
+        """Delete a value of :meth:`put_bytes`, if it exists."""
         if self.has(key):
             for i in range(int(self.get(key))):
                 self.delete(f"{key}/{i}")
             self.delete(key)
 
     def push(self, queue: str, doc: object, data: bytes | None = None) -> None:
-        """Append to a queue that the driver reads as an :class:`QueueReader`."""
+        """Append to a queue that the driver reads with a :class:`QueueReader`."""
         index = self.count(f"{queue}#", 1) - 1
         if data is not None:
             self.put_bytes(f"{queue}@{index}/data", data)
@@ -443,14 +450,14 @@ class AttemptChannel:
 
 
 class QueueReader:
-    """The driver's end of a queue.
+    """The driver's reader of a queue of the channel.
 
     Parameters
     ----------
     channel : AttemptChannel
     queue : str
     data : bool
-        Whether the entries have bytes.
+        Whether the entries have binary data.
     """
 
     def __init__(self, channel: AttemptChannel, queue: str, *, data: bool = False):
@@ -458,9 +465,9 @@ class QueueReader:
         self._next = 0
 
     def take(self, *, final: bool = False) -> Iterator[tuple[dict[str, Any], bytes | None]]:
-        """Yield the entries that have come, as far as they are complete, in order.
+        """Remove and yield the complete entries that have arrived, in order.
 
-        With `final` nobody writes any more: what a worker left half written is passed over.
+        With `final`, all writers have ended, and incomplete entries are skipped.
         """
         channel = self._channel
         for index in range(self._next, channel.count(f"{self._queue}#")):

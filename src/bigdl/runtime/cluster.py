@@ -1,4 +1,4 @@
-"""The contract of a cluster: what engines, feeds and predictions ask of where they run."""
+"""The interface of a cluster, which engines, feeds and predictions use."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ __all__ = ["Cluster"]
 
 
 class Cluster(Protocol):
-    """Nodes with cores, and the two ways to bring work to them besides an Engine's jobs.
+    """Nodes with cores, and methods to run tasks on them outside of engine jobs.
 
     Implementations: :class:`~bigdl.orca.cluster.spark.SparkCluster` and its subclass for Spark
     Connect, :class:`~bigdl.orca.cluster.ray.RayCluster`, and
-    :class:`~bigdl.runtime.local.LocalMachine`.  An Engine adds what it alone asks of its own.
+    :class:`~bigdl.runtime.local.LocalMachine`.  An Engine may require further methods of its
+    cluster.
 
     Attributes
     ----------
     nodes : int
-        Machines, or executors, that run workers.
+        Number of machines, or executors, that run workers.
     cores_per_node : int
-        That workers on one of them share.
+        Cores that the workers of one node share.
     threads_per_task : int
-        Of a task that predicts.
+        Threads of a prediction task.
     is_local : bool
-        Whether all of it is this machine, so that files and loopback addresses reach every worker.
+        Whether all workers run on this machine and can use its files and loopback addresses.
     driver_host : str
-        The address at which workers reach this process.
+        Address of this process for the workers.
     temp_dir : str or None
-        A folder for files that workers here may read, removed when this process ends.
+        Folder for files that local workers may read, removed when this process ends.
     moves_rows_by : str
-        How rows reach workers of other machines: ``"spark"``, by a stage of Spark; ``"ray"``, by
-        Ray's object store; ``"files"``, all workers read the files that the driver writes.
+        Transport of rows to other machines: ``"spark"`` is a Spark stage, ``"ray"`` is Ray's object
+        store, and with ``"files"`` all workers read files that the driver writes.
     asks_encryption : str
-        The setting that asks that what processes say to each other is encrypted; "" if none does.
+        Name of the setting that requires encryption between processes; "" if there is none.
     broadcaster : object
-        Its ``broadcast(data)`` gives bytes to all tasks, as a SparkContext's does.
+        Its ``broadcast(data)`` distributes bytes to all tasks, as a SparkContext's does.
     """
 
     @property
@@ -66,9 +67,9 @@ class Cluster(Protocol):
     def broadcaster(self) -> Any: ...
 
     def slots(self) -> int:
-        """Return the number of tasks that can run at the same time."""
+        """Return the number of tasks that can run concurrently."""
 
     def map_shards(
         self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
     ) -> list[Any]:
-        """Return the elements of ``func([shard])`` of every shard, each computed by a task."""
+        """Apply ``func([shard])`` to every shard in a task and return all elements."""

@@ -1,24 +1,23 @@
-"""The contract of an Engine.
+"""The interface of an Engine, which runs programs on the workers of a cluster.
 
-An **Engine** runs one program on N workers of a cluster at the same time, each with its shard of
-the input.  ``fit`` and ``evaluate`` of every Estimator go through it, and ``Engine.run`` is public:
+An **Engine** runs one program on N workers of a cluster concurrently, each with its shard of the
+input.  ``fit`` and ``evaluate`` of every Estimator use it, and ``Engine.run`` is public:
 
     >>> engine = SparkEngine()                                          # doctest: +SKIP
     >>> engine.run(lambda worker: worker.shard.rows, feed, num_workers=2)   # doctest: +SKIP
     [500, 500]
 
-The life of a job:
+The life cycle of a job:
 
-1. :meth:`Engine.open` checks what can be known before anything is submitted (free slots, dynamic
+1. :meth:`Engine.open` checks the arguments before anything is submitted (free slots, dynamic
    allocation, the input) and prepares the input.  It returns a
    :class:`~bigdl.runtime.jobs.Job`.
 2. ``Job.attempt`` runs the program once on all workers and returns their results, or raises
    the first cause of the failure: :class:`~bigdl.common.errors.UsageError` and
-   :class:`~bigdl.common.errors.WorkerError` for what the user's code did,
-   :class:`~bigdl.common.errors.WorkerLost` when a process or a host went away.  Only the latter is
-   worth another attempt, about which a FailurePolicy decides; a later attempt finds the spooled
-   input of the first where it survives.
-3. ``Job.close`` leaves no process, port, file or persisted frame behind.
+   :class:`~bigdl.common.errors.WorkerError` for errors of the user's code,
+   :class:`~bigdl.common.errors.WorkerLost` for a lost process or host.  Only a loss can be retried;
+   a FailurePolicy decides.  A later attempt reuses the spooled input of the first if it survives.
+3. ``Job.close`` releases all processes, ports, files and persisted frames.
 
 A worker never raises into the engine: it returns an *outcome*.
 """
@@ -41,19 +40,19 @@ if TYPE_CHECKING:
 
 
 class PeerLost(Exception):
-    """Raised in a worker when a collective fails because another worker went away.
+    """A collective failed in this worker because another worker was lost.
 
-    It is a symptom: the engine reports the cause, which another worker or the cluster knows.
+    This is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """
 
 
 class Leaving(Exception):
-    """Raised in every worker of a fit once its state is kept, when a machine is about to go."""
+    """Raised in every worker of a fit that saved its state before a machine's decommission."""
 
 
 def user_import_path() -> list[str]:
-    """Entries of ``sys.path`` that are not the interpreter's own, such as the script's folder."""
-    own = {
+    """Return the entries of ``sys.path`` outside of the Python installation."""
+    installation = {
         os.path.realpath(sysconfig.get_path(name, vars=variables))
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
         for variables in ({}, {"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
@@ -61,14 +60,19 @@ def user_import_path() -> list[str]:
     folders = []
     for entry in sys.path:
         path = os.path.realpath(entry or os.getcwd())
-        is_own = any(path == each or path.startswith(each + os.sep) for each in own)
-        if os.path.exists(path) and not is_own and path not in folders and os.pathsep not in path:
+        is_installed = any(path == each or path.startswith(each + os.sep) for each in installation)
+        if (
+            os.path.exists(path)
+            and not is_installed
+            and path not in folders
+            and os.pathsep not in path
+        ):
             folders.append(path)
     return folders
 
 
 class OpenJob(Protocol):
-    """A job whose input is prepared; see :class:`bigdl.runtime.jobs.Job`."""
+    """Protocol of a job with a prepared input; see :class:`bigdl.runtime.jobs.Job`."""
 
     def __enter__(self) -> Self: ...
 
@@ -85,13 +89,13 @@ class OpenJob(Protocol):
 
 
 class Engine(ABC):
-    """Runs programs on the workers of a cluster; every engine has its own class of jobs.
+    """Base class of engines, which run programs on the workers of a cluster.
 
     Parameters
     ----------
     cluster : Cluster
     workers_per_node, channel_port, timeout, log_to_driver
-        As each engine describes them.
+        See each engine.
 
     Examples
     --------
@@ -120,27 +124,27 @@ class Engine(ABC):
 
     @property
     def num_workers(self) -> int:
-        """Workers of a job that does not say otherwise: nodes times workers per node."""
+        """Default number of workers of a job: nodes times workers per node."""
         return self.cluster.nodes * self.workers_per_node
 
     @property
     def drops_output(self) -> bool:
-        """True if what a worker prints reaches the driver by the channel only."""
+        """Whether a worker's output reaches the driver by the channel only."""
         return True
 
     @property
     def may_leave(self) -> bool:
-        """True if the cluster says beforehand that a machine is about to go."""
+        """Whether the cluster announces the decommission of machines."""
         return False
 
     @property
     def cluster_places_tasks(self) -> bool:
-        """True if the hosts of the workers are known only once they run."""
+        """Whether the workers' hosts are unknown until the workers run."""
         return False
 
     @property
     def is_encrypted(self) -> bool:
-        """True if the cluster asks that what its processes say to each other is encrypted."""
+        """Whether the cluster requires encryption between processes."""
         return self.cluster.asks_encryption != ""
 
     def open(
@@ -152,17 +156,16 @@ class Engine(ABC):
         threads: int | None = None,
         keep_spools: bool = False,
     ) -> OpenJob:
-        """Check, prepare the input, and return the job (no worker runs yet).
+        """Check the arguments, prepare the input, and return a job without starting workers.
 
         Parameters
         ----------
         fn, feed, num_workers
             See :meth:`run`.
         threads : int, optional
-            Threads of each worker, on Ray also the CPUs that it takes while it works; default its
-            share of the node's cores.
+            Threads of each worker, on Ray also its CPUs; default: its share of the node's cores.
         keep_spools : bool
-            Whether attempts will follow one that succeeded; spools stay until the job is closed.
+            Whether attempts may follow a successful one; spools stay until the job is closed.
         """
         if num_workers is None:
             num_workers = self.num_workers
@@ -170,8 +173,8 @@ class Engine(ABC):
         slots = self._slots(num_workers)
         if num_workers > slots:
             raise UsageError(
-                f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
-                "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
+                f"{num_workers} workers were requested but the cluster can run {slots} tasks at "
+                "once; request fewer workers (workers_per_node) or more cores or nodes in "
                 "init_orca_context",
                 code="resource-limit",
             )
@@ -182,11 +185,11 @@ class Engine(ABC):
         return self._job_class(self, fn, feed, num_workers, threads, keep_spools)
 
     def _slots(self, num_workers: int) -> int:
-        """Return how many workers can run at once, where `num_workers` are asked for."""
+        """Return the number of workers that can run concurrently."""
         return self.cluster.slots()
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
-        """Describe how the workers get the rows of a feed."""
+        """Return the plan by which the workers get the rows of a feed."""
         return feed.prepare(self.cluster, num_workers)
 
     def run(
@@ -202,9 +205,9 @@ class Engine(ABC):
         ----------
         fn : callable
             Takes a :class:`~bigdl.runtime.worker.Worker`; returns bytes or a JSON-able value.
-            It is shipped by value, so lambdas and classes of a notebook work.
+            It is pickled by value, so lambdas and classes of a notebook work.
         feed : Feed, optional
-            Its shard is ``worker.shard``.
+            The input; its shard is ``worker.shard``.
         num_workers : int, optional
             Default: nodes of the cluster times `workers_per_node`.
 
@@ -215,11 +218,11 @@ class Engine(ABC):
         Raises
         ------
         UsageError
-            When it cannot be run as asked for, or for bad rows in the input.
+            If the arguments are invalid, or the input has invalid rows.
         WorkerError
-            When `fn` raised: the first worker's own traceback.
+            If `fn` raised, with the traceback of the first failed worker.
         WorkerLost
-            When a worker process or its host went away.
+            If a worker process or its host was lost.
         """
         with self.open(fn, feed, num_workers, **options) as job:
             return job.attempt()

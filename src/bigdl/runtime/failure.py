@@ -1,4 +1,4 @@
-"""Failures of workers: exceptions as they travel to the driver, and the policy for retries."""
+"""Worker failures: exceptions sent to the driver, and the retry policy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """An exception in a worker, as it travels.
+    """An exception of a worker in a form that can be sent to another process.
 
     Attributes
     ----------
     time : float
-        Of ``CLOCK_MONOTONIC``, which is one clock for all processes of a machine.
+        Time by ``CLOCK_MONOTONIC``, which all processes of a machine share.
     kind, traceback : str
-        Class name, and the traceback from the first frame outside of BigDL.
+        Class name, and traceback from the first frame outside of BigDL.
     pickled : bytes or None
         The exception, if it can be pickled.
     """
@@ -40,24 +40,24 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return the failure that an exception is."""
+        """Return the failure of an exception."""
         failed = time.monotonic()
         return cls(failed, type(error).__name__, user_traceback(error), _pickled(error))
 
     def original(self) -> BaseException | None:
-        """Return the exception; None if it cannot be made in this process."""
+        """Unpickle and return the exception; None if that is impossible in this process."""
         try:
             return None if self.pickled is None else pickle.loads(self.pickled)
-        except Exception:  # its class may be found in the worker only
+        except Exception:  # its class may exist in the worker only
             return None
 
     def error(self, rank: int) -> WorkerError:
-        """Return the error of the worker."""
+        """Return the failure as the WorkerError of a rank."""
         return WorkerError(rank, self.kind, self.traceback, self.original())
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception from the first frame outside of BigDL."""
+    """Return an exception's traceback from the first frame outside of BigDL."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     frames = error.__traceback__
     while frames and frames.tb_next and frames.tb_frame.f_code.co_filename.startswith(package):
@@ -70,7 +70,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
     try:
         content = cloudpickle.dumps(error.with_traceback(None))
-        pickle.loads(content)  # some exceptions can be written only
+        pickle.loads(content)  # some exceptions cannot be unpickled
     except Exception:
         return None
     return cast("bytes | None", content)
@@ -78,18 +78,18 @@ def _pickled(error: BaseException) -> bytes | None:
 
 @dataclass
 class FailurePolicy:
-    """Retry from the latest checkpoint, at most a number of times within a window.
+    """Retry policy: a maximum number of failed attempts within a time window.
 
-    What counts are attempts of one call that failed, not the workers that each of them lost.
+    The policy counts failed attempts of one call, not lost workers.
 
     Parameters
     ----------
     max_failures : int
-        Failed attempts that may be followed by a retry; 0 raises the first.
+        Maximum number of failed attempts that are retried; 0 raises the first error.
     window : float, optional
         Only failures of the last `window` seconds count; None counts all of them.
     clock : callable, optional
-        Seconds; for tests.
+        Returns seconds; replaced in tests.
     """
 
     max_failures: int = 3
@@ -104,7 +104,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, value: int | FailurePolicy | None) -> FailurePolicy:
-        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero."""
+        """Return a policy with a zero count from the ``max_failures`` argument of ``fit``."""
         if value is None:
             return cls()
         if isinstance(value, FailurePolicy):
@@ -112,17 +112,17 @@ class FailurePolicy:
         return cls(value)
 
     def allow_retry(self, error: WorkerLost) -> str:
-        """Record a failed attempt, and raise its error if it is one too many.
+        """Record a failed attempt; raise its error if the limit is exceeded.
 
         Returns
         -------
         str
-            Why the work may go on, for a message.
+            Description of the count, for a message.
 
         Raises
         ------
         WorkerLost
-            What was lost, and why that is not retried.
+            The error, with the reason why it is not retried.
         """
         now = self.clock()
         self._failures.append(now)
@@ -143,15 +143,15 @@ class FailurePolicy:
         *,
         only_if: Callable[[], bool] = lambda: True,
     ) -> T:
-        """Call until no worker is lost meanwhile, as often as the policy allows.
+        """Call a function; repeat it after a lost worker as often as the policy allows.
 
         Parameters
         ----------
         call : callable
         consequence : str
-            What follows from a failure, for the log.
+            Consequence of a failure, for the log.
         only_if : callable
-            Asked after a failure; False raises its error without counting it.
+            Called after a failure; False raises its error without counting it.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The store at which a process group of ``torch.distributed`` meets: keys of the job's channel."""
+"""The rendezvous store of ``torch.distributed`` process groups, over the job's channel."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -8,10 +8,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 
 class GroupStore(Store):
-    """Keys under a prefix, with the interface of a ``torch.distributed.Store``.
+    """A ``torch.distributed.Store`` whose keys are in the job's channel.
 
-    So the addresses at which the workers connect to each other are exchanged over connections that
-    are proved, and no further port is opened for it.
+    Workers thus exchange their addresses over authenticated connections, and no further port is
+    opened.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class GroupStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """The longest wait of :meth:`get` and :meth:`wait`."""
+        """Maximum wait of :meth:`get` and :meth:`wait`."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -56,7 +56,7 @@ class GroupStore(Store):
         return bytes(self._store.swap(self._prefix + key, _bytes(expected), _bytes(desired)))
 
     def has_extended_api(self) -> bool:
-        """True: a group of many workers asks for all their addresses at once."""
+        """Return True: torch then requests the addresses of many workers at once."""
         return True
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -69,7 +69,7 @@ class GroupStore(Store):
             self.set(key, value)
 
     def _read(self, key: str, value: bytes) -> bytes:
-        """The value of a key as this worker shall see it."""
+        """Convert a stored value to the value for this worker."""
         return value
 
 

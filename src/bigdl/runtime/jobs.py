@@ -1,8 +1,8 @@
-"""The driver's side of a job, whatever engine runs it.
+"""The driver's side of a job, for all engines.
 
-A :class:`Job` has a number and a program that travels by value.  Its attempts each have a line of
-the driver's channel; an :class:`AttemptMonitor` passes on what the workers say, and
-:class:`WorkerCalls` runs the attempt where workers are processes that can be called.
+A :class:`Job` has a number and a program that is pickled by value.  Each attempt has a view of the
+driver's channel.  An :class:`AttemptMonitor` processes the workers' messages.  :class:`WorkerCalls`
+runs an attempt if the workers are processes that can be called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _active: set[int] = set()
 
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
-    """A number among the jobs of this driver, whose spools stay until the end of the block."""
+    """Reserve a job number whose spools stay until the end of the block."""
     number = next(_numbers)
     _active.add(number)
     try:
@@ -52,18 +52,18 @@ def job_number() -> Iterator[int]:
 
 
 def active_jobs() -> tuple[int, ...]:
-    """The numbers of the jobs whose spools are in use."""
+    """Return the numbers of the jobs whose spools are in use."""
     return tuple(sorted(_active))
 
 
 class NoRows(UsageError):
-    """The input of a job has no rows at all."""
+    """The input of a job has no rows."""
 
     code = "data-empty"
 
 
 class WorkersRelocated(WorkerLost):
-    """All workers have kept their state and ended, since a machine is about to go: no loss."""
+    """All workers saved their state and ended before their machine is decommissioned."""
 
 
 class DriverUnreachable(UsageError):
@@ -73,7 +73,7 @@ class DriverUnreachable(UsageError):
 
 
 def user_error(doc: dict[str, Any]) -> BigDLError:
-    """The error that a worker reported."""
+    """Convert a worker's error report to the exception to raise on the driver."""
     if doc["usage"]:
         return UsageError(doc["message"], code=doc["code"], **doc["facts"])
     return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
@@ -82,7 +82,7 @@ def user_error(doc: dict[str, Any]) -> BigDLError:
 def worker_lost(
     unfinished: list[dict[str, Any]], reason: str, reason_of_several: str = ""
 ) -> WorkerLost:
-    """Return an error that names the lost workers, as far as they are known, and the reason."""
+    """Return an error with the known lost workers and the reason of the loss."""
     if not unfinished:
         return WorkerLost(f"A worker was lost: {reason}")
     who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in unfinished[:3])
@@ -103,34 +103,34 @@ OTHER_LOST = "another worker was lost"
 BY_DRIVER = "stopped by the driver"
 
 
-def request_stop(channel: AttemptChannel, why: str) -> None:
-    """Tell all workers of an attempt to end, unless somebody has told them already."""
+def request_stop(channel: AttemptChannel, reason: str) -> None:
+    """Request the end of all workers of an attempt, unless it was already requested."""
     if not channel.has("abort"):
-        channel.set("abort", why)
+        channel.set("abort", reason)
 
 
 def raise_if_stopped(channel: AttemptChannel) -> None:
-    """Raise what an order to stop means that did not come from the engine itself.
+    """Raise JobStopped if somebody other than the engine requested the end of the workers.
 
     Raises
     ------
     JobStopped
     """
-    why = channel.get("abort").decode(errors="replace") if channel.has("abort") else OTHER_FAILED
-    if why not in (OTHER_FAILED, OTHER_LOST, BY_DRIVER):
-        raise JobStopped(f"The job was stopped: {why or 'no reason was given'}")
+    reason = channel.get("abort").decode(errors="replace") if channel.has("abort") else OTHER_FAILED
+    if reason not in (OTHER_FAILED, OTHER_LOST, BY_DRIVER):
+        raise JobStopped(f"The job was stopped: {reason or 'no reason was given'}")
 
 
 PYSPARK_CONTEXT = "pyspark.core.context", "pyspark.context"
-"""The modules that PySpark's own handler of Ctrl-C may be of, since 4.0 and before."""
+"""Modules that define PySpark's handler of Ctrl-C, since 4.0 and before."""
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
+    """Make Ctrl-C raise KeyboardInterrupt in the block instead of calling PySpark's handler.
 
-    PySpark's own handler cancels every job of the application, from inside whatever call the main
-    thread is in. A handler that somebody else installed stays.
+    PySpark's handler cancels every job of the application from inside the main thread's current
+    call. Handlers of other programs stay.
     """
     handler = None
     if threading.current_thread() is threading.main_thread():
@@ -146,27 +146,27 @@ def interruptible() -> Iterator[None]:
 
 
 class AttemptMonitor:
-    """The driver's view of the workers of one attempt.
+    """The driver's monitor of the workers of one attempt.
 
     Parameters
     ----------
     channel : AttemptChannel
     cancel : callable
-        Ends the workers that still run.
+        Ends the running workers.
     on_event : callable, optional
         See :meth:`Job.attempt`.
 
     Attributes
     ----------
     errors : list of dict
-        What the workers reported.
+        Error reports of the workers.
     """
 
     def __init__(
         self, channel: AttemptChannel, cancel: Callable[[], None], on_event: OnEvent | None
     ):
         self._channel, self._cancel = channel, cancel
-        self._on_event = on_event or (lambda kind, value: None)
+        self._on_event = on_event or (lambda event, value: None)
         self.errors: list[dict[str, Any]] = []
         self._logs, self._errors = QueueReader(channel, "logs"), QueueReader(channel, "errors")
         self._messages = QueueReader(channel, "messages", data=True)
@@ -174,7 +174,7 @@ class AttemptMonitor:
         self._shown = None
 
     def poll(self, *, final: bool = False) -> None:
-        """Pass on what has come; stop the others once a worker has failed."""
+        """Process new messages, progress, logs and errors; stop all workers after a failure."""
         for doc, _ in self._logs.take(final=final):
             for text in doc["lines"]:
                 print(f"[worker {doc['rank']}] {text}", flush=True)
@@ -190,7 +190,7 @@ class AttemptMonitor:
             self._stop_others()
 
     def _stop_others(self) -> None:
-        """End those that wait for a peer which will not come, or compute without end."""
+        """Stop workers that wait for a failed peer or compute without end."""
         if self._failed_at is None and self._channel.count("failed"):
             self._failed_at = time.monotonic()
         if self._failed_at is None:
@@ -198,19 +198,19 @@ class AttemptMonitor:
         waited = time.monotonic() - self._failed_at
         if waited > ERROR_GRACE_S:
             request_stop(self._channel, OTHER_FAILED)
-        # One cannot look for the order where native code keeps the GIL.
+        # A worker whose native code holds the GIL cannot notice the stop request.
         if waited > 2 * ERROR_GRACE_S:
             self._cancel()
             self._failed_at = float("inf")
 
     @property
     def first_error(self) -> dict[str, Any] | None:
-        """The cause: what the worker reported that failed before all others."""
+        """Report of the worker that failed first, which is the cause."""
         return min(self.errors, key=lambda doc: doc["order"], default=None)
 
 
 def await_survivors(channel: AttemptChannel, world_size: int) -> None:
-    """Wait for the survivors of a failed stage to leave, all but those that died."""
+    """Wait until the surviving workers of a failed stage have left."""
     end = time.monotonic() + STAGE_LEAVE_S
     while (remaining := unfinished(channel, world_size)) and time.monotonic() < end:
         if len(remaining) == 1:
@@ -219,19 +219,19 @@ def await_survivors(channel: AttemptChannel, world_size: int) -> None:
 
 
 def disconnected(channel: AttemptChannel, world_size: int) -> list[int]:
-    """Places of the workers whose connections ended before they left."""
+    """Return the task indices of workers that disconnected before they left."""
     return [
         p for p in range(world_size) if channel.has(f"gone/{p}") and not channel.has(f"left/{p}")
     ]
 
 
 def unfinished(channel: AttemptChannel, world_size: int) -> list[dict[str, Any]]:
-    """Rank, pid and host of the workers that came and did not leave."""
+    """Return rank, pid and host of the workers that started and did not leave."""
     return workers_at(channel, [p for p in range(world_size) if not channel.has(f"left/{p}")])
 
 
 def workers_at(channel: AttemptChannel, task_indices: Iterable[int]) -> list[dict[str, Any]]:
-    """Rank, pid and host of the workers of some tasks, as far as they have said so."""
+    """Return rank, pid and host of the workers of some tasks, as far as they are known."""
     keys = [f"who/{index}" for index in task_indices]
     return [channel.get_json(key) for key in keys if channel.has(key)]
 
@@ -240,15 +240,15 @@ PROCESS_ENDED = (
     "its Python process ended unexpectedly",
     "their Python processes ended unexpectedly",
 )
-"""The reason for the loss of one worker, and for that of several."""
+"""Reason for the loss of one worker, and of several workers."""
 
 
 class Job(contextlib.AbstractContextManager[Any, None]):
-    """One program on N workers, run once or, after a WorkerLost, again.
+    """A program on several workers, which runs in one or more attempts.
 
-    Every attempt has a line of the channel, which says what the workers are to do.  When no worker
-    of an attempt is left, an engine's job calls :meth:`_answers`; if results are missing, it finds
-    out why.
+    Every attempt has a view of the channel, which carries its options and state.  When all workers
+    of an attempt have ended, an engine's job calls :meth:`_answers`.  If results are missing, the
+    job determines the reason.  Another attempt may follow a WorkerLost.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         self._engine: Any = engine
         self._feed = feed
         self._attempts = 0
-        self._spools: list[dict[str, Any]] | None = None  # by rank, once all are known
+        self._spools: list[dict[str, Any]] | None = None  # by rank; None until all are known
         self._resources = contextlib.ExitStack()
         self._input_plan = InputPlan(None, None)
         if not callable(fn):
@@ -325,30 +325,30 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         return Channel(engine.cluster.driver_host, engine.port, None, self._certificate)
 
     def _input(self) -> InputPlan:
-        """Describe how the workers get their rows."""
+        """Return the plan by which the workers get their rows."""
         if self._feed is None:
             return InputPlan(None, None)
         return cast("InputPlan", self._engine.prepare(self._feed, self.num_workers))
 
     def _read_again(self, prepare: Callable[[], InputPlan] | None = None) -> None:
-        """Let the next attempt read the input, prepared anew by `prepare`."""
+        """Make the next attempt read the input again, with a new plan of `prepare`."""
         self._spools = None
         if prepare is None:
-            logger.info("The spooled input is gone; it is read again")
+            logger.info("The spooled input is missing; the input is read again")
         else:
             self._input_plan.close()
             self._input_plan = prepare()
             self.spec = replace(self.spec, world_size=self.num_workers, **self._of_input())
 
     def _of_input(self) -> dict[str, Any]:
-        """The parts of a TaskSpec that the input decides."""
+        """Return the fields of a TaskSpec that depend on the input."""
         plan = self._input_plan
-        # only a frame says which task has which rows
+        # only a frame assigns rows to tasks
         by_host = self._engine.cluster_places_tasks and plan.frame is None
         return {"reader": plan.reader, "accept": plan.accept, "by_host": by_host}
 
     def _next_spec(self) -> TaskSpec:
-        """Return what the workers are told: to read the input, or its spools if these are known."""
+        """Return the next attempt's TaskSpec, which reads existing spools or the input."""
         if self._spools is None:
             return self.spec
         return replace(self.spec, reader=None, accept=None, spools=tuple(self._spools))
@@ -359,23 +359,23 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         state: bytes | None = None,
         on_event: OnEvent | None = None,
     ) -> list[Any]:
-        """Run the program on all workers.
+        """Run the program once on all workers and return their results.
 
         Parameters
         ----------
         options : dict, optional
-            JSON-able; the workers find it as ``worker.options``.
+            JSON-able options, available to the workers as ``worker.options``.
         state : bytes, optional
-            For rank 0, as ``worker.state()``; e.g. the weights to start from.
+            Bytes for rank 0, available as ``worker.state()``; e.g. initial weights.
         on_event : callable, optional
-            ``on_event(kind, value)`` is called on the driver, in the calling thread, with
-            ``("progress", dict)`` and with ``("message", (dict, bytes))`` for what a worker sends
-            by ``worker.send``.
+            ``on_event(event, value)`` is called on the driver, in the calling thread, with
+            ``("progress", dict)``, and with ``("message", (dict, bytes))`` for each message of
+            ``worker.send``.
 
         Returns
         -------
         list
-            What the program returned on rank 0, 1, ..., N-1: bytes or JSON-able values.
+            Results of rank 0, 1, ..., N-1: bytes or JSON-able values.
         """
         while True:
             self._attempts += 1
@@ -395,24 +395,24 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         options: dict[str, Any],
         state: bytes | None,
     ) -> list[Any] | None:
-        """Results in rank order, or None when the input must be read again."""
+        """Return the results in rank order; None if the input must be read again."""
 
     def close(self) -> None:
-        """Free everything; safe to call twice."""
+        """Free all resources; safe to call twice."""
         self._resources.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answers(self, channel: AttemptChannel, watch: AttemptMonitor) -> list[Any] | None:
-        """Take what the workers have left: results in rank order, None if they are not complete.
+        """Return the results of all workers in rank order; None if some are missing.
 
         Raises
         ------
         UsageError, WorkerError
             The first error that a worker reported.
         JobStopped
-            If somebody told the workers to end.
+            If the end of the workers was requested.
         """
         ranks = range(self.num_workers)
         watch.poll(final=True)
@@ -434,12 +434,12 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         ]
 
     def _spools_of(self, channel: AttemptChannel) -> dict[int, dict[str, Any]]:
-        """Spools that the workers of one attempt made, by their rank."""
+        """Return the spools that the workers of one attempt wrote, by rank."""
         keys = {rank: f"spool/{rank}" for rank in range(self.num_workers)}
         return {rank: channel.get_json(key) for rank, key in keys.items() if channel.has(key)}
 
     def _remove_spools(self) -> None:
-        """Remove what is left of them on this machine; workers on others removed theirs."""
+        """Remove the remaining spools on this machine; workers elsewhere remove theirs."""
         from bigdl.runtime.shards.shard import remove_spool
 
         with contextlib.suppress(Exception):
@@ -450,26 +450,26 @@ class Job(contextlib.AbstractContextManager[Any, None]):
 
 
 class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
-    """One call of every worker process of an attempt, for engines whose workers are called.
+    """One call of every worker process of an attempt, as a context manager.
 
-    It is a context; workers that have not returned at its end are killed.
+    Workers that have not returned at the end of the block are killed.
 
     Parameters
     ----------
     channel : AttemptChannel
     calls : sequence of concurrent.futures.Future
-        Of :func:`~bigdl.runtime.task.execute` on the worker of each task.
+        Futures of :func:`~bigdl.runtime.task.execute` on the worker of each task.
     kills : sequence of callable
-        What ends the process of each task.
+        Functions that kill the process of each task.
     death : type of exception
-        What a call raises whose process died.
+        Exception of a call whose process died.
 
     Attributes
     ----------
     outcomes : dict of int to tuple
-        What the workers returned, by task index.
+        Results of the calls by task index.
     lost : dict of int to exception
-        The workers that died.
+        Exceptions of the dead workers by task index.
     """
 
     def __init__(
@@ -488,7 +488,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
         self.cancel()
 
     def run(self, poll: Callable[[], None]) -> None:
-        """Wait for all calls to end, and call `poll` meanwhile."""
+        """Wait for all calls to end; call `poll` repeatedly."""
         try:
             lost_at = None
             while self._running:
@@ -504,7 +504,7 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
             raise
 
     def cancel(self) -> None:
-        """End the workers that have not returned."""
+        """Kill the workers that have not returned."""
         for task_index in (*self._running.values(), *self.lost):
             self._kills[task_index]()
 
@@ -515,15 +515,15 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
                 self.outcomes[task_index] = call.result()
             elif not isinstance(error, self._death):
                 raise error
-            elif self._channel.has("abort"):  # it ended as it was told
+            elif self._channel.has("abort"):  # it ended on request
                 self.outcomes[task_index] = task_index, "aborted", str(error)
             else:
                 self.lost[task_index] = error
 
-    def _stop(self, why: str) -> None:
-        """End the workers: by themselves if they can."""
+    def _stop(self, reason: str) -> None:
+        """Request the end of the workers, then kill the remaining ones."""
         with contextlib.suppress(Exception):
-            request_stop(self._channel, why)
+            request_stop(self._channel, reason)
         with contextlib.suppress(Exception):
             end = time.monotonic() + WORKERS_END_S
             while self._running and time.monotonic() < end:
@@ -532,18 +532,18 @@ class WorkerCalls(contextlib.AbstractContextManager["WorkerCalls", None]):
 
 
 class CalledJob(Job):
-    """A job whose workers are processes that are called by :class:`WorkerCalls`."""
+    """Base class of jobs whose workers are called by :class:`WorkerCalls`."""
 
     @abstractmethod
     def _calls(self, channel: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
-        """The calls of an attempt; the workers are there for the time of the block."""
+        """Yield the calls of an attempt; the workers exist for the time of the block."""
 
     def _poll(self, watch: AttemptMonitor) -> Callable[[], None]:
-        """Return what is called until all calls have ended."""
+        """Return the function to call repeatedly until all calls have ended."""
         return watch.poll
 
     def _attempt(
-        self, channel: AttemptChannel, on_event: OnEvent | None, *told: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: Any
     ) -> list[Any] | None:
         with interruptible(), self._calls(channel) as calls:
             watch = AttemptMonitor(channel, calls.cancel, on_event)
@@ -551,7 +551,7 @@ class CalledJob(Job):
         results = self._answers(channel, watch)
         if results is not None:
             return results
-        outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
+        outcomes = {outcome: detail for _, outcome, detail in calls.outcomes.values()}
         if "nospool" in outcomes and not calls.lost:
             self._read_again()
             return None
@@ -560,11 +560,11 @@ class CalledJob(Job):
     def _failure(
         self, channel: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
     ) -> Exception:
-        """The error of an attempt that has no result of every rank."""
+        """Return the error of an attempt in which results are missing."""
         reason = PROCESS_ENDED if calls.lost else (next(iter(outcomes.values())),)
         return worker_lost(lost_workers(channel, calls), *reason)
 
 
 def lost_workers(channel: AttemptChannel, calls: WorkerCalls) -> list[dict[str, Any]]:
-    """Rank, pid and host of the workers that died, as far as they had said so."""
+    """Return rank, pid and host of the dead workers, as far as they are known."""
     return workers_at(channel, sorted(calls.lost))

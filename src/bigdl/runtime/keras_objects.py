@@ -1,13 +1,14 @@
-"""Keras models, layers, losses, metrics and optimizers by value.
+"""Pickling of Keras models, layers, losses, metrics and optimizers by value.
 
 Keras writes an object as a configuration and its weights. The configuration names classes and
-functions, and the reader looks the names up among those that are registered in its own process.
-Classes of a script or a notebook are registered in no other process, a lambda loses what it refers
-to, and two classes may have one name. :class:`KerasArchive` therefore holds the named objects next
-to the configuration, each under a unique name, to be pickled by value.
+functions; the reader looks the names up in the registry of its process. Classes of a script or a
+notebook are not registered in other processes, a lambda loses its closure, and two classes may have
+one name. :class:`KerasArchive` therefore contains the named objects next to the configuration, each
+under a unique name, and is pickled by value.
 
-Of a subclassed model without ``get_config`` Keras writes the defaults of ``__init__``, whatever its
-arguments were. Such a model or layer is written as its attributes (:class:`_LayerAttributes`).
+For a subclassed model without ``get_config`` Keras writes the defaults of ``__init__`` instead of
+the actual arguments. Such a model or layer is written as its attributes
+(:class:`_LayerAttributes`).
 
 The pickler of :mod:`bigdl.runtime.serialization` writes every Keras object as such an archive.
 """
@@ -42,18 +43,18 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class KerasArchive:
-    """A Keras object as Keras writes it, and the classes and functions that this names.
+    """A saved Keras object together with the classes and functions that it names.
 
     Attributes
     ----------
     content : bytes
         Configuration and weights.
     objects : dict of str to object
-        Classes and functions by their names in the content, and those of the caller.
+        Classes and functions by name in the content, and the caller's custom objects.
     registered : dict of str to object
-        Classes and functions by the names under which the program has registered them.
+        Classes and functions by their registered names in the program.
     compiled : dict of str to object
-        What Keras does not write of how the model was compiled.
+        Compile arguments and attributes that Keras does not write.
     """
 
     content: bytes
@@ -71,45 +72,48 @@ class KerasArchive:
         ----------
         value : object
         custom_objects : mapping, optional
-            More classes and functions by name, for configurations that name them as plain text.
+            Further classes and functions by name, for configurations with plain names.
         compiled : bool
-            Whether losses, metrics and optimizers of a model are written, too.
+            Whether to include losses, metrics and optimizers of a model.
 
         Raises
         ------
         Exception
-            Whatever Keras raises for an object that it cannot write.
+            An exception of Keras for an object that it cannot write.
         """
         known = keras.saving.get_custom_objects()
         registered = {name: each for name, each in known.items() if not _is_of_library(each)}
-        with contextlib.nullcontext() if compiled else _attribute(value, "compiled", False):
+        with (
+            contextlib.nullcontext() if compiled else _temporary_attribute(value, "compiled", False)
+        ):
             content, objects = _written(value, _file_of)
             rest = _compiled(value) if compiled else {}
         objects = {**registered, **dict(custom_objects or {}), **objects}
         return cls(content, objects, registered, rest)
 
     def made(self) -> Any:
-        """Return the object, made again in this process.
+        """Rebuild the object in this process and return it.
 
         Raises
         ------
         Exception
-            Whatever Keras raises for a configuration that it cannot read.
+            An exception of Keras for a configuration that it cannot read.
         """
         for name, each in self.registered.items():
             _register(name, each)
-        with _names_known(self.objects), warnings.catch_warnings():
-            # of a model that has not been trained yet
+        with _resolve_names(self.objects), warnings.catch_warnings():
+            # Keras warns for a model that was not trained yet
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             if self.compiled:
                 warnings.filterwarnings("ignore", "`compile\\(\\)` was not called as part of")
             value = keras.Model._unpickle_model(io.BytesIO(self.content))
         if self.compiled:
-            _put_compiled(value, self.compiled)
+            _compile_copy(value, self.compiled)
         return value
 
 
 def _file_of(value: Any) -> bytes:
+    """Return the bytes of a Keras object's file."""
     return bytes(keras.layers.Layer.__reduce__(value)[1][0].getvalue())
 
 
@@ -134,21 +138,24 @@ class KerasConfig:
         return cls(*_written(value, _json_of))
 
     def made(self) -> Any:
-        """Return a new object of this configuration, with the weights that it begins with."""
-        with _names_known(self.objects):
+        """Build a new object of this configuration, with initial weights."""
+        with _resolve_names(self.objects):
             return keras.saving.deserialize_keras_object(json.loads(self.content), safe_mode=False)
 
 
 def _json_of(value: Any) -> str:
+    """Return the configuration of a Keras object as JSON."""
     return json.dumps(keras.saving.serialize_keras_object(value))
 
 
 def reduced(value: Any) -> Any:
-    """Return how a pickler writes a Keras object or a ``tf.function``; else NotImplemented.
+    """Return the pickle reduction of a Keras object or ``tf.function``; else NotImplemented.
 
-    A ``tf.function`` is traced again where it arrives, and without XLA, which cannot call Python.
+    The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.
     """
-    if isinstance(value, _kind("tensorflow", "types.experimental.PolymorphicFunction")):
+    if isinstance(
+        value, _class_if_imported("tensorflow", "types.experimental.PolymorphicFunction")
+    ):
         if not hasattr(value, "python_function"):
             return NotImplemented
         options = {
@@ -157,7 +164,7 @@ def reduced(value: Any) -> Any:
             "reduce_retracing": getattr(value, "_reduce_retracing", False),
         }
         return _tf_function, (value.python_function, options)
-    if isinstance(value, _kind("keras.src.saving.keras_saveable", "KerasSaveable")):
+    if isinstance(value, _class_if_imported("keras.src.saving.keras_saveable", "KerasSaveable")):
         return KerasArchive.made, (KerasArchive.of(value),)
     return NotImplemented
 
@@ -166,12 +173,12 @@ def _tf_function(function: Any, options: dict[str, Any]) -> Any:
     return importlib.import_module("tensorflow").function(function, **options)
 
 
-def _kind(module: str, name: str) -> Any:
-    """Return a class of a module, as second argument of isinstance; () before its import."""
-    found: Any = sys.modules.get(module)
+def _class_if_imported(module: str, name: str) -> Any:
+    """Return a class of a module for isinstance, or () if the module is not imported."""
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found or ()
+        value = getattr(value, part, None)
+    return value or ()
 
 
 # -- names in a configuration ----------------------------------------------------------------------
@@ -183,20 +190,20 @@ def _is_of_library(value: object) -> bool:
     return module.partition(".")[0] in ("keras", "builtins")
 
 
-class _Names(dict[str, Any]):
-    """Stands for Keras' table of registered names while one thread writes; records what is asked.
+class _NameRecorder(dict[str, Any]):
+    """Replacement of Keras' table of registered names that names every object in one thread.
 
     Parameters
     ----------
     names : dict
-        The table itself, for other threads.
+        The original table, which other threads use.
     """
 
     def __init__(self, names: dict[str, Any]):
         super().__init__(names)
         self._thread = threading.get_ident()
         self._numbers: dict[int, str] = {}
-        self._kept: list[Any] = []  # so that no other object gets the id of one that is gone
+        self._kept: list[Any] = []  # keeps objects alive, so that their ids stay unique
         self.objects: dict[str, Any] = {}
 
     def _is_ours(self, value: Any) -> bool:
@@ -209,7 +216,7 @@ class _Names(dict[str, Any]):
         return self.name_of(value) if self._is_ours(value) else super().__getitem__(value)
 
     def name_of(self, value: Any) -> str:
-        """Return a name that no other object has."""
+        """Return a unique name for an object."""
         if id(value) not in self._numbers:
             label = getattr(value, "__name__", type(value).__name__)
             name = self._numbers[id(value)] = f"bigdl>{len(self._numbers)}>{label}"
@@ -219,12 +226,12 @@ class _Names(dict[str, Any]):
 
 
 def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what a function of Keras writes of an object, and the named objects."""
+    """Return the output of a Keras writer for an object, and the named objects."""
     attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
     with _lock, contextlib.ExitStack() as stack:
         before = registration.GLOBAL_CUSTOM_NAMES
-        names = registration.GLOBAL_CUSTOM_NAMES = _Names(before)
+        names = registration.GLOBAL_CUSTOM_NAMES = _NameRecorder(before)
         stack.callback(setattr, registration, "GLOBAL_CUSTOM_NAMES", before)
         stack.enter_context(_lambdas(lambda function: (names.name_of(function), None, None)))
         for layer in _without_config(value):
@@ -233,19 +240,21 @@ def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, An
                 makers = names.objects[names[type(layer)]] = _Makers()
             makers.append(attributes[id(layer)])
             config = {"number": len(makers) - 1}
-            stack.enter_context(_attribute(layer, "get_config", functools.partial(dict, config)))
-        stack.enter_context(_compile_written(value, names))
+            stack.enter_context(
+                _temporary_attribute(layer, "get_config", functools.partial(dict, config))
+            )
+        stack.enter_context(_writable_compile_config(value, names))
         for function in _lambdas_of(value):
-            stack.enter_context(_attribute(function, "__name__", names.name_of(function)))
+            stack.enter_context(_temporary_attribute(function, "__name__", names.name_of(function)))
         stack.enter_context(warnings.catch_warnings())
-        # lambdas are carried by value
+        # lambdas are pickled by value
         warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")
         return write(value), names.objects
 
 
 @contextlib.contextmanager
-def _names_known(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Let Keras find objects by their names in a configuration."""
+def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Make Keras resolve the names of a configuration to given objects within the block."""
 
     def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
@@ -255,8 +264,8 @@ def _names_known(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object another attribute within the block, past the tracking of Keras."""
+def _temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Temporarily set an attribute of an object, bypassing the tracking of Keras."""
     if isinstance(owner, types.FunctionType):
         before = getattr(owner, name)
         setattr(owner, name, value)
@@ -279,21 +288,21 @@ def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lambdas(dump: Any = None, load: Any = None) -> Iterator[None]:
-    """Let Keras write and read lambdas by other functions than its own, in this thread."""
+    """Replace Keras' functions that write and read lambdas in this thread."""
     functions: Any = importlib.import_module("keras.src.utils.python_utils")
     thread = threading.get_ident()
 
-    def chosen(own: Any, other: Any) -> Any:
-        @functools.wraps(other)
+    def dispatcher(replacement: Any, original: Any) -> Any:
+        @functools.wraps(original)
         def function(*arguments: Any, **keywords: Any) -> Any:
-            is_ours = own is not None and threading.get_ident() == thread
-            return (own if is_ours else other)(*arguments, **keywords)
+            is_ours = replacement is not None and threading.get_ident() == thread
+            return (replacement if is_ours else original)(*arguments, **keywords)
 
         return function
 
     with _lock:
         before = functions.func_dump, functions.func_load
-        functions.func_dump, functions.func_load = map(chosen, (dump, load), before)
+        functions.func_dump, functions.func_load = map(dispatcher, (dump, load), before)
         try:
             yield
         finally:
@@ -301,7 +310,7 @@ def _lambdas(dump: Any = None, load: Any = None) -> Iterator[None]:
 
 
 def _lambdas_of(value: Any) -> list[Any]:
-    """Return lambdas among the attributes of layers, whose source Keras would look for."""
+    """Return the lambdas among the attributes of layers, whose source Keras would search."""
     layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
     functions = {
         id(each): each
@@ -313,7 +322,7 @@ def _lambdas_of(value: Any) -> list[Any]:
 
 
 def _register(name: str, value: Any) -> None:
-    """Register a class or function as the program has done, so that files name it alike."""
+    """Register a class or function under its original name, so that files name it alike."""
     package, separator, label = name.partition(">")
     if separator and name not in keras.saving.get_custom_objects():
         keras.saving.register_keras_serializable(package, label)(value)
@@ -323,7 +332,7 @@ def _register(name: str, value: Any) -> None:
 
 
 def _without_config(value: Any) -> list[Any]:
-    """Return the layers of an object, itself among them, that are written as attributes."""
+    """Return the layers without a configuration, which are written as attributes."""
     if not isinstance(value, keras.layers.Layer):
         return []
     if _has_no_config(value):
@@ -333,6 +342,7 @@ def _without_config(value: Any) -> list[Any]:
 
 
 def _has_no_config(layer: object) -> bool:
+    """Return True if a layer has only the default ``get_config`` or ``from_config`` of Keras."""
     if _is_of_library(type(layer)) or isinstance(layer, keras.Sequential):
         return False
     owners = [cls for cls in type(layer).__mro__ if "get_config" in vars(cls)]
@@ -344,26 +354,27 @@ def _has_no_config(layer: object) -> bool:
 
 
 class _Makers(list[Any]):
-    """Layers of one class by number; stands for the class where Keras reads a configuration."""
+    """Layers of one class by number, which replace the class when Keras reads a configuration."""
 
     def from_config(self, config: Mapping[str, int]) -> Any:
-        """Return the layer of a number."""
+        """Build the layer with the number in `config`."""
         return self[config["number"]].made()
 
 
 @dataclass(frozen=True)
 class _LayerAttributes:
-    """A layer or model as its class and what it has set on itself.
+    """A layer or model as its class and the attributes that it has set.
 
     Attributes
     ----------
     kind : type
+        Class of the layer.
     arguments : dict
-        Of the base class.
+        Arguments of the base class.
     content : bytes
-        Names and values of attributes in the order in which Keras tracks them, pickled.
+        Pickled names and values of attributes, in the order in which Keras tracks them.
     objects : list of object
-        Classes and functions that the pickle refers to by number.
+        Classes and functions to which the pickle refers by number.
     weights : int
         Number of weights.
     """
@@ -390,7 +401,7 @@ class _LayerAttributes:
         }
         known = _names_of_base(isinstance(layer, keras.Model))
         kept: list[tuple[str, Any]] = []
-        modules = getattr(layer, "_modules", {})  # of torch, which keeps layers apart
+        modules = getattr(layer, "_modules", {})  # the torch backend stores layers separately
         for name, value in {**vars(layer), **modules}.items():
             if name in known:
                 if name in _STATE or (isinstance(value, _PLAIN) and name not in _NO_STATE):
@@ -399,13 +410,13 @@ class _LayerAttributes:
                 kept.append((name, value))
         tracked = {id(each): number for number, each in enumerate(layer._layers)}
 
-        def place(item: tuple[str, Any]) -> int:  # of the first layer in a value
+        def first_layer(item: tuple[str, Any]) -> int:
             leaves = keras.tree.flatten(item[1]) if item[0] not in known else []
             return min((tracked[id(leaf)] for leaf in leaves if id(leaf) in tracked), default=-1)
 
         buffer = io.BytesIO()
         objects: list[Any] = []
-        for name, value in (kept := sorted(kept, key=place)):
+        for name, value in (kept := sorted(kept, key=first_layer)):
             try:
                 _AttributePickler(io.BytesIO(), layer, []).dump(value)
             except Exception as error:
@@ -417,7 +428,7 @@ class _LayerAttributes:
         return cls(type(layer), arguments, buffer.getvalue(), objects, len(layer.weights))
 
     def made(self) -> Any:
-        """Return the layer, with the weights that it begins with."""
+        """Build the layer with initial weights."""
         is_model = issubclass(self.kind, keras.Model)
         layer: Any = self.kind.__new__(self.kind)  # type: ignore[call-overload]
         policy = self.arguments["dtype"]
@@ -437,13 +448,14 @@ class _LayerAttributes:
         if len(layer.weights) != self.weights:
             raise UsageError(
                 f"the copy of {self.kind.__name__} has {len(layer.weights)} weights and the "
-                f"original {self.weights}: its layers share others or make them in another way "
-                "than Keras can repeat; give it a get_config, or pass a model_creator",
+                f"original {self.weights}: Keras cannot repeat how its layers are created or "
+                "shared; define get_config, or pass a model_creator",
                 code="model-copy",
             )
         return layer
 
 
+_Attributes = _LayerAttributes  # the name in pickles of earlier versions
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _STATE = frozenset(("_build_shapes_dict", "_input_spec", "_activity_regularizer"))
 _NO_STATE = frozenset(
@@ -456,12 +468,12 @@ _NO_STATE = frozenset(
         *("torch_params", "_torch_params", "training", "_dtype_policy"),
     )
 )
-"""Attributes that belong to the process, to the class, or to how a model is compiled."""
+"""Attributes of the process, the class or the compilation, which are not copied."""
 
 
 @functools.cache
 def _names_of_base(is_model: bool) -> frozenset[str]:
-    """Return the names of attributes that Keras itself sets on a layer or a compiled model."""
+    """Return the names of attributes that Keras sets on a layer or a compiled model."""
     if not is_model:
         return frozenset(vars(keras.layers.Layer()))
 
@@ -476,14 +488,14 @@ def _names_of_base(is_model: bool) -> frozenset[str]:
 
 
 class _AttributePickler(cloudpickle.Pickler):
-    """Writes attributes: classes and functions of the program by number, Keras objects by value."""
+    """Pickler of attributes: program classes by number, Keras objects by value."""
 
     def __init__(self, buffer: io.BytesIO, owner: Any, objects: list[Any]):
         super().__init__(buffer)
         self._owner, self._objects = owner, objects
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for an object in the pickle; None for one that is written."""
+        """Return the placeholder of an object in the pickle; None to pickle it."""
         if value is self._owner:
             return "owner"
         if isinstance(value, types.FunctionType | type) and not _is_of_library(value):
@@ -492,11 +504,13 @@ class _AttributePickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how an object is written."""
-        if isinstance(value, _kind("keras.src.saving.keras_saveable", "KerasSaveable")):
+        """Return the pickle reduction of an object."""
+        if isinstance(
+            value, _class_if_imported("keras.src.saving.keras_saveable", "KerasSaveable")
+        ):
             return KerasConfig.made, (KerasConfig.of(value),)
         for name, plain in (("TrackedList", list), ("TrackedDict", dict), ("TrackedSet", set)):
-            if isinstance(value, _kind("keras.src.utils.tracking", name)):
+            if isinstance(value, _class_if_imported("keras.src.utils.tracking", name)):
                 return plain, (plain(value),)
         if isinstance(value, keras.random.SeedGenerator):
             state = keras.ops.convert_to_numpy(value.state)
@@ -530,8 +544,8 @@ def _seed_generator(config: dict[str, Any], state: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _compile_written(value: Any, names: _Names) -> Iterator[None]:
-    """Let Keras write a model that was compiled with callables which have no configuration."""
+def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]:
+    """Make Keras write a model compiled with callables that have no configuration."""
     config = getattr(value, "_compile_config", None)
     if config is None or not getattr(value, "compiled", False):
         yield
@@ -544,30 +558,30 @@ def _compile_written(value: Any, names: _Names) -> Iterator[None]:
         return each if is_named else _token(names.name_of(each))
 
     arguments = keras.tree.map_structure(written, dict(config.config))
-    with _attribute(value, "_compile_config", type(config)(**arguments)):
+    with _temporary_attribute(value, "_compile_config", type(config)(**arguments)):
         yield
 
 
 def _token(name: str) -> Any:
-    """Return a function that Keras writes by this name."""
+    """Return a placeholder function that Keras writes by this name."""
 
     def token() -> None:
-        """Stand for a callable."""
+        """Represent a callable."""
 
     token.__name__ = token.__qualname__ = name
-    token.__module__ = "keras"  # written by its name as it is
+    token.__module__ = "keras"  # Keras then writes the name unchanged
     return token
 
 
 @dataclass(frozen=True)
 class KerasOptimizer:
-    """An optimizer that a model holds by itself, and its variables.
+    """An optimizer in an attribute of a model, and its variables.
 
     Attributes
     ----------
     config : KerasConfig
     weights : list of int
-        Numbers of the weights that it updates; empty before it is built.
+        Indices of the weights that it updates; empty before it is built.
     values : list of numpy.ndarray
     """
 
@@ -577,10 +591,10 @@ class KerasOptimizer:
 
     @classmethod
     def of(cls, optimizer: Any, model: Any) -> KerasOptimizer:
-        """Return the optimizer of a model."""
+        """Return the serialized optimizer of a model."""
         config = KerasConfig.of(optimizer)
         numbers = {id(weight): n for n, weight in enumerate(model.weights)}
-        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
         updated = [numbers.get(id(weight)) for weight in inner._trainable_variables]
         if not optimizer.built or None in updated:
             return cls(config, [], [])
@@ -588,7 +602,7 @@ class KerasOptimizer:
         return cls(config, [n for n in updated if n is not None], values)
 
     def made(self, model: Any) -> Any:
-        """Return the optimizer for a copy of the model."""
+        """Rebuild the optimizer for a copy of the model."""
         optimizer = self.config.made()
         if self.weights and model.built:
             optimizer.build([model.weights[n] for n in self.weights])
@@ -598,40 +612,40 @@ class KerasOptimizer:
 
 
 def _compiled(model: Any) -> dict[str, Any]:
-    """Return what a model's own ``compile`` was given and has set, which Keras does not write."""
+    """Return compile arguments and attributes of a model that Keras does not save."""
     if not isinstance(model, keras.Model):
         return {}
 
     def carried(each: Any) -> Any:
         if isinstance(each, keras.optimizers.Optimizer):
             return KerasOptimizer.of(each, model)
-        return KerasConfig.of(each) if isinstance(each, kinds) else each
+        return KerasConfig.of(each) if isinstance(each, compile_classes) else each
 
-    kinds = keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer
+    compile_classes = keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer
     functions = types.FunctionType, types.MethodType, functools.partial
     optimizers = {
         name: carried(each)
         for name, each in vars(model).items()
         if name != "optimizer" and isinstance(each, keras.optimizers.Optimizer)
     }
-    base, kind = keras.Model, type(model)
-    writes = kind.compile_from_config is not base.compile_from_config
-    if not model.compiled or kind.compile is base.compile or writes:
+    base, model_class = keras.Model, type(model)
+    writes = model_class.compile_from_config is not base.compile_from_config
+    if not model.compiled or model_class.compile is base.compile or writes:
         return {"set": optimizers} if optimizers and _has_no_config(model) else {}
     config = getattr(getattr(model, "_compile_config", None), "config", {})
     known = _names_of_base(True) | _NO_STATE
     attributes = {
         name: carried(each)
         for name, each in vars(model).items()
-        if isinstance(each, (*_PLAIN, *functions, *kinds)) and name not in known
+        if isinstance(each, (*_PLAIN, *functions, *compile_classes)) and name not in known
         if getattr(each, "__self__", None) is not model
     }
     arguments = keras.tree.map_structure(carried, dict(config))
     return {"compile": arguments, "set": {**optimizers, **attributes}}
 
 
-def _put_compiled(model: Any, compiled: Mapping[str, Any]) -> None:
-    """Compile a copy of a model as the original was, without its own ``compile``."""
+def _compile_copy(model: Any, compiled: Mapping[str, Any]) -> None:
+    """Compile a copy of a model like the original, bypassing a custom ``compile``."""
 
     def made(each: Any) -> Any:
         if isinstance(each, KerasOptimizer):

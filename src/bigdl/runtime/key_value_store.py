@@ -1,16 +1,17 @@
-"""The key-value store that the processes of a run share, and its server.
+"""Authenticated key-value store that the processes of a job share, and its server.
 
-A :class:`KeyValueStore` lies in one process, the driver's or that of rank 0, which uses it
-directly.  The others go through a :class:`KeyValueServer`: one thread that takes connections on one
-address and answers whoever proves that it knows the secret of the run.  Any other connection is
-closed, with one line in the log, and changes nothing.  :mod:`~bigdl.runtime.channel` connects.
+A :class:`KeyValueStore` is in one process, the driver or rank 0, which uses it directly.  Other
+processes use a :class:`KeyValueServer`: one thread that listens on one address and answers clients
+that know the job's secret.  Any other connection is closed with a log message and changes nothing.
+:mod:`~bigdl.runtime.channel` has the client.
 
-Both ends know a secret that never goes over the connection.  At its start (:class:`Handshake`) each
-end sends a random nonce, and proves by an HMAC over both nonces that it knows the secret; the keys
-of the connection are made of the same nonces, so nothing of another connection can be said again in
-this one.  A frame (:class:`MessageAuthenticator`) is a short JSON head and a body of bytes, of
-limited sizes, under a tag that also covers the number of the frame.  What is forged, repeated,
-left out or out of order is a :class:`AuthenticationFailed`.  Nothing is ever unpickled.
+Both ends know a secret that is never sent over the connection.  In the handshake
+(:class:`Handshake`) each end sends a random nonce, and proves its knowledge of the secret by an
+HMAC over both nonces.  The connection's message keys are derived from the same nonces, so messages
+of other connections cannot be replayed.  A frame is a short JSON head and a body of bytes, both of
+limited size.  Its tag (:class:`MessageAuthenticator`) covers the frame number, too.  Forged,
+repeated, missing or reordered frames raise :class:`AuthenticationFailed`.  Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ from bigdl.runtime.certificate import Certificate
 
 logger = logging.getLogger("bigdl.orca")
 
-_STRANGERS = 256  # connections at once that have not proved themselves; the oldest one must go
-_BACKLOG = 1024  # connections that wait to be taken
-_TOLD = 20  # lines in the log about closed connections; of more only every hundredth
-_BUFFER = 1 << 20  # bytes that are read ahead
+_MOST_UNAUTHENTICATED = (
+    256  # maximum concurrent connections in their handshake; the oldest is closed
+)
+_BACKLOG = 1024  # connections waiting to be accepted
+_LOGGED = 20  # closed connections that are logged; later only every hundredth
+_BUFFER = 1 << 20  # bytes of read-ahead
 
-HEAD_LIMIT = 1 << 20  # bytes of a head
-BODY_LIMIT = 256 << 20  # bytes of a body
+HEAD_LIMIT = 1 << 20  # maximum bytes of a head
+BODY_LIMIT = 256 << 20  # maximum bytes of a body
 
 _MAGIC = b"BigDL\x00\x00\x01"
 _NONCE = 32
@@ -52,24 +55,24 @@ _PROOF = 32
 _SIZES = struct.Struct("!II")
 _NUMBER = struct.Struct("!Q")
 
-GREETING_SIZE = len(_MAGIC) + _NONCE  # of the server's first words
-ANSWER_SIZE = _NONCE + _PROOF  # of the client's answer
-PROOF_SIZE = _PROOF  # of the server's proof
+GREETING_SIZE = len(_MAGIC) + _NONCE  # bytes of the server's greeting
+ANSWER_SIZE = _NONCE + _PROOF  # bytes of the client's answer
+PROOF_SIZE = _PROOF  # bytes of the server's proof
 SIZES_SIZE = _SIZES.size
-TRY_AGAIN = b"BigDL\x00\x00\xff"  # instead of the server's proof, where it must take others
+TRY_AGAIN = b"BigDL\x00\x00\xff"  # sent instead of the proof when the server is overloaded
 
 
 class AuthenticationFailed(Exception):
-    """The other end does not prove that it knows the secret, or breaks the rules of the frames."""
+    """The other end does not know the job's secret, or violates the frame protocol."""
 
 
 def new_secret() -> bytes:
-    """A secret for one run."""
+    """Return a random secret for one job."""
     return secrets.token_bytes(32)
 
 
 class Handshake:
-    """The start of a connection; both ends go through it, and get their seals.
+    """Mutual authentication at the start of a connection, which yields its message keys.
 
     Parameters
     ----------
@@ -78,50 +81,50 @@ class Handshake:
 
     def __init__(self, secret: bytes):
         self._secret = secret
-        self._own = secrets.token_bytes(_NONCE)
+        self._nonce = secrets.token_bytes(_NONCE)
         self._nonces = b""
 
-    # -- of the server ----------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def greeting(self) -> bytes:
-        """The first words of the connection."""
-        return _MAGIC + self._own
+        """Return the server's greeting."""
+        return _MAGIC + self._nonce
 
     def check(self, answer: bytes) -> bytes:
-        """Check the client's answer to the greeting; returns the server's own proof."""
-        self._nonces = self._own + answer[:_NONCE]
+        """Verify the client's answer to the greeting and return the server's proof."""
+        self._nonces = self._nonce + answer[:_NONCE]
         self._verify(b"client", answer[_NONCE:])
-        return self._made(b"server")
+        return self._digest(b"server")
 
-    # -- of the client ----------------------------------------------------------------------------
+    # -- client ------------------------------------------------------------------------------------
 
     def answer(self, greeting: bytes) -> bytes:
-        """Answer to the server's greeting."""
+        """Return the client's answer to the server's greeting."""
         if greeting[: len(_MAGIC)] != _MAGIC:
-            raise AuthenticationFailed("it is no channel, or that of another version")
-        self._nonces = greeting[len(_MAGIC) :] + self._own
-        return self._own + self._made(b"client")
+            raise AuthenticationFailed("it is no channel, or a channel of another version")
+        self._nonces = greeting[len(_MAGIC) :] + self._nonce
+        return self._nonce + self._digest(b"client")
 
     def finish(self, proof: bytes) -> None:
-        """Check the server's proof."""
+        """Verify the server's proof."""
         self._verify(b"server", proof)
 
-    # -- of both ----------------------------------------------------------------------------------
+    # -- both ends ---------------------------------------------------------------------------------
 
     def authenticator(self, sender: bytes) -> MessageAuthenticator:
-        """The seal of what ``b"client"`` or ``b"server"`` says from now on."""
-        return MessageAuthenticator(self._made(b"key of the " + sender))
+        """Return the authenticator for messages from ``b"client"`` or ``b"server"``."""
+        return MessageAuthenticator(self._digest(b"key of the " + sender))
 
-    def _made(self, purpose: bytes) -> bytes:
+    def _digest(self, purpose: bytes) -> bytes:
         return hmac.digest(self._secret, purpose + b"\0" + self._nonces, hashlib.sha256)
 
-    def _verify(self, who: bytes, proof: bytes) -> None:
-        if not hmac.compare_digest(self._made(who), proof):
-            raise AuthenticationFailed("it does not know the secret of the run")
+    def _verify(self, sender: bytes, proof: bytes) -> None:
+        if not hmac.compare_digest(self._digest(sender), proof):
+            raise AuthenticationFailed("it does not know the secret of the job")
 
 
 class MessageAuthenticator:
-    """The tags of one direction of a connection, in the order of its frames.
+    """HMAC tags for the frames of one direction of a connection, in order.
 
     Parameters
     ----------
@@ -134,8 +137,8 @@ class MessageAuthenticator:
         self._mac = hmac.new(key, digestmod=hashlib.sha256)
         self._number = 0
 
-    def close(self, head: Any, body: Any = b"") -> Sequence[Any]:
-        """The pieces of a frame in the order in which they are sent.
+    def sign(self, head: Any, body: Any = b"") -> Sequence[Any]:
+        """Return the parts of a signed frame in sending order.
 
         Parameters
         ----------
@@ -149,15 +152,15 @@ class MessageAuthenticator:
         sizes = _SIZES.pack(len(text), len(body))
         return sizes + text, body, self._tag(sizes, text, body)
 
-    def open(self, sizes: bytes, head: bytes, body: bytes, tag: bytes) -> tuple[Any, bytes]:
-        """The head and the body of a frame that was received.
+    def verify(self, sizes: bytes, head: bytes, body: bytes, tag: bytes) -> tuple[Any, bytes]:
+        """Verify a received frame and return its head and body.
 
         Raises
         ------
         AuthenticationFailed
         """
         if not hmac.compare_digest(self._tag(sizes, head, body), tag):
-            raise AuthenticationFailed("a message is forged, repeated, or not in its place")
+            raise AuthenticationFailed("a message is forged, repeated or out of order")
         return json.loads(head), body
 
     def _tag(self, *pieces: Any) -> bytes:
@@ -170,50 +173,49 @@ class MessageAuthenticator:
 
 
 def read_sizes(sizes: bytes) -> tuple[int, int]:
-    """The sizes of a head and a body.
+    """Return the sizes of a frame's head and body.
 
     Raises
     ------
     AuthenticationFailed
-        If they are larger than any frame.
+        If they exceed the limits of a frame.
     """
     head, body = _SIZES.unpack(sizes)
     if head > HEAD_LIMIT or body > BODY_LIMIT:
-        raise AuthenticationFailed(f"a message of {head} + {body} bytes is larger than any")
+        raise AuthenticationFailed(f"a message of {head} + {body} bytes exceeds the limit")
     return head, body
 
 
 class KeyWaiter:
-    """Somebody who waits until some keys are there."""
+    """A registered callback that waits for keys."""
 
     def __init__(self, keys: set[str], wake: Callable[[], object]):
         self.missing, self.wake = keys, wake
 
 
 class KeyValueStore:
-    """Keys and values; for any number of threads.
+    """Thread-safe key-value store in memory.
 
-    Values are bytes, keys are text.  What waits takes the seconds after which it gives up; None is
-    for ever.
+    Values are bytes, keys are text.  Timeouts are in seconds; None waits without a limit.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._waiting: dict[str, set[KeyWaiter]] = {}  # by the key that is missing
+        self._waiting: dict[str, set[KeyWaiter]] = {}  # by missing key
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
-        """Put a value in the store."""
+        """Set a value and wake its waiters."""
         with self._lock:
             self._values[key] = value
             ready = self._take_ready(key)
         for each in ready:
             each.wake()
 
-    post = set  # nothing is on its way here
+    post = set  # a local write is immediate
 
     def get(self, key: str, seconds: float | None = None) -> bytes:
-        """The value; waits for it.
+        """Return a value; wait until it is set.
 
         Raises
         ------
@@ -221,18 +223,18 @@ class KeyValueStore:
         """
         while True:
             if not self.has([key], seconds):
-                raise TimeoutError(f"nobody has set {key!r}")
+                raise TimeoutError(f"the key {key!r} was not set in time")
             value = self.peek(key)
             if value is not None:
                 return value
 
     def peek(self, key: str) -> bytes | None:
-        """The value if it is there."""
+        """Return a value, or None if it is not set."""
         with self._lock:
             return self._values.get(key)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are there.
+        """Return the values of existing keys.
 
         Raises
         ------
@@ -242,18 +244,18 @@ class KeyValueStore:
             return [self._values[key] for key in keys]
 
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
-        """Return True if all `keys` are there, at the latest after some seconds."""
-        there = threading.Event()
-        waiting = self.when(keys, there.set)
+        """Return True once all `keys` exist, False after a timeout."""
+        ready = threading.Event()
+        waiting = self.register_waiter(keys, ready.set)
         if waiting is None:
             return True
         try:
-            return seconds != 0 and there.wait(seconds)
+            return seconds != 0 and ready.wait(seconds)
         finally:
-            self.forget(waiting)
+            self.unregister_waiter(waiting)
 
     def add(self, key: str, by: int) -> int:
-        """Add to a counter and return it; one that is not there begins at 0."""
+        """Add to a counter, which starts at 0, and return its new value."""
         with self._lock:
             value = int(self._values.get(key, b"0")) + by
             self._values[key] = str(value).encode()
@@ -263,19 +265,19 @@ class KeyValueStore:
         return value
 
     def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Replace a value that is as expected, or is expected to be empty and not there.
+        """Replace a value if it equals `expected`, or set a missing one if `expected` is empty.
 
         Returns
         -------
         bytes
-            What is there afterwards; `expected` where nothing is.
+            The value afterwards; `expected` if the key has no value.
         """
         with self._lock:
-            there = self._values.get(key)
-            if there is None and expected:
+            current = self._values.get(key)
+            if current is None and expected:
                 return expected
-            if there is not None and there != expected:
-                return there
+            if current is not None and current != expected:
+                return current
             self._values[key] = value
             ready = self._take_ready(key)
         for each in ready:
@@ -283,20 +285,20 @@ class KeyValueStore:
         return value
 
     def delete(self, key: str) -> bool:
-        """Remove a value; False if there is none."""
+        """Delete a value; return False if it did not exist."""
         with self._lock:
             return self._values.pop(key, None) is not None
 
-    def when(self, keys: Sequence[str], wake: Callable[[], object]) -> KeyWaiter | None:
-        """Call `wake` from some thread when all `keys` are there; None if they are."""
+    def register_waiter(self, keys: Sequence[str], wake: Callable[[], object]) -> KeyWaiter | None:
+        """Register `wake` to run when all `keys` exist; return None if they already do."""
         with self._lock:
             waiting = KeyWaiter({key for key in keys if key not in self._values}, wake)
             for key in waiting.missing:
                 self._waiting.setdefault(key, set()).add(waiting)
         return waiting if waiting.missing else None
 
-    def forget(self, waiting: KeyWaiter) -> None:
-        """Call nobody any more."""
+    def unregister_waiter(self, waiting: KeyWaiter) -> None:
+        """Remove a registered waiter."""
         with self._lock:
             for key in waiting.missing:
                 others = self._waiting.get(key, set())
@@ -312,18 +314,18 @@ class KeyValueStore:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens on one address only.
+    """Return a socket that listens on one address only.
 
     Raises
     ------
     UsageError
-        If the address is not this machine's or the port is taken.
+        If the address does not belong to this machine, or the port is taken.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(cast("tuple[str, int]", address), family=family, backlog=1024)
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # where the address comes once more
+        reason = str(error.strerror).partition(" (while")[0]  # drops the repeated address
         raise UsageError(
             f"The driver cannot listen on {host}:{port} ({reason}); choose another port "
             "with channel_port= or another address with spark.driver.host",
@@ -333,14 +335,14 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 class KeyValueServer:
-    """Answers the processes that know the secret of the run, in a thread of its own.
+    """Server thread that answers processes which know the job's secret.
 
     Parameters
     ----------
     store : KeyValueStore
     secret : bytes
     listener : socket.socket
-        See :func:`listen`; the server owns it from here on.
+        See :func:`listen`; the server closes it.
     certificate : Certificate, optional
         Encrypts the connections.
     """
@@ -354,7 +356,9 @@ class KeyValueServer:
     ):
         self._store, self._secret, self._listener = store, secret, listener
         self._tls = certificate.context(server=True) if certificate else None
-        self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
+        self._unauthenticated: dict[
+            asyncio.StreamWriter, str
+        ] = {}  # with their addresses, oldest first
         self._displaced = weakref.WeakSet[asyncio.StreamWriter]()
         self._closed = 0
         self._loop = asyncio.new_event_loop()
@@ -365,7 +369,7 @@ class KeyValueServer:
     def close(self) -> None:
         """Stop listening and close all connections."""
         if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop has just ended
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
@@ -383,65 +387,69 @@ class KeyValueServer:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one connection from its start to its end."""
-        is_proved, wills = False, list[str]()
+        """Handle one connection from its handshake to its end."""
+        is_authenticated, wills = False, list[str]()
         try:
             keep_alive(writer.get_extra_info("socket"))
-            seals = await self._meet(reader, writer)
-            is_proved = True
+            seals = await self._authenticate(reader, writer)
+            is_authenticated = True
             await self._answer_all(reader, writer, *seals, wills)
-        except asyncio.CancelledError:  # the server ends; asyncio would tell it as an error
+        except asyncio.CancelledError:  # the server ends; asyncio would log an error
             pass
         except asyncio.IncompleteReadError as error:
-            if error.partial or not is_proved:
-                self._tell(writer, "a message is cut off" if error.partial else "it says nothing")
+            if error.partial or not is_authenticated:
+                self._log_closed(
+                    writer, "a message is truncated" if error.partial else "it sent no message"
+                )
         except ssl.SSLError as error:
-            self._tell(writer, f"it does not speak TLS as this run does ({error.reason})")
-        except OSError as error:  # a process that is killed leaves like this
-            if not is_proved:
+            self._log_closed(writer, f"the TLS handshake failed ({error.reason})")
+        except OSError as error:  # a killed process ends its connection like this
+            if not is_authenticated:
                 late = isinstance(error, TimeoutError)
                 reason = (
-                    f"it did not prove itself within {HANDSHAKE_S:g} s" if late else "it went away"
+                    f"it did not authenticate within {HANDSHAKE_S:g} s"
+                    if late
+                    else "it disconnected"
                 )
-                self._tell(writer, reason)
+                self._log_closed(writer, reason)
         except AuthenticationFailed as error:
-            self._tell(writer, str(error))
+            self._log_closed(writer, str(error))
         except (ValueError, TypeError, LookupError) as error:
-            self._tell(writer, f"a message makes no sense ({error})")
+            self._log_closed(writer, f"a message is invalid ({error})")
         finally:
-            if writer not in self._displaced:  # which still has to hear why
+            if writer not in self._displaced:  # it still has to receive the reason
                 writer.transport.abort()
             for key in wills:
                 self._store.set(key, b"")
 
-    async def _meet(
+    async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[MessageAuthenticator, MessageAuthenticator]:
-        """The seals of what the other end says and of what is said to it."""
-        while len(self._strangers) >= _most_strangers():
+        """Run the handshake and return the authenticators of both directions."""
+        while len(self._unauthenticated) >= _max_unauthenticated():
             self._displace()
-        self._strangers[writer] = str((writer.get_extra_info("peername") or ("",))[0])
+        self._unauthenticated[writer] = str((writer.get_extra_info("peername") or ("",))[0])
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
-                hands = Handshake(self._secret)
-                writer.write(hands.greeting())
-                writer.write(hands.check(await reader.readexactly(ANSWER_SIZE)))
-                return hands.authenticator(b"client"), hands.authenticator(b"server")
+                handshake = Handshake(self._secret)
+                writer.write(handshake.greeting())
+                writer.write(handshake.check(await reader.readexactly(ANSWER_SIZE)))
+                return handshake.authenticator(b"client"), handshake.authenticator(b"server")
         finally:
-            self._strangers.pop(writer, None)
+            self._unauthenticated.pop(writer, None)
 
     def _displace(self) -> None:
-        """Close the oldest stranger of the host that has most of them.
+        """Close the oldest unauthenticated connection of the host with the most of them.
 
-        A worker of this run proves itself at once, so it is hardly ever the oldest; then it is told
-        to try again.
+        A worker of this job authenticates at once, so it is rarely the oldest. A displaced worker
+        retries.
         """
-        counts = Counter(self._strangers.values())
+        counts = Counter(self._unauthenticated.values())
         host, _ = counts.most_common(1)[0]
-        oldest = next(each for each, address in self._strangers.items() if address == host)
-        del self._strangers[oldest]
+        oldest = next(each for each, address in self._unauthenticated.items() if address == host)
+        del self._unauthenticated[oldest]
         self._displaced.add(oldest)
         if self._tls is None:
             oldest.write(TRY_AGAIN)
@@ -453,21 +461,24 @@ class KeyValueServer:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        theirs: MessageAuthenticator,
-        ours: MessageAuthenticator,
+        receiver: MessageAuthenticator,
+        sender: MessageAuthenticator,
         wills: list[str],
     ) -> None:
-        """Answer until the other end hangs up; `wills` are the keys to set then."""
+        """Answer requests until the client disconnects; collect its `wills`.
+
+        A will is a key that the server sets when the connection ends.
+        """
         while True:
             sizes = await reader.readexactly(SIZES_SIZE)
-            of_head, of_body = read_sizes(sizes)
+            head_size, body_size = read_sizes(sizes)
             try:
-                head = await reader.readexactly(of_head)
-                body = await reader.readexactly(of_body)
-                tag = await reader.readexactly(theirs.tag_size)
+                head = await reader.readexactly(head_size)
+                body = await reader.readexactly(body_size)
+                tag = await reader.readexactly(receiver.tag_size)
             except asyncio.IncompleteReadError as error:
                 raise asyncio.IncompleteReadError(error.partial or sizes, error.expected) from None
-            (verb, *arguments), body = theirs.open(sizes, head, body, tag)
+            (verb, *arguments), body = receiver.verify(sizes, head, body, tag)
             del head, tag
             if verb == "will":
                 wills.extend(map(str, arguments))
@@ -475,14 +486,14 @@ class KeyValueServer:
             else:
                 answer = await self._answer(verb, arguments, body)
             if answer is not None:
-                for piece in ours.close(*answer):
+                for piece in sender.sign(*answer):
                     writer.write(piece)
                 await writer.drain()
 
     async def _answer(
         self, verb: str, arguments: list[Any], body: bytes
     ) -> tuple[Any, bytes] | None:
-        """Return the answer to a request: a head and a body, or nothing."""
+        """Execute a request and return head and body of the answer, or None."""
         store = self._store
         match verb, arguments:
             case "post", [str(key)]:
@@ -506,49 +517,56 @@ class KeyValueServer:
                 return store.delete(key), b""
             case "swap", [str(key), int(length)]:
                 return None, store.swap(key, body[:length], body[length:])
-        raise ValueError(f"no such request: {verb}")
+        raise ValueError(f"unknown request: {verb}")
 
     async def _wait(self, keys: list[str], seconds: float) -> bool:
-        """Wait until all keys are there; False after so many seconds."""
-        there = asyncio.Event()
-        waiting = self._store.when(keys, lambda: self._loop.call_soon_threadsafe(there.set))
+        """Return True once all keys exist, False after `seconds`."""
+        ready = asyncio.Event()
+        waiting = self._store.register_waiter(
+            keys, lambda: self._loop.call_soon_threadsafe(ready.set)
+        )
         if waiting is None:
             return True
         try:
             if seconds:
                 async with asyncio.timeout(min(seconds, STORE_REQUEST_S)):
-                    await there.wait()
-            return there.is_set()
+                    await ready.wait()
+            return ready.is_set()
         except TimeoutError:
             return False
         finally:
-            self._store.forget(waiting)
+            self._store.unregister_waiter(waiting)
 
-    def _tell(self, writer: asyncio.StreamWriter, why: str) -> None:
+    def _log_closed(self, writer: asyncio.StreamWriter, reason: str) -> None:
         if writer in self._displaced:
-            why = "too many others came before it proved itself"
+            reason = "too many other connections arrived before it authenticated"
         self._closed += 1
-        if self._closed <= _TOLD or self._closed % 100 == 0:
+        if self._closed <= _LOGGED or self._closed % 100 == 0:
             host, port, *_ = writer.get_extra_info("peername") or ("an unknown address", 0)
             logger.warning(
-                "Closed connection %d to the channel that is not of this run, from %s:%d: %s",
+                "Closed connection %d to the channel, which does not belong to this job, "
+                "from %s:%d: %s",
                 self._closed,
                 host,
                 port,
-                why,
+                reason,
             )
 
 
-def _most_strangers() -> int:
-    """The connections that may be open without a proof: no more than a quarter of all files."""
+def _max_unauthenticated() -> int:
+    """Return the limit of concurrent handshakes: at most a quarter of all files."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _STRANGERS if most == resource.RLIM_INFINITY else max(8, min(_STRANGERS, most // 4))
+    return (
+        _MOST_UNAUTHENTICATED
+        if most == resource.RLIM_INFINITY
+        else max(8, min(_MOST_UNAUTHENTICATED, most // 4))
+    )
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Send small messages at once, and notice within two minutes that the other machine is gone.
+    """Disable Nagle's algorithm; enable keepalive to detect a dead peer in two minutes.
 
-    A process that is only stopped, as in a debugger, may be silent for as long as it likes.
+    A process that is stopped, as in a debugger, may stay silent for any time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,8 +1,8 @@
-"""Run a function in several fresh Python processes of this machine and collect what it returns.
+"""Run a function in several new Python processes on this machine and collect the results.
 
-A launch starts a :class:`~bigdl.runtime.process.WorkerProcess` for each rank, passes on what they
-print while it waits for their results, and stops all that are left when the first of them fails,
-when the time is up, or when the user interrupts. Nothing stays behind.
+A launch starts a :class:`~bigdl.runtime.process.WorkerProcess` for each rank and forwards their
+output while it waits for the results. It stops the remaining workers on the first failure, at the
+time limit, or on an interrupt, so no process remains.
 """
 
 import io
@@ -33,7 +33,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class LaunchTimeout(BigDLError, TimeoutError):
-    """Workers were still running when the time given to :func:`launch` was up."""
+    """Workers were still running at the time limit of :func:`launch`."""
 
     code = "timeout"
 
@@ -69,14 +69,14 @@ def launch(
         less.
     env : mapping of str to str, optional
         Additions to the workers' environment; None removes a variable.
-
     timeout : float, optional
-        Seconds for the whole launch, the start of the interpreters included.
+        Seconds for the whole launch, including the start of the interpreters.
     log_dir : str or Path, optional
-        Directory for a file ``worker-<rank>.log`` with what each worker printed. It is created if
+        Directory for files ``worker-<rank>.log`` with the output of each worker. It is created if
         it does not exist.
     stream_output : bool
-        Whether the workers' lines appear on the caller's stdout and stderr after ``[rank]``.
+        Whether the workers' output appears on the caller's stdout and stderr, prefixed by
+        ``[rank]``.
 
     Returns
     -------
@@ -85,18 +85,19 @@ def launch(
     Raises
     ------
     WorkerError
-        If `fn` raised in a worker: the first failure, with that worker's traceback.
+        If `fn` raised in a worker: the first failure with that worker's traceback.
     WorkerLost
         If a worker was killed or exited before `fn` returned.
     LaunchTimeout
         If a worker was still running after `timeout` seconds.
     UsageError
-        If an argument makes no sense, or `fn` or `args` cannot be pickled.
+        If an argument is invalid, or `fn` or `args` cannot be pickled.
 
     Notes
     -----
-    When one worker fails, when the time is up and on Ctrl-C, the others get SIGTERM and 5 seconds
-    later SIGKILL. Processes that a worker started end with it, unless they left its process group.
+    When one worker fails, at the time limit and on Ctrl-C, the other workers get SIGTERM and 5
+    seconds later SIGKILL. Child processes of a worker end with it unless they left its process
+    group.
     """
     if not callable(fn):
         raise UsageError(
@@ -125,15 +126,16 @@ def _of_rank(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[int], A
 
 
 class _LaunchedWorker(WorkerProcess):
-    """A worker with its output, and what became of its function.
+    """A launched worker process with its output and its result.
 
     Attributes
     ----------
     has_answered : bool
-        True once it is known what became of the function.
+        Whether the function has returned or failed.
     returned : object
-        What the function returned, if it did.
+        Return value of the function.
     failure : tuple of (time, rank, error), or None
+        The failure of the function or the process.
     """
 
     def __init__(
@@ -155,8 +157,8 @@ class _LaunchedWorker(WorkerProcess):
         )
         self.start_call(encode(rank))
 
-    def look(self) -> None:
-        """Take the answers that have come; note the loss of a worker that is gone without any."""
+    def poll(self) -> None:
+        """Receive available answers; record the loss of an ended worker without an answer."""
         has_ended = self.has_ended()
         while not self.has_answered:
             if wait([self.connection], 0):
@@ -187,11 +189,11 @@ class _LaunchedWorker(WorkerProcess):
         tail = self._errors.tail()
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
         loss = WorkerLost(f"worker {self.rank} {self.exit_message()}; {last}")
-        # A loss goes before all errors: it is what makes its peers raise.
+        # A loss sorts before all errors: it makes the peers raise.
         self.failure, self.has_answered = (0.0, self.rank, loss), True
 
     def await_end(self) -> None:
-        """Wait for a process that is dying: peers notice before its last thread is gone."""
+        """Wait for the end of a dying process: peers notice before its last thread ends."""
         import psutil
 
         with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
@@ -200,22 +202,22 @@ class _LaunchedWorker(WorkerProcess):
                 self.process.wait(LAUNCH_GRACE_S)
 
     def close_output(self) -> None:
-        """Pass on what the worker, which has ended, left behind."""
+        """Forward the remaining output of an ended worker."""
         for output in (self._output, self._errors):
             output.join(OUTPUT_DRAIN_S)
 
 
 def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[Any]:
-    """Wait for all workers to end; raise what went wrong first."""
+    """Wait for all workers and return their results; raise the first failure."""
     deadline = float("inf") if timeout is None else time.monotonic() + timeout
     while True:
         for worker in workers:
-            worker.look()
+            worker.poll()
         if any(worker.failure for worker in workers):
-            # a worker whose loss caused the error is seen now, if it was not yet
+            # the loss that caused the error may not have been noticed yet
             for worker in workers:
                 worker.await_end()
-                worker.look()
+                worker.poll()
             raise min(worker.failure for worker in workers if worker.failure)[2]
         running = [worker for worker in workers if not worker.has_ended()]
         if not running:
@@ -235,7 +237,7 @@ def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[
 
 
 def _stop(workers: Sequence[_LaunchedWorker]) -> None:
-    """End the workers: those that have not answered by SIGTERM, and all that go on by SIGKILL."""
+    """Stop running workers by SIGTERM, then by SIGKILL after a grace period."""
     try:
         import psutil
 
@@ -250,8 +252,8 @@ def _stop(workers: Sequence[_LaunchedWorker]) -> None:
         worker.close_output()
 
 
-class _Logged(io.BufferedReader):
-    """Writes the bytes that are read from it to a file, if there is one."""
+class _LoggingReader(io.BufferedReader):
+    """Buffered reader that copies the bytes it reads to an optional log file."""
 
     def __init__(self, raw: FileIO, log: FileIO | None):
         super().__init__(raw)
@@ -265,23 +267,23 @@ class _Logged(io.BufferedReader):
 
 
 class OutputForwarder(threading.Thread):
-    """Passes on the lines of one output stream of one worker, until the worker closes it.
+    """Thread that forwards the output lines of one worker until the stream is closed.
 
     Parameters
     ----------
     pipe : FileIO
-        The parent's end, unbuffered.
+        The parent's end of the pipe, unbuffered.
     name : str
-        ``"stdout"`` or ``"stderr"``: the stream of the parent that gets the lines, looked up in
-        ``sys`` at each write, as notebooks and test runners replace it.
+        ``"stdout"`` or ``"stderr"``: the parent's stream for the lines. It is looked up in ``sys``
+        at each write, because notebooks and test runners replace it.
     prefix : str
-        Put before each line in the parent's stream.
+        Prefix of each line in the parent's stream.
     log : FileIO or None
-        Gets the bytes as they are; unbuffered.
+        File for the unmodified bytes; unbuffered.
     show : bool
-        Whether the parent's stream gets the lines.
+        Whether lines are written to the parent's stream.
     hidden : collection of str
-        Lines that it does not get.
+        Lines that are not written to the parent's stream.
     """
 
     def __init__(
@@ -294,13 +296,13 @@ class OutputForwarder(threading.Thread):
         hidden: Collection[str] = (),
     ):
         super().__init__(name=f"bigdl-{name}", daemon=True)
-        self._pipe = _Logged(pipe, log)
+        self._pipe = _LoggingReader(pipe, log)
         self._stream, self._prefix, self._show, self._hidden = name, prefix, show, hidden
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.start()
 
     def run(self) -> None:
-        # A progress bar ends its lines with a carriage return: all line ends stay as they are.
+        # Progress bars end lines with a carriage return: keep all line ends.
         with io.TextIOWrapper(self._pipe, "utf-8", "replace", newline="") as lines:
             while text := lines.readline(_LONGEST_LINE):
                 self._tail.append(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE])
@@ -312,5 +314,5 @@ class OutputForwarder(threading.Thread):
                         target.flush()
 
     def tail(self) -> str:
-        """Return the last lines."""
+        """Return the last lines of the output."""
         return "\n".join(self._tail)

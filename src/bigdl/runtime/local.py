@@ -1,8 +1,8 @@
-"""The local engine: N workers as processes of this machine, with no JVM and no Ray.
+"""The local engine: workers as processes on this machine, without JVM and Ray.
 
-The same programs run on the same :mod:`~bigdl.runtime.channel` as on Spark and on Ray, and what a
-worker does is the same code.  :class:`LocalProcesses` keeps the workers of a program for the next
-one, which then finds torch imported; they end with :meth:`LocalEngine.shutdown` or this process.
+Programs, :mod:`~bigdl.runtime.channel` and worker code are the same as on Spark and on Ray.
+:class:`LocalProcesses` reuses the workers of a program for the next one, where torch is already
+imported; they end with :meth:`LocalEngine.shutdown` or with this process.
 """
 
 from __future__ import annotations
@@ -46,27 +46,26 @@ _LOOPBACK = "127.0.0.1"
 
 
 class LocalEngine(Engine):
-    """Runs programs on processes of this machine.
+    """Engine that runs programs in processes on this machine.
 
     Parameters
     ----------
     workers_per_node : int, optional
-        Workers when `num_workers` is not given to :meth:`run`.
+        Default of `num_workers` in :meth:`run`.
     channel_port : int, optional
-        Port of the loopback interface that workers connect to; 0 takes any free one.
+        Port on the loopback interface that workers connect to; 0 selects a free one.
     timeout : float, optional
-        Seconds after which a collective without progress fails; default 1800.
+        Seconds after which a collective without progress fails; default: 1800.
     log_to_driver : bool, optional
-        Show what workers print on the driver.
+        Show the workers' output on the driver.
     in_process : bool, optional
-        Run a single worker in the calling process and thread: for programs that are in a process
-        of their own already, such as a trial.  What it prints is not captured, and a crash of the
-        process ends the caller.
+        Run a single worker in the calling process and thread, for programs that already have a
+        separate process, such as a trial.  Its output is not captured, and a crash ends the caller.
 
     Raises
     ------
     UsageError
-        For an argument that cannot work.
+        For an invalid argument.
 
     Examples
     --------
@@ -92,7 +91,7 @@ class LocalEngine(Engine):
         self._job_class = InProcessJob if in_process else LocalJob
 
     def _slots(self, num_workers: int) -> int:
-        """There may be more workers than cores."""
+        """Return the number of worker slots; it may exceed the number of cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
@@ -100,17 +99,17 @@ class LocalEngine(Engine):
         return super().prepare(feed, num_workers)
 
     def shutdown(self) -> None:
-        """End the workers that wait for programs; another program starts new ones."""
+        """End the idle worker processes; the next program starts new ones."""
         _processes.close()
 
 
 class LocalMachine:
-    """This machine, with the interface of a cluster for feeds and predictions.
+    """The local machine as a cluster, for feeds and predictions.
 
     Parameters
     ----------
     workers : int
-        Processes that predict at the same time.
+        Number of processes that predict concurrently.
     """
 
     nodes = 1
@@ -127,7 +126,7 @@ class LocalMachine:
 
     @property
     def cores_per_node(self) -> int:
-        """Threads of a single worker: the physical cores that this process can keep busy."""
+        """Threads of a single worker: the physical cores that this process can use."""
         return cpu_slots(1)[0].threads
 
     @property
@@ -136,31 +135,31 @@ class LocalMachine:
         return max(1, self.cores_per_node // self._workers)
 
     def slots(self) -> int:
-        """Return the number of processes that predict at the same time."""
+        """Return the number of processes that predict concurrently."""
         return self._workers
 
     @property
     def temp_dir(self) -> str:
-        """A directory that is removed when this process ends."""
+        """Directory that is removed when this process ends."""
         return session_directory()
 
     @property
     def broadcaster(self) -> type[FileBroadcast]:
-        """The class that gives bytes to all processes."""
+        """The class that broadcasts bytes to all processes."""
         return FileBroadcast
 
     def map_shards(
         self, func: Callable[[list[Any]], Sequence[Any]], shards: Sequence[Any]
     ) -> list[Any]:
-        """The elements of ``func([shard])`` of every shard, each computed by one of the processes.
+        """Apply ``func([shard])`` to every shard in worker processes and return all elements.
 
         Raises
         ------
         WorkerLost
-            If a process was killed meanwhile.
+            If a process was killed during the call.
         """
         elements: list[Any] = []
-        with interruptible(), _processes.lend(self._workers, self.threads_per_task) as workers:
+        with interruptible(), _processes.borrow(self._workers, self.threads_per_task) as workers:
             for first in range(0, len(shards), len(workers)):
                 busy = []
                 for worker, shard in zip(workers, shards[first:], strict=False):
@@ -172,10 +171,10 @@ class LocalMachine:
 
 
 class FileBroadcast:
-    """Bytes in a file for the processes of this machine, with the interface of a broadcast.
+    """Bytes in a file for the processes on this machine, like a Spark broadcast.
 
-    It may be kept for as long as the program runs, so it writes its file again if somebody has
-    removed that from the directory for temporary files.
+    It may live as long as the program. If the file is removed from the directory for temporary
+    files, it is written again.
     """
 
     def __init__(self, data: bytes):
@@ -197,12 +196,12 @@ class FileBroadcast:
 
     @classmethod
     def broadcast(cls, data: bytes) -> FileBroadcast:
-        """Bytes that every process can read."""
+        """Write bytes to a file that every process can read."""
         return cls(data)
 
     @property
     def value(self) -> bytes:
-        """The bytes."""
+        """The broadcast bytes."""
         path = self._path if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
         with open(path, "rb") as file:
             return file.read()
@@ -217,7 +216,7 @@ def _map_shard(func: Callable[[list[Any]], Iterable[Any]], shard: object) -> lis
 
 
 def _results(workers: Sequence[LocalWorker]) -> list[Any]:
-    """Return the results of workers, all of which are waited for; raise the first error."""
+    """Wait for all workers and return their results; raise the first error."""
     results: list[Any] = []
     errors: list[WorkerError | WorkerLost] = []
     for worker in workers:
@@ -236,12 +235,12 @@ def _results(workers: Sequence[LocalWorker]) -> list[Any]:
 
 
 class LocalJob(CalledJob):
-    """One program on processes of this machine; made by :meth:`LocalEngine.open`."""
+    """A job on processes of this machine; created by :meth:`LocalEngine.open`."""
 
     @contextlib.contextmanager
     def _calls(self, channel: AttemptChannel) -> Iterator[WorkerCalls]:
         with (
-            _processes.lend(self.num_workers, self.spec.threads) as workers,
+            _processes.borrow(self.num_workers, self.spec.threads) as workers,
             ThreadPoolExecutor(self.num_workers) as threads,
         ):
             spec, directory = self._next_spec(), session_directory()
@@ -272,7 +271,7 @@ def execute_task(spec: Any, attempt: int, task_index: int, directory: str) -> tu
 
 
 class InProcessJob(Job):
-    """One program on a worker in the calling process; made by :meth:`LocalEngine.open`."""
+    """A job on a worker in the calling process; created by :meth:`LocalEngine.open`."""
 
     def __init__(
         self,
@@ -283,14 +282,14 @@ class InProcessJob(Job):
         threads: int,
         keep_spools: bool,
     ):
-        # other attempts find its spools, and close() removes them
+        # spools stay for further attempts; close() removes them
         super().__init__(engine, fn, feed, num_workers, threads, True)
 
     def _open_channel(self) -> Channel:
         return Channel(None)
 
     def _attempt(
-        self, channel: AttemptChannel, on_event: OnEvent | None, *told: Any
+        self, channel: AttemptChannel, on_event: OnEvent | None, *ignored: Any
     ) -> list[Any] | None:
         watch = AttemptMonitor(channel, lambda: None, on_event)
         driver = InProcessConnection(channel, watch.poll)
@@ -310,7 +309,7 @@ class InProcessJob(Job):
 
 
 class InProcessConnection(ChannelConnection):
-    """Hands progress and messages over at once."""
+    """Driver connection that delivers progress and messages at once."""
 
     def __init__(self, channel: AttemptChannel, poll: Callable[[], None]):
         super().__init__(channel)
@@ -329,21 +328,21 @@ class InProcessConnection(ChannelConnection):
 
 
 class LocalWorker(WorkerProcess):
-    """A process that calls the functions that it is sent."""
+    """A worker process that calls the functions it receives."""
 
     def __init__(self, rank: int, slot: CpuSlot):
         with contextlib.closing(encoded(_make_caller, "The local worker")) as make:
             super().__init__(rank, slot, make)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call a function in the directory that the program is in now."""
+        """Call a function in the worker, in the program's current directory."""
         call = (function, arguments, _working_directory())
         message = encoded(call, "The function or its arguments")
         with contextlib.closing(message):
             self.start_call(message)
 
     def await_start(self) -> None:
-        """Wait until the process can take a call.
+        """Wait until the process accepts calls.
 
         Raises
         ------
@@ -364,7 +363,7 @@ def _make_caller() -> Callable[[tuple[Callable[..., Any], tuple[Any, ...], str |
     def run(call: tuple[Callable[..., Any], tuple[Any, ...], str | None]) -> Any:
         function, arguments, directory = call
         if directory is not None and directory != _working_directory():
-            os.chdir(directory)  # relative paths mean the same as in the program
+            os.chdir(directory)  # resolve relative paths as the program does
         return function(*arguments)
 
     return run
@@ -379,11 +378,11 @@ def _working_directory() -> str | None:
 
 
 class LocalProcesses:
-    """The worker processes of this program: those that wait for work are used again.
+    """Pool of this program's worker processes, which are reused.
 
-    An executor such as loky's gives a task to any free process. A worker needs more: it is pinned
-    to its own cores before it loads anything, its death is known at once and by its rank, and it
-    ends with this process, however that ends.
+    Executors such as loky assign a task to any free process. A worker needs more: it is pinned to
+    its cores before it imports anything, its death is noticed at once with its rank, and it ends
+    with this process, even if that is killed.
     """
 
     def __init__(self) -> None:
@@ -392,13 +391,13 @@ class LocalProcesses:
         self._owner = os.getpid()
 
     @contextlib.contextmanager
-    def lend(self, number: int, threads: int) -> Iterator[list[LocalWorker]]:
-        """Workers for the time of the block, each on its share of the cores.
+    def borrow(self, number: int, threads: int) -> Iterator[list[LocalWorker]]:
+        """Yield workers for the time of the block, each with its share of the cores.
 
         Raises
         ------
         WorkerLost
-            When a process does not start.
+            If a process does not start.
         """
         workers: list[LocalWorker] = []
         try:
@@ -410,7 +409,7 @@ class LocalProcesses:
             yield workers
         finally:
             for worker in workers:
-                if worker.pending:  # interrupted in the middle of a call
+                if worker.pending:  # interrupted during a call
                     worker.end()
             most = max(number, 2 * len(usable_cores()))
             with self._lock:
@@ -419,7 +418,7 @@ class LocalProcesses:
             _end(surplus)
 
     def close(self) -> None:
-        """End the processes that wait for work."""
+        """End the idle processes."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -428,7 +427,7 @@ class LocalProcesses:
 
     def _take(self, rank: int, slot: CpuSlot) -> LocalWorker:
         with self._lock:
-            if os.getpid() != self._owner:  # a forked child has processes of its own
+            if os.getpid() != self._owner:  # a forked child starts separate processes
                 self._idle, self._owner = [], os.getpid()
             for worker in self._idle:
                 if worker.slot == slot and not worker.has_ended():
@@ -449,7 +448,7 @@ _processes = LocalProcesses()
 
 
 def session_directory() -> str:
-    """The directory of this process's spools and files; removed when it ends."""
+    """Return the directory for this process's spools and files, removed at its end."""
     path = process_folder()
     _close_at_exit()
     return path
@@ -457,5 +456,5 @@ def session_directory() -> str:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """End the processes of this program before its directory is removed."""
+    """Register the end of the worker processes before their directory is removed."""
     atexit.register(_processes.close)

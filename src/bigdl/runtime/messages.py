@@ -1,12 +1,12 @@
-"""Python objects on their way between two processes of one machine, through a pipe.
+"""Python objects that are sent between two local processes through a pipe.
 
-The pipe is a duplex one of :mod:`multiprocessing`. It carries small objects, and all objects where
-there are no memory files. The bytes of a large object lie in a memory file without a name
-(``memfd_create``), and the pipe carries its descriptor: the sender copies once, the receiver maps
-the file and works on arrays in place. Nothing can stay behind in ``/dev/shm``, nor does its size
-matter, which is 64 MB in most containers.
+The pipe is a duplex pipe of :mod:`multiprocessing`. It carries small objects, and all objects on
+systems without memory files. The bytes of a large object are in an anonymous memory file
+(``memfd_create``), whose descriptor the pipe carries. The sender copies once; the receiver maps the
+file and uses its arrays in place. No file can remain in ``/dev/shm``, and the small size of
+``/dev/shm`` in containers, often 64 MB, does not matter.
 
-A :class:`PickledMessage` can be passed on without being opened.
+A :class:`PickledMessage` can be forwarded without being unpickled.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.runtime.serialization import value_pickler
 
-_IN_MEMORY_FILE = 1 << 18  # bytes from which on they are worth one
-_ALIGNMENT = 64  # of an array in the content: a cache connection, and what AVX512 likes
+_IN_MEMORY_FILE = 1 << 18  # minimum bytes for a memory file
+_ALIGNMENT = 64  # bytes, for arrays: a cache line and an AVX-512 register
 
 
 @dataclass
 class PickledMessage:
-    """A pickled object and, apart from it, the bytes of its arrays.
+    """A pickled object and the separate bytes of its arrays.
 
     Attributes
     ----------
     sizes : list of int
-        Bytes of the pickle (protocol 5) without the arrays, and of each array.
+        Bytes of the pickle (protocol 5) without its arrays, then of each array.
     content : bytearray
-        All of these, if they are not in a memory file.
+        The bytes, unless they are in a memory file.
     memory : int or None
-        Descriptor of the memory file, to be closed.
+        Descriptor of the memory file, which the owner closes.
     failed : bool
-        Whether the object is a :class:`~bigdl.runtime.failure.Failure` and no result.
+        Whether the object is a :class:`~bigdl.runtime.failure.Failure` instead of a result.
     """
 
     sizes: list[int]
@@ -52,27 +52,27 @@ class PickledMessage:
     failed: bool = False
 
     def close(self) -> None:
-        """Let go of the memory file; what was decoded from it keeps it."""
+        """Close the memory file; objects decoded from it keep their memory."""
         if self.memory is not None:
             os.close(self.memory)
             self.memory = None
 
 
 def encode(value: Any) -> PickledMessage:
-    """Turn an object into a message.
+    """Pickle an object to a message.
 
-    Lambdas, closures and classes of a script travel (``cloudpickle``); a tensor keeps its memory
+    ``cloudpickle`` pickles lambdas, closures and classes of a script. A tensor keeps its memory
     format and loses its gradient.
 
     Parameters
     ----------
     value : object
-        Anything that can be pickled.
+        Any object that can be pickled.
 
     Returns
     -------
     PickledMessage
-        To be closed by its owner.
+        The caller closes it.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -89,7 +89,7 @@ def encode(value: Any) -> PickledMessage:
 
 
 def encoded(value: Any, what: str) -> PickledMessage:
-    """Turn an object into a message, or raise a UsageError that calls it `what`."""
+    """Pickle an object to a message; raise a UsageError that names it `what` on failure."""
     try:
         return encode(value)
     except Exception as error:
@@ -99,7 +99,7 @@ def encoded(value: Any, what: str) -> PickledMessage:
 
 
 def decode(message: PickledMessage) -> Any:
-    """The object in a message. Its arrays are its own to write to, and lie in the message."""
+    """Unpickle a message; its arrays are writable and share the message's memory."""
     offsets = _part_offsets(message.sizes)
     content: Any = message.content
     if message.memory is not None:
@@ -113,7 +113,7 @@ def decode(message: PickledMessage) -> Any:
 
 
 def opened(message: PickledMessage) -> Any:
-    """The object in a message that is not needed any more."""
+    """Unpickle a message and close it."""
     try:
         return decode(message)
     finally:
@@ -121,7 +121,7 @@ def opened(message: PickledMessage) -> Any:
 
 
 def send(connection: Connection, message: PickledMessage) -> None:
-    """Send a message; it stays open."""
+    """Send a message over a pipe; the message stays open."""
     connection.send((message.sizes, message.memory is not None, message.failed))
     if message.memory is None:
         connection.send_bytes(message.content)
@@ -130,12 +130,12 @@ def send(connection: Connection, message: PickledMessage) -> None:
 
 
 def receive(connection: Connection) -> PickledMessage:
-    """Wait for a message, to be closed by its owner.
+    """Receive a message from a pipe; the caller closes it.
 
     Raises
     ------
     EOFError
-        If the other side is gone.
+        If the other side has closed the pipe.
     """
     try:
         sizes, in_memory_file, failed = connection.recv()
@@ -151,13 +151,13 @@ def receive(connection: Connection) -> PickledMessage:
 
 
 def _part_offsets(sizes: list[int]) -> list[int]:
-    """Return where each part begins, and at last where the content ends."""
+    """Return the aligned offset of each part, followed by the total size."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     return list(accumulate(rounded, initial=0))
 
 
 def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
-    """Return a memory file with the parts; None where there can be none."""
+    """Write parts to a new memory file and return its descriptor; None if impossible."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -166,7 +166,7 @@ def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
         return None
     try:
         os.truncate(memory, offsets[-1])
-        # Written, not mapped: memory that is not there is an error here and not a bus error.
+        # Written, not mapped: missing memory then raises OSError instead of SIGBUS.
         for content, start in zip(parts, offsets, strict=False):
             done = 0
             while done < len(content):
@@ -179,7 +179,7 @@ def _memory_file(parts: list[memoryview], offsets: list[int]) -> int | None:
 
 @functools.cache
 def _pickler() -> type:
-    class TensorPickler(value_pickler()):  # type: ignore[misc]  # made where it is first used
+    class TensorPickler(value_pickler()):  # type: ignore[misc]  # created on first use
         def reducer_override(self, value: Any) -> Any:
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
@@ -188,7 +188,7 @@ def _pickler() -> type:
 
 
 def _reduced_tensor(value: Any) -> Any:
-    """Return what makes a plain CPU tensor anew from its bytes, in the order of its memory."""
+    """Return a pickle reduction that rebuilds a plain CPU tensor from its bytes."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not getattr(torch, "Tensor", None):
         return NotImplemented

@@ -1,15 +1,16 @@
-"""Processes that stay: each holds a function, and items flow through them.
+"""Pools of persistent worker processes that run functions in pipeline stages.
 
-Unlike those of :mod:`bigdl.runtime.launch` its workers are kept: a model is loaded once and called
-many times.
+Unlike the workers of :mod:`bigdl.runtime.launch`, they stay alive: a model is loaded once and
+called many times.
 
 A :class:`WorkerPool` has one or several stages, each with workers that hold the same function.
 :meth:`WorkerPool.run` feeds items to the first stage, passes each result on to the next stage
-without opening it, and returns the results of the last in the order of the items. A worker has one
-item at a time; the next item is ready when it asks. A stage whose successor is behind waits for it.
+without decoding it, and returns the results of the last stage in the order of the items. A worker
+processes one item at a time; the next item is already encoded. A stage waits for a slower
+successor.
 
-When a call fails, the items that are under way are finished, and the pool can be used again. A
-worker that is lost is replaced at the next run.
+When a call fails, items in flight are finished, and the pool can be used again. A lost worker is
+replaced at the next run.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ __all__ = ["CpuSlot", "PoolStage", "PoolWorker", "TaskError", "WorkerManager", "
 
 @dataclass(frozen=True)
 class PoolStage:
-    """Workers that hold the same function.
+    """A pipeline stage: workers that run the same function.
 
     Attributes
     ----------
     name : str
-        For messages.
+        Name of the stage in messages.
     make : callable
-        Called once in each worker without arguments; returns the function of one item. It travels
-        by ``cloudpickle``; the arrays and tensors in it are mapped by all workers, so that they
-        are in memory once until somebody writes to them.
+        Called once in each worker without arguments; returns the function of one item. It is sent
+        by ``cloudpickle``. All workers map its arrays and tensors, so they are in memory once
+        until a worker writes to them.
     slots : sequence of CpuSlot
-        One worker runs on each.
+        CPU slots; one worker runs on each.
     """
 
     name: str
@@ -55,18 +56,18 @@ class PoolStage:
 
 
 class TaskError(WorkerError):
-    """The function of a stage raised an exception.
+    """The function of a pipeline stage raised an exception.
 
     Attributes
     ----------
     stage : str
         Name of the stage.
     item : int or None
-        Position of the item; None if the function could not be made.
+        Index of the item; None if the function could not be created.
     rank : int
         Number of the worker in its stage.
     kind, traceback : str
-        Class name and the worker's own traceback of the exception.
+        Class name and worker traceback of the exception.
     original : Exception or None
         The exception, if it could be pickled.
     """
@@ -76,17 +77,17 @@ class TaskError(WorkerError):
         stage: str,
         item: int | None,
         rank: int,
-        kind: str,
+        error_type: str,
         traceback: str,
         original: BaseException | None = None,
     ):
-        super().__init__(rank, kind, traceback, original)
+        super().__init__(rank, error_type, traceback, original)
         self.stage = stage
         self.item = item
 
     @property
     def last_line(self) -> str:
-        """The last line of the traceback: class and message of the exception."""
+        """The traceback's last line: class and message of the exception."""
         return self.traceback.rstrip().rpartition("\n")[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +96,7 @@ class TaskError(WorkerError):
 
 
 class PoolWorker(WorkerProcess):
-    """A worker of a stage, by the stage's number."""
+    """A worker process of one pipeline stage."""
 
     def __init__(self, stage: int, rank: int, slot: CpuSlot, make: PickledMessage):
         super().__init__(rank, slot, make)
@@ -103,12 +104,12 @@ class PoolWorker(WorkerProcess):
 
 
 class WorkerManager:
-    """All workers of a pool, and what it takes to replace them.
+    """The worker processes of a pool, which it starts and replaces.
 
     Attributes
     ----------
     workers : list of list of PoolWorker
-        Of each stage.
+        Workers of each stage.
     """
 
     def __init__(self, stages: Sequence[PoolStage], error: type[TaskError]):
@@ -129,7 +130,7 @@ class WorkerManager:
         return (worker for workers in self.workers for worker in workers)
 
     def fill(self) -> None:
-        """Start the workers that are missing, and wait until they are ready."""
+        """Start missing workers and wait until they are ready."""
         self._start(
             [
                 (stage, rank)
@@ -140,18 +141,20 @@ class WorkerManager:
         )
 
     def replace(self, worker: PoolWorker) -> PoolWorker:
-        """Return another worker in the place of one that is gone."""
+        """Start and return a replacement of a dead worker."""
         return self._start([(worker.stage, worker.rank)])[0]
 
     def task_error(self, worker: PoolWorker, item: int | None, error: WorkerError) -> TaskError:
-        """Return the exception for what the function of a worker raised."""
+        """Convert the error of a worker's function to a TaskError."""
         stage = self._stages[worker.stage].name
-        made = self._error(stage, item, worker.rank, error.kind, error.traceback, error.original)
-        made.__cause__ = error.original
-        return made
+        task_error = self._error(
+            stage, item, worker.rank, error.kind, error.traceback, error.original
+        )
+        task_error.__cause__ = error.original
+        return task_error
 
     def loss(self, worker: PoolWorker) -> WorkerLost:
-        """Return the error of a worker that has hung up; it is ended for sure."""
+        """End a disconnected worker and return its WorkerLost error."""
         worker.end(POOL_GRACE_S)
         name = f"worker {worker.rank} of {self._stages[worker.stage].name}"
         return WorkerLost(f"{name} {worker.exit_message()}; the next call starts a new one")
@@ -159,7 +162,7 @@ class WorkerManager:
     def end(self) -> None:
         """End all workers."""
         if os.getpid() != self._owner:
-            return  # a forked child has no say here
+            return  # only the process that started them ends them
         for worker in self.all_workers():
             worker.hang_up()
         deadline = time.monotonic() + POOL_GRACE_S
@@ -169,7 +172,7 @@ class WorkerManager:
             function.close()
 
     def _start(self, stage_ranks: Sequence[tuple[int, int]]) -> list[PoolWorker]:
-        """Start workers by (stage, rank), all at the same time, and wait until they are ready."""
+        """Start the workers of (stage, rank) pairs concurrently and wait until they are ready."""
         workers: list[PoolWorker] = []
         try:
             for stage, rank in stage_ranks:
@@ -193,31 +196,31 @@ class WorkerManager:
         return workers
 
 
-_AHEAD = 2  # items per worker that may wait before a stage
+_AHEAD = 2  # maximum waiting items per worker of a stage
 _END = object()
 
 
 class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
     """Persistent workers in one or several stages.
 
-    It is a context manager. Without :meth:`close`, the workers end when the pool is no longer
-    referenced or the program ends, however it ends.
+    It is a context manager. Without :meth:`close`, the workers end when the pool is garbage
+    collected or when the program ends or is killed.
 
     Parameters
     ----------
     stages : sequence of PoolStage
         In the order in which items go through them.
     error : type
-        :class:`TaskError` or a subclass, which gives the message the words of its users.
+        :class:`TaskError` or a subclass with another message.
 
     Raises
     ------
     UsageError
         If the function of a stage cannot be pickled.
     TaskError
-        If it could not be made in a worker.
+        If the function of a stage could not be created in a worker.
     WorkerLost
-        If a worker ended meanwhile.
+        If a worker ended during the start.
     """
 
     def __init__(self, stages: Sequence[PoolStage], error: type[TaskError] = TaskError):
@@ -236,19 +239,19 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
         return [[worker.process.pid for worker in workers] for workers in self.manager.workers]
 
     def kill(self) -> None:
-        """Kill all workers, from another thread; a run then ends with a WorkerLost."""
+        """Kill all workers, from another thread; a running call raises WorkerLost."""
         for worker in self.manager.all_workers():
             worker.kill()
 
     def run(self, items: Iterable[Any]) -> list[Any]:
-        """Send items through all stages.
+        """Run items through all stages and return the results in order.
 
         Threads that call this at the same time take turns.
 
         Parameters
         ----------
         items : iterable
-            Consumed in this process, as workers become free.
+            Consumed in this process while workers become free.
 
         Returns
         -------
@@ -258,17 +261,15 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
         Raises
         ------
         TaskError
-            If a function raised; the first of the items that failed.
+            If a function raised; the error of the first failed item.
         WorkerLost
-            If a worker was killed or ended while it had an item. The next run has a new one.
+            If a worker was killed or ended during a call. The next run starts a new worker.
         UsageError
             If the pool is closed, or an item cannot be pickled.
         """
         with self._lock:
             if not self._end_workers.alive:
-                raise UsageError(
-                    "The workers were closed; make a new object to go on", code="state"
-                )
+                raise UsageError("The workers were closed; create a new object", code="state")
             self.manager.fill()
             run = _PipelineRun(self.manager)
             try:
@@ -277,7 +278,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
                 run.close()
 
     def close(self) -> None:
-        """End the workers; again does nothing."""
+        """End the workers; repeated calls do nothing."""
         with self._lock:
             self._end_workers()
 
@@ -286,7 +287,7 @@ class WorkerPool(contextlib.AbstractContextManager["WorkerPool", None]):
 
 
 class _PipelineRun:
-    """The way of some items through the stages."""
+    """One run of items through the stages of a pool."""
 
     def __init__(self, manager: WorkerManager):
         self.manager = manager
@@ -298,30 +299,30 @@ class _PipelineRun:
         self._selector = selectors.DefaultSelector()
 
     def results(self, items: Iterator[Any]) -> list[Any]:
-        """Go through all items; raise what went wrong first."""
+        """Process all items and return their results; raise the first item's error."""
         count, more = 0, True
         while True:
             more = more and not self._failures
             if more and not self._waiting[0]:
-                more = self._draw(items, count)
+                more = self._queue_next(items, count)
                 count += more
             self._assign()
             if not self._busy and not any(self._waiting):
                 break
-            self._hear(wait=bool(self._waiting[0]) or not more)
+            self._receive(wait=bool(self._waiting[0]) or not more)
         if self._failures:
             raise min(self._failures, key=lambda failure: failure[0])[1]
         return [self._done.pop(item) for item in range(count)]
 
     def close(self) -> None:
-        """Give up what is under way, if the run was interrupted."""
+        """Cancel busy workers and waiting items if the run was interrupted."""
         self._selector.close()
         for worker in self._busy:
             worker.end()
         self._drop_waiting()
 
-    def _draw(self, items: Iterator[Any], number: int) -> bool:
-        """Prepare the next item; False when there is none."""
+    def _queue_next(self, items: Iterator[Any], number: int) -> bool:
+        """Queue the next item for the first stage; return False at the end."""
         try:
             item = next(items, _END)
             if item is _END:
@@ -333,12 +334,12 @@ class _PipelineRun:
         return True
 
     def _assign(self) -> None:
-        """Give waiting items to idle workers, those that have come farthest first."""
+        """Assign waiting items to idle workers, later stages first."""
         for stage in reversed(range(len(self._waiting))):
             while self._waiting[stage] and self._idle[stage] and self._has_room(stage + 1):
                 item, message = self._waiting[stage].popleft()
                 try:
-                    self._give(self._idle[stage].popleft(), item, message)
+                    self._call(self._idle[stage].popleft(), item, message)
                 finally:
                     message.close()
 
@@ -347,11 +348,11 @@ class _PipelineRun:
             return True
         return len(self._waiting[stage]) < _AHEAD * len(self.manager.workers[stage])
 
-    def _give(self, worker: PoolWorker, item: int, message: PickledMessage) -> None:
+    def _call(self, worker: PoolWorker, item: int, message: PickledMessage) -> None:
         self._busy[worker] = item
         try:
             worker.call(message)
-        except (BrokenPipeError, ConnectionResetError):  # it was lost while it had nothing to do
+        except (BrokenPipeError, ConnectionResetError):  # an idle worker was lost
             del self._busy[worker]
             try:
                 worker = self.manager.replace(worker)
@@ -362,8 +363,8 @@ class _PipelineRun:
             worker.call(message)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
-    def _hear(self, wait: bool) -> None:
-        """Take what workers have answered."""
+    def _receive(self, wait: bool) -> None:
+        """Receive answers from workers."""
         for key, _ in self._selector.select(None if wait else 0):
             worker = key.data
             self._selector.unregister(worker.connection)
@@ -372,12 +373,12 @@ class _PipelineRun:
             except EOFError:
                 self._fail(self._busy.pop(worker), self.manager.loss(worker))
                 continue
-            # Only now: an interrupt in the middle of an answer must find the worker busy.
+            # Only now: an interrupt during the answer must find the worker busy.
             item = self._busy.pop(worker)
             self._idle[worker.stage].append(worker)
-            self._take(worker, item, answer)
+            self._handle_answer(worker, item, answer)
 
-    def _take(self, worker: PoolWorker, item: int, answer: PickledMessage) -> None:
+    def _handle_answer(self, worker: PoolWorker, item: int, answer: PickledMessage) -> None:
         next_stage = worker.stage + 1
         if self._failures and not answer.failed:
             answer.close()

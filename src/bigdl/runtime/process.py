@@ -1,10 +1,10 @@
-"""Fresh Python interpreters of this machine that call functions for this process.
+"""Worker processes: new Python interpreters on this machine that call functions.
 
-Workers of :mod:`~bigdl.runtime.launch`, of :mod:`~bigdl.runtime.pool` and of the local engine are a
-:class:`WorkerProcess` each. It is a new interpreter that gets functions
-by ``cloudpickle``. It is not a fork, which hangs once the parent has run an OpenMP region, nor
-``multiprocessing``'s spawn, which cannot find what a notebook has defined. A worker is pinned to
-its cores before it loads anything, and never outlives its parent, however the parent ends.
+Workers of :mod:`~bigdl.runtime.launch`, of :mod:`~bigdl.runtime.pool` and of the local engine are
+:class:`WorkerProcess` objects. Each is a new interpreter that receives functions by
+``cloudpickle``. A fork hangs once the parent has run an OpenMP region, and ``multiprocessing``'s
+spawn cannot find the definitions of a notebook. A worker is pinned to its cores before it imports
+packages, and never outlives its parent, even if the parent is killed.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from bigdl.common.errors import UsageError
 from bigdl.common.timeouts import KERNEL_KILL_S
 from bigdl.runtime.messages import PickledMessage, encode, opened, receive, send
 
-# A parent's pinning to cores that are not the worker's defeats the worker's own.
+# Variables that pin to the parent's cores would override the worker's pinning.
 _PINNING_VARIABLES = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-# The worker finds this package where the caller found it.
+# The worker imports this package from the caller's path.
 _PROGRAM = """\
 import ast, sys
 _, path, *ends = sys.argv
@@ -51,9 +51,9 @@ class CpuSlot:
     Attributes
     ----------
     cores : tuple of int
-        Logical cores that it is pinned to.
+        Logical cores to which the worker is pinned.
     threads : int
-        Threads of its OpenMP and BLAS libraries.
+        Threads of the worker's OpenMP and BLAS libraries.
     """
 
     cores: tuple[int, ...]
@@ -61,19 +61,19 @@ class CpuSlot:
 
 
 def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[CpuSlot]:
-    """Return the slots of `count` workers.
+    """Return the CPU slots of `count` workers.
 
     Parameters
     ----------
     count : int
     cores : sequence of iterable of int, optional
-        Logical cores of each worker, :func:`bigdl.common.cpu.split_cores` by default. A worker has
-        as many threads as these have physical cores, or its share of the CPU quota if that is less.
+        Logical cores of each worker; default: :func:`bigdl.common.cpu.split_cores`. A worker has
+        one thread per physical core, or its share of the CPU quota if that is less.
 
     Raises
     ------
     UsageError
-        If there are not cores for each worker, or this process may not use them.
+        If a worker has no cores, or this process may not use them.
     """
     machine = topology()
     if cores is None:
@@ -101,7 +101,7 @@ def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[
 
 
 class WorkerProcess:
-    """The parent's view of one worker.
+    """The parent's handle of one worker process.
 
     Parameters
     ----------
@@ -109,23 +109,23 @@ class WorkerProcess:
         Number of the worker, for messages.
     slot : CpuSlot
     make : PickledMessage
-        A function without arguments that returns the function of all calls. It is the first call
-        itself, with the answer None.
+        A factory: a function without arguments that returns the function of all calls. Its call is
+        the first one, with the answer None.
     env : mapping of str to str or None, optional
         Additions to the environment of this process; None removes a variable.
     capture_output : bool
-        Whether its output comes by pipes, in UTF-8, and not on this process's streams.
+        Whether the output goes to pipes, in UTF-8, instead of this process's streams.
     dies_with_parent : bool
-        Whether it also ends with the thread that starts it. That ends even a worker that never lets
-        go of the interpreter lock.
+        Whether the kernel kills it when the thread that started it ends. That also ends a worker
+        that never releases the GIL.
 
     Attributes
     ----------
     process : subprocess.Popen
     connection : multiprocessing.connection.Connection
-        Readable when there is an answer, or the worker is gone.
+        Readable when an answer has arrived or the worker has ended.
     pending : int
-        Calls that it has not answered.
+        Number of unanswered calls.
     """
 
     def __init__(
@@ -158,61 +158,63 @@ class WorkerProcess:
                     bufsize=0,
                     pass_fds=[worker_end.fileno()],
                     env=_environment(slot.threads, env),
-                    # the terminal's Ctrl-C is for the parent, which then stops its workers in order
+                    # Ctrl-C of the terminal goes to the parent, which stops its workers
                     process_group=0,
                 )
             settings = (slot.cores, sys.argv, capture_output, dies_with_parent)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said by the answer
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the answer reports it
                 send(self.connection, encode(settings))
             self.start_call(make)
 
     def call(self, message: PickledMessage) -> None:
-        """Send the argument of a call; a BrokenPipeError or ConnectionResetError if it is gone."""
+        """Send the argument of a call; raise ConnectionError if the worker has ended."""
         self.pending += 1
         send(self.connection, message)
 
     def start_call(self, message: PickledMessage) -> None:
-        """Send the argument of a call; who waits for the answer is told if the worker is gone."""
+        """Send the argument of a call; report a lost worker with the answer."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.call(message)
 
     def answer(self) -> PickledMessage:
-        """Wait for an answer, unopened; an EOFError if the worker is gone."""
+        """Receive an answer without unpickling it; raise EOFError if the worker has ended."""
         message = receive(self.connection)
         self.pending -= 1
         return message
 
     def opened(self, answer: PickledMessage) -> Any:
-        """Return the result in an answer, or raise the WorkerError that it is."""
+        """Unpickle an answer and return the result, or raise its WorkerError."""
         content = opened(answer)
         if answer.failed:
             raise content.error(self.rank)
         return content
 
     def result(self) -> Any:
-        """Wait for the result of a call.
+        """Wait for the result of a call and return it.
 
         Raises
         ------
         WorkerError
             If the function raised.
         EOFError
-            If the worker is gone.
+            If the worker has ended.
         """
         return self.opened(self.answer())
 
     def has_ended(self) -> bool:
-        """Return True if the process is gone; what it has started is ended then, too."""
+        """Return True if the process has ended; its children are then killed."""
         if self.process.poll() is None:
             return False
-        if not self._children_ended:  # later its process id may be another's
+        if not self._children_ended:  # later another process may have its id
             self._children_ended = True
             self._kill_group()
         return True
 
     def hang_up(self) -> None:
-        """Let the worker end by itself after the call that it is at."""
-        # Also where a forked process holds the socket too, which close() alone would not reach.
+        """Close the connection; the worker ends after its current call."""
+        # A forked process may hold the socket, too: close() alone would not disconnect.
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(self.connection.fileno())) as end,
@@ -221,13 +223,13 @@ class WorkerProcess:
         self.connection.close()
 
     def kill(self) -> None:
-        """Kill the worker and its own children; the line then says that it is gone."""
+        """Kill the worker and its children; the connection then reports the end."""
         if not self.has_ended():
             self._kill_group()
-            self.process.kill()  # it may have left its group
+            self.process.kill()  # it may have left its process group
 
     def end(self, grace: float = 0.0) -> None:
-        """Hang up, and kill the worker if it goes on for more than `grace` seconds."""
+        """Close the connection and kill the worker if it runs for more than `grace` seconds."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace)
@@ -236,7 +238,7 @@ class WorkerProcess:
             self.process.wait(KERNEL_KILL_S)
 
     def exit_message(self) -> str:
-        """Return how the process ended, to follow "the worker"."""
+        """Return how the process ended, as a continuation of "the worker"."""
         return exit_message(self.process.returncode or 0)
 
     def _kill_group(self) -> None:
@@ -253,7 +255,7 @@ _LIMITS = {
 
 @contextlib.contextmanager
 def _within_limits(rank: int) -> Iterator[None]:
-    """Say which limit of this process keeps a worker from being started in a block."""
+    """Raise a UsageError that names the exceeded limit if the block cannot start a process."""
     try:
         yield
     except OSError as error:
@@ -275,7 +277,7 @@ def _within_limits(rank: int) -> Iterator[None]:
 
 
 def exit_message(code: int) -> str:
-    """Return what the exit code of a worker that ended too early tells, to follow "the worker"."""
+    """Describe the exit code of a worker that ended too early, to follow "the worker"."""
     if code >= 0:
         return f"ended with exit code {code} before its function returned"
     names = {number.value: number.name for number in signal.Signals}
@@ -286,7 +288,7 @@ def exit_message(code: int) -> str:
 
 
 def _environment(threads: int, changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the variables of a worker."""
+    """Return the environment variables of a worker."""
     merged: dict[str, str | None] = {
         **{name: os.environ[name] for name in os.environ if name not in _PINNING_VARIABLES},
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),

@@ -1,9 +1,9 @@
-"""Pickles that do not run foreign code.
+"""Pickling by value, and unpickling that never runs untrusted code.
 
-A pickle is a program: whoever wrote the file decides what its reader runs.  BigDL 2.x signed its
-pickles with a key that is printed in its source, which stops nobody.  :class:`SafePickle` keeps
-the names and holds what it promises: a pickle is read when the caller knows its digest, when it
-holds plain data only, or when the caller says that it is trusted.
+A pickle is a program: the writer of the file decides which code its reader runs.  BigDL 2.x signed
+its pickles with a key in its public source, which protects nobody.  :class:`SafePickle` keeps the
+names of 2.x.  It reads a pickle if the caller passes its digest, if it has plain data only, or if
+the caller passes ``trust=True``.
 """
 
 import contextlib
@@ -35,6 +35,8 @@ _PLAIN = frozenset(
 
 
 class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler that accepts plain data types only."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _PLAIN:
             raise UsageError(
@@ -43,7 +45,7 @@ class _PlainUnpickler(pickle.Unpickler):
                 "know its writer",
                 code="file-untrusted",
             )
-        if module.startswith(("numpy.core.", "numpy._core.")):  # NumPy 2 has moved it
+        if module.startswith(("numpy.core.", "numpy._core.")):  # NumPy 2 moved it
             import numpy
 
             core = "numpy.core" if numpy.__version__.startswith("1.") else "numpy._core"
@@ -59,19 +61,21 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @functools.cache
 def value_pickler() -> type:
-    """The Pickler of ``cloudpickle``, which writes objects of Keras with the classes of a program.
+    """Return a ``cloudpickle`` Pickler class that also pickles Keras objects by value.
 
-    Code keeps the name of its file, which tracebacks show: from 3.1.3 on cloudpickle leaves it out.
+    Code objects keep the file name that tracebacks show; cloudpickle drops it since 3.1.3.
     """
     import cloudpickle
 
     class ValuePickler(cloudpickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if type(value) is not types.CodeType:
-                of_keras: Any = NotImplemented
+                reduction: Any = NotImplemented
                 if "keras" in sys.modules or "tensorflow" in sys.modules:
-                    of_keras = keras_objects.reduced(value)
-                return super().reducer_override(value) if of_keras is NotImplemented else of_keras
+                    reduction = keras_objects.reduced(value)
+                if reduction is NotImplemented:
+                    return super().reducer_override(value)
+                return reduction
             make, parts = self.dispatch_table[types.CodeType](value)
             named = [_file_of(value) if part == "<dynamic-code>" else part for part in parts]
             return make, tuple(named)
@@ -80,51 +84,51 @@ def value_pickler() -> type:
 
 
 def _file_of(code: types.CodeType) -> str:
-    """The name of its file, in an object of its own: equal code has equal pickles."""
+    """Return a copy of a code object's file name: equal code then has equal pickles."""
     return "".join(code.co_filename)
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle what may refer to lambdas and to classes of a notebook."""
+    """Pickle an object that may refer to lambdas or to classes of a notebook."""
     buffer = io.BytesIO()
     value_pickler()(buffer).dump(value)
     return buffer.getvalue()
 
 
 def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
-    """Pickle what may refer to lambdas and to classes of a notebook.
+    """Pickle an object by value; raise an error that names the part that cannot be pickled.
 
     Raises
     ------
     UsageError
-        With `failure`, the reason and `advice`, if it refers to something that cannot be pickled.
+        With `failure`, the reason and `advice`, if a part of it cannot be pickled.
     """
     try:
         return dumps_by_value(value)
     except Exception as error:
-        named = _named(value)
-        what = f"its {named}, which" if named else "something that"
+        name = _unpicklable_name(value)
+        what = f"its {name}, which" if name else "something that"
         raise UsageError(
             f"{failure}, since it refers to {what} cannot be pickled ({error}); {advice}",
             code="model-copy",
         ) from error
 
 
-def _named(value: Any, depth: int = 6) -> str:
-    """Return the name of a variable or attribute that keeps `value` from being pickled, or ""."""
+def _unpicklable_name(value: Any, depth: int = 6) -> str:
+    """Return the name of the variable or attribute that cannot be pickled, or ""."""
     if depth == 0:
         return ""
-    for kind, name, part in _parts(value):
+    for part_type, name, part in _parts(value):
         try:
             value_pickler()(io.BytesIO()).dump(part)
         except Exception:
-            inner = _named(part, depth - 1)
-            return f"{inner} (of {name!r})" if inner else f"{kind} {name!r}"
+            inner = _unpicklable_name(part, depth - 1)
+            return f"{inner} (of {name!r})" if inner else f"{part_type} {name!r}"
     return ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield what a function or an object refers to, with the names in the program."""
+    """Yield the type, name and value of each object that a function or object refers to."""
     if isinstance(value, functools.partial):
         yield from _parts(value.func)
         yield from (("argument", str(name), part) for name, part in enumerate(value.args))
@@ -132,9 +136,9 @@ def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
     elif isinstance(value, types.MethodType):
         yield from _parts(value.__self__)
     elif isinstance(value, types.FunctionType):
-        # what the pickles of functions hold: cells, and globals by the names in its code
+        # a pickled function has its cells, and the globals that its code names
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty one
+            with contextlib.suppress(ValueError):  # an empty cell
                 yield "variable", name, cell.cell_contents
         if value.__module__ == "__main__":
             for name in value.__code__.co_names:
@@ -149,9 +153,9 @@ def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 class SafePickle:
-    """``pickle`` with a check before anything is unpickled.
+    """``pickle`` that verifies data before unpickling it.
 
-    Without a digest only plain data are read: numbers, str, bytes, None, lists, tuples, dicts,
+    Without a digest it reads plain data only: numbers, str, bytes, None, lists, tuples, dicts,
     sets, dates and numpy arrays of them.
 
     Examples
@@ -177,13 +181,13 @@ class SafePickle:
         file : binary file
         return_digest : bool, default False
         **kwargs
-            Of ``pickle.dumps``.
+            Arguments of ``pickle.dumps``.
 
         Returns
         -------
         str or None
-            With `return_digest`, the SHA-256 of what was written, in hexadecimal.  Whoever keeps
-            it where the writer of the file cannot change it can tell that the file is the same.
+            With `return_digest`, the SHA-256 of the written bytes, in hexadecimal.  Keep it where
+            other writers of the file cannot change it, to verify the file later.
         """
         data = pickle.dumps(obj, **kwargs)
         file.write(data)
@@ -191,7 +195,7 @@ class SafePickle:
 
     @classmethod
     def dumps(cls, obj: Any, return_digest: bool = False, **kwargs: Any) -> Any:
-        """Pickle an object: bytes, or (bytes, digest) with `return_digest`."""
+        """Pickle an object; return bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)
         return (data, digest_of(data)) if return_digest else data
 
@@ -199,22 +203,22 @@ class SafePickle:
     def load(
         cls, file: BinaryIO, digest: str | None = None, *, trust: bool = False, **kwargs: Any
     ) -> Any:
-        """Unpickle an object from an open file, or with a digest all of the file.
+        """Unpickle an object from an open file; with a digest, read the whole file.
 
         Parameters
         ----------
         file : binary file
         digest : str, optional
-            What :meth:`dump` returned; any object is read if it agrees.
+            Result of :meth:`dump`; any object is read if the digest matches.
         trust : bool, default False
-            Read any object of a file whose writer is known, which may run any code.
+            Read any object, which may run any code; for files of a known writer.
         **kwargs
-            Of ``pickle.load``.
+            Arguments of ``pickle.load``.
 
         Raises
         ------
         UsageError
-            If the digest differs, or an object without a digest is more than plain data.
+            If the digest differs, or an object without a digest is no plain data.
         """
         if digest is not None:
             return cls.loads(file.read(), digest, trust=trust, **kwargs)
@@ -224,10 +228,10 @@ class SafePickle:
     def loads(
         cls, data: bytes, digest: str | None = None, *, trust: bool = False, **kwargs: Any
     ) -> Any:
-        """Unpickle bytes; the parameters are those of :meth:`load`."""
+        """Unpickle bytes; see :meth:`load` for the parameters."""
         if digest is not None and not hmac.compare_digest(str(digest), digest_of(data)):
             raise UsageError(
-                "The pickle is not the one that the digest was made of: it was changed, or the "
+                "The pickle does not match the digest: it was changed, or the "
                 "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer",
                 code="file-untrusted",
             )

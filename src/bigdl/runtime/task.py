@@ -1,12 +1,26 @@
 """One task of a job, from its input to its outcome.
 
-A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
-reported on the way to the driver; ``"peer"``, when another worker went away; ``"leaving"``, when
-the driver asked for it and the state is kept; ``"nospool"``, when spools expected here are gone;
-``"refused"``, when the input does not accept the sizes of its shards; ``"void"``, when the cluster
-ran this task again after a loss; and ``"copy"``, when it did so while the first run was at work.
-The driver itself writes ``"aborted"`` of a process that ended as it was told, and the engine of Ray
-``"unreachable"`` of an actor whose node it cannot reach.
+A task does not raise the exceptions of a program.  It returns an *outcome*:
+
+``"ok"``
+    The program returned.
+``"error"``
+    The program raised; the error was reported to the driver.
+``"peer"``
+    Another worker was lost.
+``"leaving"``
+    The worker saved its state and ended on the driver's request.
+``"nospool"``
+    Expected spools are missing on this machine.
+``"refused"``
+    The input plan does not accept the sizes of the shards.
+``"void"``
+    The cluster ran this task again after a loss.
+``"copy"``
+    The cluster ran this task again while the first run was active.
+
+The driver adds ``"aborted"`` for a process that ended on request, and the Ray engine
+``"unreachable"`` for an actor on an unreachable node.
 """
 
 from __future__ import annotations
@@ -49,11 +63,11 @@ if TYPE_CHECKING:
 def read_input(
     spec: Any, batches: Iterator[pa.RecordBatch], rank: int, local_dir: str
 ) -> dict[str, Any]:
-    """The shards of a task, spooled from its input; of `spec` only what is about the input."""
+    """Read a task's input into spools and return its shards."""
     from bigdl.runtime.shards.shard import SpoolWriter, remove_stale_spools
 
     if spec.reader is None:
-        read_to_end(batches)  # the engine's own empty frame
+        read_to_end(batches)  # the engine's empty frame
         return {}
     remove_stale_spools(local_dir, spec.job, set(spec.active_jobs))
     writers = []
@@ -62,12 +76,12 @@ def read_input(
         writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{rank}", specs))
         return writers[-1]
 
-    # what a reader may ask, see InputPlan.reader
+    # attributes for the reader, see InputPlan.reader
     opener: Any = open_spool
     opener.rank, opener.world_size = rank, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
-        read_to_end(batches)  # of a reader that gets at the rows by itself
+        read_to_end(batches)  # a reader may have another source of rows
     except BaseException:
         for writer in writers:
             writer.discard()
@@ -76,37 +90,37 @@ def read_input(
 
 
 def read_to_end(source: Iterable[Any]) -> None:
-    """Read what is left, e.g. of a task's input: Spark re-uses only a process that has read all."""
+    """Consume an iterator: Spark reuses a Python process only if it has read all input."""
     for _ in source:
         pass
 
 
 def is_accepted(spec: TaskSpec, shards: dict[str, Any], rank: int, channel: AttemptChannel) -> bool:
-    """Return True if the input accepts the sizes that its shards turned out to have."""
+    """Return True if the input plan accepts the row counts of all shards."""
     rows = sum(shard.rows for shard in shards.values())
     accept = cast("Callable[..., bool]", spec.accept)
     return bool(accept(channel.all_gather("rows", rank, rows, spec.world_size)))
 
 
 def reopen(spools: dict[str, Any]) -> dict[str, Any] | None:
-    """The shards over spools of an earlier attempt; None if this machine does not see all of them.
+    """Return shards over an earlier attempt's spools; None if some are missing on this machine.
 
-    Their files are mapped, so that they stay readable when another process removes them, as Spark
-    does with what an executor that goes has written.
+    The files are mapped, so they stay readable when another process removes them. Spark does so
+    with the files of a decommissioned executor.
     """
     from bigdl.runtime.shards.shard import Spool, open_shard
 
-    found = {name: Spool.from_json(doc) for name, doc in spools.items()}
-    if not all(spool.is_here() for spool in found.values()):
+    by_feed = {name: Spool.from_json(doc) for name, doc in spools.items()}
+    if not all(spool.is_here() for spool in by_feed.values()):
         return None
     try:
-        return {name: open_shard(spool) for name, spool in found.items()}
+        return {name: open_shard(spool) for name, spool in by_feed.items()}
     except FileNotFoundError:
         return None
 
 
 def remove_spools(shards: dict[str, Any]) -> None:
-    """Remove the files under shards; who has mapped them keeps them."""
+    """Remove the files of shards; processes that have mapped them keep the data."""
     from bigdl.runtime.shards.shard import remove_spool
 
     for shard in shards.values():
@@ -114,15 +128,15 @@ def remove_spools(shards: dict[str, Any]) -> None:
 
 
 def ranks_by_host(hosts: Sequence[str]) -> list[int]:
-    """The rank of every task, so that those of one host lie side by side.
+    """Return the rank of every task such that tasks of one host have consecutive ranks.
 
-    Sums over many workers then cross the network once for each host. The hosts come as their first
-    tasks do, so the first task has rank 0, and without several on a host each has its number.
+    Sums over many workers then cross the network once per host. Hosts are ordered by their first
+    task, so the first task has rank 0. With one task per host, ranks equal task indices.
 
     Parameters
     ----------
     hosts : sequence of str
-        Of the tasks.
+        Host of each task.
     """
     order = sorted(range(len(hosts)), key=lambda task: hosts.index(hosts[task]))
     return [order.index(task) for task in range(len(hosts))]
@@ -131,10 +145,10 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
 def choose_shards(
     spec: TaskSpec, task_index: int, channel: AttemptChannel, wanted: Sequence[int]
 ) -> tuple[int, dict[str, Any]] | None:
-    """Choose the rank of this task and its shards, of those that its machine sees; None if none is.
+    """Choose this task's rank and shards among the spools on its machine; None if none fit.
 
-    Every task says what it sees and computes the same assignment; `wanted` are the ranks that they
-    have where all see all.
+    All tasks exchange the spools that they see and compute the same assignment. `wanted` are the
+    ranks of the tasks if all tasks see all spools.
     """
     reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools or ()))
     opened = {rank: shards for rank, shards in reopened if shards is not None}
@@ -144,16 +158,16 @@ def choose_shards(
 
 
 def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
-    """Give every task one of the shards that it sees, each to one task.
+    """Assign each task a different shard that it sees; prefer the wanted shards.
 
-    A task gets the one that it wants where that leaves a shard for everybody.
+    A task gets its wanted shard if every other task can still get one.
 
     Parameters
     ----------
     views : list of list of int
         The shards that each task sees.
     wanted : sequence of int
-        The shard that each task wants, each by one task.
+        The preferred shard of each task; a permutation.
 
     Returns
     -------
@@ -164,10 +178,10 @@ def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
     for task in range(len(views)):
         if task in shard_of:
             continue
-        # the nearest free shard, if those on the way to it move on by one
-        reached: dict[int, int] = {}  # shard -> the task that would take it
+        # find the nearest free shard along an augmenting path
+        reached: dict[int, int] = {}  # shard -> task that would take it
         takers = [task]
-        for taker in takers:  # which grow meanwhile
+        for taker in takers:  # the loop appends to it
             new = [shard for shard in views[taker] if shard not in reached]
             reached.update(dict.fromkeys(new, taker))
             free = next((shard for shard in new if shard not in owner), None)
@@ -186,44 +200,43 @@ def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The description of a job for every task; the same for all attempts that read the input.
+    """The description of a job for its tasks, the same for all attempts that read the input.
 
     Attributes
     ----------
     address : Address or None
-        Of the channel, where there is one.
+        Address of the channel, if there is one.
     job : int
-        Number of the job; jobs of one driver are numbered upwards.
+        Number of the job; later jobs of a driver have higher numbers.
     active_jobs : tuple of int
         Jobs whose spools are in use.
     world_size, threads, timeout : see Worker
     drops_output : bool
-        True if what a program prints only goes to the driver, False if to the process's own output,
-        too.
+        Whether output goes to the driver only; False also writes it to the process's output.
     log_to_driver : bool
     import_path : tuple of str
-        The driver's own folders of modules; used where they exist.
+        Module folders of the driver; used if they exist on the worker.
     program : bytes
         The function, pickled by cloudpickle.
     secret : bytes
-        What proves who belongs to the run, also where there is no channel.
+        Authenticates the workers of the job, also without a channel.
     may_leave : bool
-        Whether the driver may ask the workers to keep their state and end.
+        Whether the driver may request the workers to save their state and end.
     certificate : Certificate or None
-        Encrypts connections, where the cluster asks for it.
+        Encrypts connections, if the cluster requires it.
     are_collectives_clear : bool
-        Whether what the workers say to each other is not encrypted all the same.
+        Whether collectives stay unencrypted despite a certificate.
     reader, accept : callable or None
         See :class:`~bigdl.runtime.shards.feed.InputPlan`.
     by_host : bool
-        Whether tasks of one host get ranks side by side, wherever the cluster has put them: where
-        it does not say which rows a task gets. Else the rank is the number of the task.
+        Whether tasks of one host get consecutive ranks, for inputs without an assignment of rows to
+        tasks. Otherwise the rank is the task index.
     spools : tuple of dict, or None
-        Spools of an earlier attempt, by rank, to be used instead of the input.
+        Spools of an earlier attempt by rank, which replace the input.
     options : dict, state : bytes or None
-        What the driver has to say, where there is no channel.
+        Options and state from the driver, if there is no channel.
     keep_spools : bool
-        Whether other attempts follow one that succeeded.
+        Whether further attempts may follow a successful one.
     """
 
     address: Address | None
@@ -252,18 +265,18 @@ class TaskSpec:
 def execute(
     spec: TaskSpec, attempt: int, batches: Iterator[pa.RecordBatch], task_index: int, local_dir: str
 ) -> tuple[int, str, str]:
-    """Run one task of a job.
+    """Run one task of a job and return rank, outcome and detail.
 
     Parameters
     ----------
     spec : TaskSpec
     attempt : int
-        Number of the attempt that this task was started for. A task of an earlier attempt can still
-        be starting when the next one runs.
+        Number of the attempt of this task. A task of an earlier attempt may still start while the
+        next attempt runs.
     batches : iterator of pyarrow.RecordBatch
-        The input of this task; an empty one when the spools of an earlier attempt are used.
+        The input of this task; empty if spools of an earlier attempt are used.
     task_index : int
-        Number of the task. It is also its rank, unless spools or ranks by host are used.
+        Index of the task, which is its rank unless spools or ranks by host are used.
     local_dir : str
 
     Returns
@@ -273,7 +286,7 @@ def execute(
     Raises
     ------
     Unreachable
-        If there is no way to the channel, so that only the cluster can tell the driver.
+        If the channel cannot be reached, so only the cluster can notify the driver.
     """
     wait_passively()
     with task_environment(spec):
@@ -295,24 +308,24 @@ def execute(
 
 
 def await_first(channel: AttemptChannel, task_index: int) -> str:
-    """The outcome of a task that the cluster runs although it has been run.
+    """Wait for the first run of a repeated task and return the outcome of the repetition.
 
-    Where the first run still works, the cluster speculates that this one will be faster: it must
-    not be, for the cluster would take its outcome and end the other.
+    If the first run is active, the cluster runs this one speculatively. It must not finish first:
+    the cluster would take its outcome and kill the first run.
     """
     while not channel.has(f"left/{task_index}"):
         if channel.has(f"gone/{task_index}", seconds=0.5):
-            channel.count("failed", 1)  # nobody shall wait for this task
+            channel.count("failed", 1)  # no worker shall wait for this task
             return "void"
     return "copy"
 
 
 @contextlib.contextmanager
 def task_environment(spec: TaskSpec) -> Iterator[None]:
-    """Let the program import what the driver can; leave the reused process as it was."""
+    """Apply the driver's import path within the block and import torch."""
     path, name = list(sys.path), "TORCH_CPP_LOG_LEVEL"
     sys.path[:0] = [p for p in spec.import_path if p not in path and os.path.exists(p)]
-    # we say ourselves who went away
+    # our error messages name the lost worker; torch's are noise
     with EnvContext({} if name in os.environ else {name: "ERROR"}):
         import torch  # noqa: F401 - it looks at the variable once
 
@@ -325,7 +338,7 @@ def task_environment(spec: TaskSpec) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Let ``os._exit`` raise SystemExit in this thread: it is no loss, and no retry would help."""
+    """Make ``os._exit`` raise SystemExit in this thread: it is no loss and is not retried."""
     here, leave = (os.getpid(), threading.get_ident()), os._exit
 
     def raise_here(status: int) -> NoReturn:
@@ -373,7 +386,7 @@ class Task:
         self._channel.set_json(f"who/{self._task_index}", who)
 
     def run(self, batches: Iterator[Any]) -> tuple[int, str, str]:
-        """Return the rank, the outcome and its detail.
+        """Run the program and return rank, outcome and detail.
 
         Parameters
         ----------
@@ -389,12 +402,12 @@ class Task:
             return worker.rank, outcome, ""
         except Leaving:
             return worker.rank, "leaving", ""
-        except BaseException as error:  # whatever user code raises is an outcome
+        except BaseException as error:  # exceptions of user code are an outcome
             if is_peer_failure(error):
                 self._await_cause()
                 return worker.rank, "peer", str(error).split("\n")[0]
             self._fail(error)
-            read_to_end(batches)  # Spark ends a task quietly only then
+            read_to_end(batches)  # otherwise Spark logs an error at the task's end
             return worker.rank, "error", ""
         finally:
             worker.clean_up()
@@ -404,12 +417,12 @@ class Task:
         import cloudpickle
 
         spec, channel, worker = self._spec, self._channel, self.worker
-        wanted: Sequence[int] = range(spec.world_size)  # where no spools ask for other ranks
+        wanted: Sequence[int] = range(spec.world_size)  # unless spools require other ranks
         if spec.by_host and spec.world_size > 1:
             hosts = channel.all_gather("host", self._task_index, worker.host, spec.world_size)
             wanted = ranks_by_host(hosts)
         if spec.spools is not None:
-            read_to_end(batches)  # of an empty frame
+            read_to_end(batches)  # an empty frame
             chosen = choose_shards(spec, self._task_index, channel, wanted)
             if chosen is None:
                 return "nospool"
@@ -426,24 +439,23 @@ class Task:
             channel.set_json(f"spool/{rank}", docs)
             worker.shards = shards
         with exits_as_errors():
-            kind, data = encode(cloudpickle.loads(spec.program)(worker))
+            result_format, data = encode(cloudpickle.loads(spec.program)(worker))
         worker.clean_up()
-        worker.driver.send_result(worker.rank, kind, data)
+        worker.driver.send_result(worker.rank, result_format, data)
         if worker.shards and not spec.keep_spools:
-            # nobody can need them any more once all results are on their way
+            # spools are not needed any more after all workers have sent their results
             channel.barrier("results", spec.world_size, longest=0.5)
             remove_spools(worker.shards)
         return "ok"
 
     def _await_cause(self) -> None:
-        """Give the driver time to see what happened.
+        """Give the driver time to find the cause of a peer's failure.
 
-        When a process was lost, Spark is about to close our connection; it is quieter to be ended
-        by the driver than by that.
+        After the loss of a process, Spark closes our connection. An end by the driver logs less.
         """
         self.worker.clean_up(CLEAN_UP_S)
         end = time.monotonic() + CAUSE_S
-        with contextlib.suppress(RuntimeError):  # it may be the line that went away
+        with contextlib.suppress(RuntimeError):  # the connection may be lost
             while time.monotonic() < end:
                 if self._channel.count("failed"):  # an error ends the job: no attempt follows
                     remove_spools(self.worker.shards)
@@ -451,9 +463,10 @@ class Task:
                 time.sleep(0.05)
 
     def _fail(self, error: BaseException) -> None:
-        """Report the error, then release the peers; the driver ends workers that hang.
+        """Report an error and then release the peers.
 
-        Cleaning up may end the process: that of gloo does, at times, with a collective under way.
+        The driver kills workers that hang. The clean-up of gloo can end the process during a
+        running collective, so the report comes first.
         """
         worker = self.worker
         order, report = worker.driver.report_failing(), describe(error)
@@ -468,9 +481,9 @@ _TRANSPORT = "gloo/transport/"
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Return True if an exception says that another worker, or the line, went away.
+    """Return True if an exception means that a peer or the connection is lost.
 
-    A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
+    A program may use ``torch.distributed`` without our GradientSync, which would raise PeerLost.
     """
     if isinstance(error, PeerLost | ConnectionLost):
         return True
@@ -479,7 +492,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as a JSON-able report."""
+    """Return an exception as a JSON-able report."""
     try:
         message = str(error)
     except Exception as unprintable:

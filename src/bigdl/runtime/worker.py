@@ -1,4 +1,4 @@
-"""A worker as a program sees it, its ways to the driver, and what runs beside the program."""
+"""A worker's view of its job, its connection to the driver, and its heartbeat thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Worker:
-    """A process as the program in it sees it: its rank, threads, input and channel.
+    """A worker process as the user's program sees it: rank, threads, shards and channel.
 
     Attributes
     ----------
@@ -30,26 +30,26 @@ class Worker:
     world_size : int
         Number of workers.
     threads : int
-        Threads that this worker may use; already set in torch and OpenMP.
+        Threads of this worker; already set in torch and OpenMP.
     shards : dict of str to Shard
-        The worker's rows of every feed, by the feed's name.
+        This worker's rows of every feed, by feed name.
     options : dict
-        What the driver said of this attempt.
+        The driver's options for this attempt.
     host : str
-        IP address of this worker on the route to its rendezvous.
+        IP address of this worker on the route to the driver.
     local_dir : str
-        A directory on this machine that goes with the application.
+        Local directory that is removed with the application.
     driver : DriverConnection
-        Its way to the driver.
+        Connection to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
     channel : bigdl.runtime.channel.AttemptChannel
-        Keys that all workers of this attempt share; None in processes that no engine runs, which
-        are in a process group before the program begins.
+        Keys that all workers of this attempt share. None in processes that no engine runs: they are
+        in a process group before the program begins.
     may_leave : bool
-        Whether the driver may ask for what :meth:`is_leaving` tells.
+        Whether the cluster can announce decommissioned machines, see :meth:`is_leaving`.
     certificate : bigdl.runtime.certificate.Certificate or None
-        For what the workers say to each other, where the cluster asks for encryption.
+        Certificate for traffic between workers, if the cluster requires encryption.
     """
 
     rank: int
@@ -72,42 +72,42 @@ class Worker:
 
     @property
     def line(self) -> Any:
-        """The former name of `channel`."""
+        """Former name of `channel`."""
         return self.channel
 
     @property
-    def shard(self) -> Any:  # a Shard, where the job has a feed
-        """The shard of the only feed, or None."""
+    def shard(self) -> Any:  # a Shard if the job has a feed
+        """The shard of the only feed; None without a feed."""
         return next(iter(self.shards.values()), None)
 
     def is_leaving(self) -> bool:
-        """Return True if a machine of the workers is about to go; asks the driver."""
+        """Return True if the driver reports that a worker's machine is being decommissioned."""
         return self.may_leave and self.channel.has("leave")
 
     def state(self) -> bytes | None:
-        """Return the driver's `state` of the attempt; for rank 0 only."""
+        """Return the `state` bytes that the driver passed to this attempt; for rank 0 only."""
         return self.driver.state()
 
     def progress(self, **values: Any) -> None:
-        """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
+        """Record the program's progress; the next heartbeat sends it to the driver."""
         self.driver.note_progress(values)
 
     def send(self, topic: str, doc: dict[str, Any], data: bytes) -> None:
-        """Send a message to the driver's ``on_event``; returns when it is on its way."""
+        """Send a message to the driver's ``on_event`` without waiting for its delivery."""
         self.driver.send({"topic": topic, "rank": self.rank, **doc}, data)
 
     def at_exit(self, cleanup: Callable[[], None]) -> None:
-        """Run `cleanup` when the program ends, however it ends, before anything is reported.
+        """Register `cleanup` to run when the program ends or fails, before any error report.
 
-        A process group must be destroyed here: as long as it is open, the peers of a failed worker
-        stay blocked in their collective.
+        A process group must be destroyed here: while it is open, the peers of a failed worker stay
+        blocked in their collective.
         """
         self._cleanups.append(cleanup)
 
     def clean_up(self, patience: float | None = None) -> None:
-        """Run what :meth:`at_exit` was given; go on after `patience` seconds if it hangs.
+        """Run the registered clean-up functions; stop waiting after `patience` seconds.
 
-        Destroying a process group waits for collectives under way, which may wait for a peer.
+        Destroying a process group waits for running collectives, which may wait for a peer.
         """
         if self._cleaner is None:
             self._cleaner = threading.Thread(target=self._clean_up, daemon=True)
@@ -121,89 +121,90 @@ class Worker:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available():
             with contextlib.suppress(Exception):
-                if distributed.is_initialized():  # one that the program made and left open
+                if distributed.is_initialized():  # the program left it open
                     distributed.destroy_process_group()
 
 
-RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
+RESULT_LIMIT = 2 << 30  # maximum bytes of one value that is sent to the driver
 
 
 @dataclass
 class DriverConnection:
-    """A worker's connection to the driver, for one attempt.
+    """A worker's connection to the driver for one attempt, which keeps messages in memory.
 
-    This one keeps what the worker says in memory; others send it.
+    Subclasses send messages and results to the driver.
 
     Attributes
     ----------
     options : dict
         The driver's options of this attempt.
-    given : bytes or None
-        The bytes that the driver has for rank 0, where they are there already.
+    initial_state : bytes or None
+        The driver's bytes for rank 0, if they are already here.
     progress : dict or None
-        The figures that the program reported last.
+        The latest progress values of the program.
     messages : dict of str to tuple of (dict, bytes)
-        The last message of each topic, in the order in which these came.
-    result : tuple of (kind, bytes) or None
+        The latest message of each topic, in order of arrival.
+    result : tuple of (format, bytes) or None
+        See :func:`encode`.
     error : dict or None
         The exception that the program raised; see :func:`~bigdl.runtime.task.describe`.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    given: bytes | None = None
+    initial_state: bytes | None = None
     progress: dict[str, Any] | None = None
     messages: dict[str, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
     result: tuple[str, bytes] | None = None
     error: dict[str, Any] | None = None
 
     def state(self) -> bytes | None:
-        """Return the bytes that the driver has for rank 0."""
-        return self.given
+        """Return the bytes that the driver passed for rank 0."""
+        return self.initial_state
 
     def note_progress(self, values: dict[str, Any]) -> None:
-        """Take figures of the program."""
+        """Record progress values of the program."""
         self.progress = values
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:
-        """Take a message of the program."""
+        """Record a message of the program."""
         self.messages.pop(doc["topic"], None)
         self.messages[doc["topic"]] = doc, data
 
-    def send_result(self, rank: int, kind: str, data: bytes) -> None:
-        """Take the result of the program."""
-        self.result = kind, data
+    def send_result(self, rank: int, format: str, data: bytes) -> None:
+        """Record the result of the program."""
+        self.result = format, data
 
     def report_failing(self) -> int:
-        """Say that this worker fails; returns how many have failed by now, this one included.
+        """Report that this worker fails; return the number of failed workers so far.
 
-        It is said before anything is cleaned up. Cleaning up breaks the collectives of the other
-        workers, which then fail, too: the cause of all is the error of the first.
+        Call this before the clean-up. The clean-up breaks the collectives of the other workers,
+        which then fail, too: the error of the first worker is the cause.
         """
         return 1
 
     def report(self, doc: dict[str, Any]) -> None:
-        """Take the exception that a program raised."""
+        """Record the exception that the program raised."""
         self.error = doc
 
 
 class ChannelConnection(DriverConnection):
-    """A connection by the channel, which sends each thing at once."""
+    """A connection to the driver that sends everything over the channel at once."""
 
     def __init__(self, channel: AttemptChannel):
         super().__init__(channel.get_json("options"))
         self._channel = channel
 
     def state(self) -> bytes | None:
-        has = self._channel.has("state")
-        return self._channel.take_bytes("state", delete=False) if has else None
+        has_state = self._channel.has("state")
+        return self._channel.take_bytes("state", delete=False) if has_state else None
 
     def send(self, doc: dict[str, Any], data: bytes) -> None:
         check_size("message", data)
         self._channel.push("messages", doc, data)
 
-    def send_result(self, rank: int, kind: str, data: bytes) -> None:
+    def send_result(self, rank: int, format: str, data: bytes) -> None:
         self._channel.put_bytes(f"result/{rank}", data)
-        self._channel.set(f"result/{rank}/kind", kind)
+        self._channel.set(f"result/{rank}/kind", format)
 
     def report_failing(self) -> int:
         return self._channel.count("failed", 1)
@@ -213,12 +214,12 @@ class ChannelConnection(DriverConnection):
 
 
 def encode(result: object) -> tuple[str, bytes]:
-    """Kind and bytes of what a program returned."""
+    """Serialize a program's result to bytes; return the format and the bytes."""
     if isinstance(result, bytes | bytearray | memoryview):
-        kind, data = "bytes", bytes(result)
+        format, data = "bytes", bytes(result)
     else:
         try:
-            kind, data = "json", json.dumps(result).encode()
+            format, data = "json", json.dumps(result).encode()
         except (TypeError, ValueError) as error:
             raise UsageError(
                 "A program run by an engine must return bytes or JSON-able values, got "
@@ -226,15 +227,16 @@ def encode(result: object) -> tuple[str, bytes]:
                 code="function-result",
             ) from None
     check_size("result", data)
-    return kind, data
+    return format, data
 
 
-def decode(kind: str, data: bytes) -> Any:
-    """The inverse of :func:`encode`."""
-    return data if kind == "bytes" else json.loads(data)
+def decode(format: str, data: bytes) -> Any:
+    """Deserialize a result that :func:`encode` serialized."""
+    return data if format == "bytes" else json.loads(data)
 
 
 def check_size(what: str, data: bytes) -> None:
+    """Raise a UsageError if a message or result is too large for the driver."""
     if len(data) > RESULT_LIMIT:
         raise UsageError(
             f"The {what} of {len(data) >> 20} MB is too large to come back through the driver "
@@ -243,23 +245,23 @@ def check_size(what: str, data: bytes) -> None:
         )
 
 
-_LINES = 10_000  # newest lines that wait for the next heartbeat
-_PART = 1 << 16  # characters of a line without an end
+_LINES = 10_000  # maximum buffered lines until the next heartbeat
+_PART = 1 << 16  # maximum characters of a buffered partial line
 
 
 class HeartbeatThread(threading.Thread):
-    """A thread that sends heartbeat and logs, and ends the process on abort or without a driver.
+    """Thread that sends heartbeats and logs, and ends the process on abort or driver loss.
 
-    Nothing else interrupts a thread that is blocked in a collective.
+    Only the end of the process interrupts a thread that is blocked in a collective.
 
     Parameters
     ----------
     channel : AttemptChannel
-        A connection of its own.
+        A separate connection to the channel for this thread.
     task_index : int
-        Number of the task.
+        Index of the task.
     worker : Worker
-        Its connection to the driver has the progress.
+        Its driver connection has the progress.
     log : CapturedOutput
     """
 
@@ -278,10 +280,11 @@ class HeartbeatThread(threading.Thread):
                     self._exit()
                 with self._flushing:
                     self.flush(self._channel)
-            except Exception:  # a slow or stopped driver answers late; a dead one hangs up
+            except Exception:  # a slow driver answers late; a dead one closes the connection
                 self._exit()
 
     def flush(self, channel: AttemptChannel) -> None:
+        """Send progress and captured output to the driver."""
         progress = self._worker.driver.progress
         if progress is not None:
             channel.set_json(f"progress/{self._worker.rank}", progress)
@@ -289,10 +292,10 @@ class HeartbeatThread(threading.Thread):
             channel.push("logs", {"rank": self._worker.rank, "lines": lines})
 
     def stop(self, channel: AttemptChannel) -> None:
-        """End the thread at once, and send what is left by another connection."""
+        """Stop the thread at once and send the remaining output over another channel."""
         with self._flushing:
             self._stopping.set()
-            self._channel.store.hang_up()  # it waits for a beat to be over
+            self._channel.store.hang_up()  # interrupts a waiting heartbeat
         self.join(timeout=10)
         self._log.end_line()
         with contextlib.suppress(Exception):
@@ -310,7 +313,7 @@ class HeartbeatThread(threading.Thread):
 
 
 def _end_children() -> None:
-    """End what the program started, such as the processes of a DataLoader."""
+    """Kill the child processes of the program, such as DataLoader workers."""
     with contextlib.suppress(Exception):
         import psutil
 
@@ -320,12 +323,12 @@ def _end_children() -> None:
 
 
 class CapturedOutput:
-    """Stands in for stdout and stderr.
+    """Replacement of stdout and stderr that keeps lines for the driver.
 
     Parameters
     ----------
     stream : file
-        What it stands in for.
+        The replaced stream.
     keep : bool
         Keep whole lines for the driver.
     tee : bool
@@ -344,17 +347,18 @@ class CapturedOutput:
         if len(part) > _PART:
             whole, part = [*whole, part], ""
         self._part = part
-        # of a line that is written over and over, as a progress bar does, the last state
+        # progress bars overwrite their line: keep its last state
         self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in whole)
         return len(text)
 
     def note(self, text: str) -> None:
-        """Write to what it stands in for, and not to the driver."""
+        """Write to the replaced stream but not to the driver."""
         if self._tee:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
     def take(self) -> list[str]:
+        """Remove and return up to 1,000 captured lines."""
         out: list[str] = []
         with contextlib.suppress(IndexError):
             while len(out) < 1000:
@@ -366,6 +370,7 @@ class CapturedOutput:
             self._stream.flush()
 
     def end_line(self) -> None:
+        """Complete an unfinished last line."""
         if self._part:
             self.write("\n")
 
@@ -375,9 +380,10 @@ class CapturedOutput:
 
 @contextlib.contextmanager
 def capture_output(to_driver: bool, drop: bool) -> Iterator[CapturedOutput]:
-    """Take what is written meanwhile, for the driver or, with `drop`, for nobody.
+    """Capture stdout and stderr of the block for the driver; `drop` suppresses local output.
 
-    The log of an executor gets it in any case; that of local mode is the driver's own output.
+    Executors also write the output to their log. In local mode that log is the driver's output,
+    which would show it twice.
     """
     log = CapturedOutput(sys.stderr, keep=to_driver, tee=not drop)
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
