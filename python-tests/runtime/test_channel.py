@@ -271,7 +271,7 @@ def test_barrier_ends_when_somebody_fails(channel, why):
     line = channel.address.connect(1)
     end = {"abort": lambda: line.set("abort", ""), "failed": lambda: line.count("failed", 1)}[why]
     threading.Timer(0.2, end).start()
-    with pytest.raises(PeerLost, match="before all had met"):
+    with pytest.raises(PeerLost, match="before all reached the barrier"):
         channel.address.connect(1).barrier("here", 2)
 
 

@@ -173,8 +173,8 @@ class Engine(ABC):
         slots = self._slots(num_workers)
         if num_workers > slots:
             raise UsageError(
-                f"{num_workers} workers were requested but the cluster can run {slots} tasks at "
-                "once; request fewer workers (workers_per_node) or more cores or nodes in "
+                f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
+                "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
                 "init_orca_context",
                 code="resource-limit",
             )

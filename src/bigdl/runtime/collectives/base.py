@@ -1,16 +1,15 @@
-"""Collectives among workers, above all the sum of their gradients.
+"""Collectives among the workers of a job, mainly the all-reduce of gradients.
 
-A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`~GradientSync.start`
-once, :meth:`~GradientSync.broadcast` for the initial state,
+A **GradientSync** belongs to one program in one worker.  The training loop calls
+:meth:`~GradientSync.start` once, :meth:`~GradientSync.broadcast` for the initial state,
 :meth:`~GradientSync.all_reduce_gradients` in every step between ``backward`` and the optimizer's
-step, and the other collectives at the ends of epochs.  A ``backward`` within
-:meth:`~GradientSync.overlap` hides most of what is sent.  :meth:`~GradientSync.stop` also
-runs when the program fails, before the failure is reported.
-All ranks call the same methods in the same order.
-Every collective raises :class:`~bigdl.runtime.engine.PeerLost` when another worker went away.
+step, and the other collectives at the end of each epoch.  A ``backward`` within
+:meth:`~GradientSync.overlap` hides most of the communication.  :meth:`~GradientSync.stop` also runs
+when the program fails, before the failure is reported.  All ranks call the same methods in the same
+order.  Every collective raises :class:`~bigdl.runtime.engine.PeerLost` if another worker is lost.
 
-A subclass brings a few collectives of tensors from a library, and the rest is built from them.  A
-single worker uses none.
+A subclass implements a few tensor collectives with a library; this class derives the others.  A
+single worker needs no library.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
 
 class GradientSync(ABC):
-    """Sums gradients over the workers of a job, and is their other collectives.
+    """Base class of collectives among workers, which all-reduces gradients.
 
-    See the module for who calls what.
+    See the module for the order of calls.
 
     Parameters
     ----------
@@ -54,14 +53,14 @@ class GradientSync(ABC):
         self.rank: int = worker.rank
         self.world_size: int = worker.world_size
         self.sums_in_tree = False
-        self._library: Any = None  # once the others are joined
+        self._library: Any = None  # set by start()
         self.groups: GradientGroups | None = None
 
-    # -- what a library brings, among peers only --------------------------------------------------
+    # -- implemented by a subclass, for several workers -----------------------------------------
 
     @abstractmethod
     def _join(self) -> None:
-        """Join the other workers and set the library."""
+        """Join the other workers and set `_library`."""
 
     @abstractmethod
     def _leave(self, library: Any) -> None:
@@ -69,23 +68,23 @@ class GradientSync(ABC):
 
     @abstractmethod
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        """The tensor of rank 0 on every rank, in place."""
+        """Broadcast the tensor of rank 0 to every rank, in place."""
 
     @abstractmethod
     def _all_gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """A tensor of one shape of every rank, in rank order."""
+        """Gather tensors of equal shape from every rank, in rank order."""
 
     @abstractmethod
     def _gather(self, data: bytes, sizes: list[int]) -> list[bytes] | None:
-        """Bytes of every rank on rank 0; `sizes` are those of all ranks."""
+        """Gather bytes of every rank on rank 0; `sizes` are the lengths on all ranks."""
 
     @abstractmethod
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
-        """Begin to combine a tensor, in place; returns what waits for the end."""
+        """Start an in-place all-reduce; return a function that waits for it."""
 
     @abstractmethod
     def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of coalesced sparse tensors."""
+        """Return the sum of coalesced sparse tensors over the ranks."""
 
     @abstractmethod
     def _all_to_all(
@@ -93,27 +92,27 @@ class GradientSync(ABC):
     ) -> torch.Tensor:
         """Exchange consecutive pieces of a flat tensor; see :meth:`all_to_all`."""
 
-    # -- what is made of it -----------------------------------------------------------------------
+    # -- derived collectives -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the other workers; returns when all are there."""
+        """Join the other workers; return when all have joined."""
         if self.world_size > 1:
             self._join()
 
     def stop(self) -> None:
-        """Leave, at once and without waiting for anybody; safe to call twice."""
+        """Leave the group at once without waiting for peers; safe to call twice."""
         self.groups = None
         library, self._library = self._library, None
         if library is not None:
             self._leave(library)
 
     def sum_in_tree(self) -> None:
-        """Sum over ranks along a binary tree, for any number of them; before the first sum.
+        """Sum over ranks along a binary tree for any number of ranks; call it before the first sum.
 
         Raises
         ------
         UsageError
-            If the library decides the order of its sums.
+            If the library determines the order of its sums.
         """
         raise UsageError(
             f'{type(self).__name__} does not sum along a fixed tree, which exact="bits" needs; '
@@ -122,18 +121,18 @@ class GradientSync(ABC):
             argument="exact",
         )
 
-    def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - few have to do it
-        """Expect tensors of a GPU from now on; a collective, right after :meth:`start`.
+    def use_device(self, device: torch.device, *, is_alone: bool) -> None:  # noqa: B027 - optional
+        """Prepare collectives for tensors on a GPU; call it on all ranks after :meth:`start`.
 
         Parameters
         ----------
         device : torch.device
         is_alone : bool
-            Whether no other worker uses the GPU of any worker.
+            Whether every worker has a separate GPU.
         """
 
     def broadcast(self, data: bytes | None) -> bytes | None:
-        """Bytes of rank 0 on every rank."""
+        """Return the bytes of rank 0 on every rank."""
         if self.world_size == 1:
             return data
         import torch
@@ -150,7 +149,7 @@ class GradientSync(ABC):
         return data if self.rank == 0 else buffer.numpy().tobytes()
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """A few numbers of every rank, in rank order (float64); as many on every rank."""
+        """Return a list of numbers (float64) from every rank, in rank order."""
         import torch
 
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -160,7 +159,7 @@ class GradientSync(ABC):
             return [each.tolist() for each in self._all_gather(tensor)]
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        """Bytes of every rank on rank 0, None elsewhere."""
+        """Return the bytes of every rank on rank 0, None on other ranks."""
         if self.world_size == 1:
             return [data]
         sizes = [int(size) for (size,) in self.all_gather([len(data)])]
@@ -170,14 +169,15 @@ class GradientSync(ABC):
     def all_to_all(
         self, tensor: torch.Tensor, send: Sequence[int], receive: Sequence[int]
     ) -> torch.Tensor:
-        """Send every rank its piece of a tensor, and get one from each.
+        """Send a piece of a tensor to every rank and return the pieces received from all ranks.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Of one dimension, on the CPU; of one dtype on all ranks.
+            One-dimensional CPU tensor; of equal dtype on all ranks.
         send, receive : sequence of int
-            Elements of the piece for each rank and of each rank; together they lie in rank order.
+            Number of elements to send to each rank, and to receive from each rank. The pieces are
+            concatenated in rank order.
 
         Returns
         -------
@@ -191,7 +191,7 @@ class GradientSync(ABC):
     def all_reduce(
         self, tensor: torch.Tensor, operation: Literal["sum", "max"] = "sum"
     ) -> torch.Tensor:
-        """Combine a tensor of one shape and dtype over the ranks, in place; returns it."""
+        """All-reduce a tensor of equal shape and dtype in place and return it."""
         if self.world_size > 1:
             self._begin(tensor, operation)()
         return tensor
@@ -209,14 +209,15 @@ class GradientSync(ABC):
         parameters : sequence of torch.nn.Parameter
             The same ones in the same order on every rank.
         weight : float
-            A rank without rows passes 0 and takes part with zeros, whatever its gradients are.
+            Weight of this rank. A rank without rows passes 0 and contributes zeros; its gradients
+            are ignored.
         may_be_sparse : sequence of torch.nn.Parameter
-            Those of `parameters` whose gradient can be a sparse tensor on some rank.
+            The `parameters` whose gradient can be a sparse tensor on some rank.
 
         Notes
         -----
-        A parameter that has a gradient on no rank of weight above 0 keeps None, as in a single
-        process, so an optimizer leaves it alone.
+        A parameter without a gradient on all ranks of positive weight keeps None, as in a single
+        process, so an optimizer skips it.
         """
         if self.world_size == 1:
             return
@@ -232,15 +233,15 @@ class GradientSync(ABC):
         weight: float,
         may_be_sparse: Sequence[torch.nn.Parameter] = (),
     ) -> contextlib.AbstractContextManager[None]:
-        """Send gradients while the backward pass of a block computes the others.
+        """All-reduce gradient buckets during the backward pass of the block.
 
-        :meth:`all_reduce_gradients` has to follow with the same arguments, on all ranks; a rank may
-        do without the block, as one does that has no rows.
+        :meth:`all_reduce_gradients` must follow with the same arguments on all ranks. A rank may
+        skip the block, for example if it has no rows.
         """
         if self.world_size == 1:
             return contextlib.nullcontext()
         groups = self._groups_of(parameters, may_be_sparse)
-        # the first group only: its buckets are the first that all ranks send
+        # the first group only: all ranks send its buckets first
         return groups.dense[0].overlap(weight) if groups.dense else contextlib.nullcontext()
 
     def _groups_of(
@@ -253,33 +254,34 @@ class GradientSync(ABC):
     def sum_arrays(
         self, arrays: Sequence[npt.NDArray[Any]], weight: float
     ) -> list[npt.NDArray[Any]]:
-        """The sums over the ranks of ``weight * array``, as arrays in memory of their own.
+        """Return the sums over the ranks of ``weight * array`` as new arrays.
 
         Parameters
         ----------
         arrays : sequence of numpy.ndarray
-            Of float32 or float64; of the same shapes and types on every rank. They are only read.
+            Arrays of float32 or float64, of equal shapes and dtypes on every rank. They stay
+            unchanged.
         weight : float
-            0 for a rank that takes part with zeros, whatever its arrays are.
+            Weight of this rank; 0 contributes zeros and ignores the arrays.
         """
         if self.world_size == 1:
             return [array * weight for array in arrays]
         return summed(arrays, weight, self._buffer_of_arrays)
 
     def new_buffer(self, size: int, dtype: torch.dtype, device: torch.device) -> SumBuffer:
-        """Memory for gradients of parameters; all ranks make theirs in the same order."""
+        """Allocate a buffer for gradients; all ranks allocate theirs in the same order."""
         import torch
 
         return SumBuffer(torch.zeros(size, dtype=dtype, device=device), self._begin)
 
     def _buffer_of_arrays(self, size: int, dtype: torch.dtype) -> SumBuffer:
-        """The same for arrays, whose sums go to the caller."""
+        """Allocate a buffer for arrays, whose sums are returned to the caller."""
         import torch
 
         return SumBuffer(torch.empty(size, dtype=dtype), self._begin)
 
     def _begin(self, tensor: torch.Tensor, operation: str = "sum") -> Callable[[], None]:
-        """Begin to combine a tensor, in place; returns what waits for the end."""
+        """Start an in-place all-reduce; return a function that waits for it."""
         with as_peer_lost():
             work = self._start_reduce(tensor, operation)
 
@@ -290,7 +292,7 @@ class GradientSync(ABC):
         return wait
 
     def _reduce_sparse(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
-        """The ranks first tell each other what they have, so that they agree on the layout."""
+        """All-reduce possibly sparse gradients after the ranks have agreed on their layout."""
         layouts = [layout(p.grad) if weight else NONE for p in parameters]
         for parameter, of_ranks in zip(
             parameters, zip(*self.all_gather(layouts), strict=True), strict=True
@@ -309,9 +311,9 @@ class GradientSync(ABC):
 
 @contextlib.contextmanager
 def as_peer_lost() -> Iterator[None]:
-    """Say what a RuntimeError of a library's collective means: another worker went away.
+    """Convert a RuntimeError of a library's collective to PeerLost.
 
-    Nothing else belongs in the block: a fault of ours or of the model would be retried.
+    Put nothing else in the block: errors of BigDL or of the model would be retried.
     """
     try:
         yield
@@ -320,7 +322,7 @@ def as_peer_lost() -> Iterator[None]:
 
 
 def bytes_tensor(data: bytes | None) -> torch.Tensor:
-    """Bytes as a tensor of one dimension that may be written to."""
+    """Copy bytes to a writable tensor of one dimension."""
     import numpy as np
     import torch
 
@@ -328,7 +330,7 @@ def bytes_tensor(data: bytes | None) -> torch.Tensor:
 
 
 def interface_of(host: str) -> str | None:
-    """The network interface of this machine that has the address `host`."""
+    """Return the name of the local network interface with the address `host`."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

@@ -1,10 +1,9 @@
-"""Gradients as flat buffers: one per dtype and device, cut in buckets that are summed.
+"""Gradient buckets: flat buffers per dtype and device that are all-reduced in pieces.
 
 For a loss that is a mean of per-sample terms, a rank with n of the batch's N rows contributes
 ``n / N`` times its gradient, so the sum is the gradient of one process on the whole batch, also in
 an uneven step and when a rank has no rows.  (DistributedDataParallel divides by the world size
-instead.)  How a bucket is summed over the ranks is somebody else's: see
-:class:`~bigdl.runtime.collectives.base.GradientSync`.
+instead.)  :class:`~bigdl.runtime.collectives.base.GradientSync` sums the buckets over the ranks.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     import torch
 
 BUCKET_ELEMENTS = 1 << 20  # elements of one all-reduce
-PIECE_ELEMENTS = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
-_ALIGNED = 64  # bytes: TensorFlow and XLA use memory with this alignment without a copy
-NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
+PIECE_ELEMENTS = 1 << 20  # elements of one all-reduce of arrays: copying overlaps with sending
+_ALIGNED = 64  # bytes: TensorFlow and XLA then use the memory without a copy
+NONE, SPARSE, DENSE = 0, 1, 2  # layouts of a parameter's gradient on a rank
 
 
 class SumBuffer:
-    """A flat tensor of which pieces are summed over the ranks, in place.
+    """A flat tensor whose pieces are summed over the ranks in place.
 
     Parameters
     ----------
@@ -43,31 +42,31 @@ class SumBuffer:
         self.tensor, self._start_sum = tensor, start_sum
 
     def fresh(self, size: int) -> torch.Tensor:
-        """Return a tensor of so many elements in which :meth:`start` can put sums."""
+        """Return a tensor of `size` elements for the sums of :meth:`start`."""
         return self.tensor
 
     def start(self, begin: int, end: int, out: torch.Tensor | None = None) -> Callable[[], None]:
-        """Begin to sum a piece; all ranks do so in one order, with the same arguments.
+        """Start to sum a piece; all ranks start the same pieces in the same order.
 
         Parameters
         ----------
         begin, end : int
         out : torch.Tensor, optional
-            Where the sum goes, at the same place: from :meth:`fresh`; default is the tensor itself.
+            Target of the sum at the same offsets, from :meth:`fresh`; default: the tensor itself.
 
         Returns
         -------
         callable
-            Waits for the sum; all ranks do so in one order.
+            Waits for the sum; all ranks wait in the same order.
         """
         return self._start_sum(self.tensor[begin:end])
 
     def settle(self) -> None:
-        """Return when the tensor may be written to again, after all waits."""
+        """Wait until the tensor may be written again; call it after all waits."""
 
 
 class GradientGroups:
-    """The parameters of a model, sorted by how their gradients are reduced; made once.
+    """The parameters of a model, grouped by the way their gradients are reduced.
 
     Parameters
     ----------
@@ -91,34 +90,34 @@ class GradientGroups:
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+        groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             if id(parameter) not in sparse:
-                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.dense = [FlatBuckets(members, make_buffer) for members in kinds.values()]
+                groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        self.dense = [FlatBuckets(members, make_buffer) for members in groups.values()]
 
     def are_of(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Return True if it was made of these parameters; False once an optimizer has got more."""
+        """Return True if the groups were made of exactly these parameters."""
         return tuple(map(id, parameters)) == self._ids
 
 
 class FlatBuckets:
-    """One flat buffer for the gradients of `parameters`, reduced in buckets, the last layers first.
+    """A flat gradient buffer that is all-reduced in buckets, last layers first.
 
     A backward pass computes the gradients of the last parameters first. Within :meth:`overlap` a
-    bucket is sent once it is full, so all but the last one travel while the pass goes on. Buckets
-    are sent in one order on all ranks, whatever the order in which they fill, and a rank that does
-    not overlap sends them afterwards (Li et al., "PyTorch Distributed", VLDB 2020).
+    bucket is sent once it is full, so all buckets but the last are sent during the pass. All ranks
+    send the buckets in the same order, even if they fill in another order. A rank that does not
+    overlap sends them afterwards (Li et al., "PyTorch Distributed", VLDB 2020).
 
-    The last elements say on how many ranks each parameter has a gradient, and on how many a
-    gradient changed after it had been sent.
+    The last elements of the buffer count the ranks on which each parameter has a gradient, and the
+    ranks on which a gradient changed after it was sent.
 
     Parameters
     ----------
     parameters : sequence of torch.nn.Parameter
-        Of one dtype and device.
+        Parameters of one dtype and device.
     make_buffer : callable
-        ``make_buffer(size, dtype, device)`` gives a :class:`SumBuffer`.
+        ``make_buffer(size, dtype, device)`` returns a :class:`SumBuffer`.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class FlatBuckets:
         self._flags = self._flat[total:]
         self._views: list[torch.Tensor] = []
         self._bucket_of: list[int] = []
-        self._ends: list[int] = []  # of the buckets, in the buffer
+        self._ends: list[int] = []  # end offsets of the buckets in the buffer
         start = begin = 0
         for parameter, size in zip(self._parameters, sizes, strict=True):
             self._views.append(self._flat[start : start + size].view(parameter.shape))
@@ -142,23 +141,23 @@ class FlatBuckets:
             if start - begin >= BUCKET_ELEMENTS:
                 self._ends.append(start)
                 begin = start
-        self._ends.append(self._flat.numel())  # with the flags, so it is sent last
-        # on a GPU a hook would have to synchronize streams: all is sent after the backward pass
+        self._ends.append(self._flat.numel())  # includes the flags, so it is sent last
+        # on a GPU a hook would have to synchronize streams: send after the backward pass instead
         self._can_overlap = len(self._ends) > 1 and first.device.type == "cpu"
         self._reset()
 
     def _reset(self) -> None:
-        self._waits: list[Callable[[], None]] = []  # one for each bucket that was sent
+        self._waits: list[Callable[[], None]] = []  # one per sent bucket
         self._is_copied = [False] * len(self._parameters)
         self._missing = Counter(self._bucket_of)
-        self._is_stale = False  # a gradient changed after it had been copied
+        self._is_stale = False  # a gradient changed after it was copied
 
     @contextlib.contextmanager
     def overlap(self, weight: float) -> Iterator[None]:
-        """Send what a backward pass within the block has finished.
+        """All-reduce the buckets that the backward pass within the block completes.
 
-        :meth:`all_reduce` has to follow. Nothing is sent if somebody else's hooks may change
-        the gradients.
+        :meth:`all_reduce` must follow. Nothing is sent early if other hooks may change the
+        gradients.
         """
         self._reset()
         if not (weight and self._can_overlap) or any(map(_has_hooks, self._parameters)):
@@ -191,9 +190,11 @@ class FlatBuckets:
                 hook.remove()
 
     def all_reduce(self, weight: float) -> None:
-        """Do :meth:`GradientSync.all_reduce_gradients` for these parameters."""
+        """Run :meth:`GradientSync.all_reduce_gradients` for these parameters."""
         self._reduce_rest(weight)
-        if self._flags[-1]:  # a gradient changed after it was sent, as with activation checkpoints
+        if self._flags[
+            -1
+        ]:  # a gradient changed after it was sent, e.g. with activation checkpoints
             self._can_overlap = False
             self.buffer.settle()
             self._reset()
@@ -238,7 +239,7 @@ class FlatBuckets:
         self._is_copied[index] = True
 
     def _send(self) -> None:
-        """Begin to sum the next bucket."""
+        """Start to sum the next bucket."""
         bucket = len(self._waits)
         start = self._ends[bucket - 1] if bucket else 0
         self._waits.append(self.buffer.start(start, self._ends[bucket]))
@@ -251,17 +252,17 @@ def _has_hooks(parameter: torch.nn.Parameter) -> bool:
 def summed(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> list[npt.NDArray[Any]]:
-    """Sum arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
+    """Return the weighted sums of arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
 
-    The results are views of memory that belongs to this call, and every number is copied to where
-    it is summed while the piece before it is being sent.
+    The results are views of new memory. Each piece is copied to the buffer while the previous piece
+    is being sent.
 
     Parameters
     ----------
     arrays : sequence of numpy.ndarray
     weight : float
     make_buffer : callable
-        ``make_buffer(size, dtype)`` gives a :class:`SumBuffer`, perhaps a larger, used one.
+        ``make_buffer(size, dtype)`` returns a :class:`SumBuffer`, which may be larger and reused.
     """
     out: dict[int, npt.NDArray[Any]] = {}
     waits: list[Callable[[], None]] = []
@@ -280,7 +281,7 @@ def summed(
 def _start_sums(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> tuple[list[npt.NDArray[Any]], list[Callable[[], None]]]:
-    """Return views that will hold the sums, and functions to call in turn until they do."""
+    """Return views for the sums, and the functions to call in order to wait for them."""
     import numpy as np
     import torch
 
@@ -290,18 +291,18 @@ def _start_sums(
     memory, sums = buffer.tensor.numpy(), buffer.fresh(sum(sizes))
     pieces, waits, sent, begin = [], [], 0, 0
     for array, size in zip(arrays, sizes, strict=True):
-        piece, given = memory[begin : begin + array.size], array.reshape(-1)
+        piece, flat = memory[begin : begin + array.size], array.reshape(-1)
         for first in range(0, array.size, PIECE_ELEMENTS):
             part = piece[first : first + PIECE_ELEMENTS]
             if weight:
-                np.multiply(given[first : first + PIECE_ELEMENTS], weight, out=part)
+                np.multiply(flat[first : first + PIECE_ELEMENTS], weight, out=part)
             else:
                 part.fill(0)
             if (end := begin + first + part.size) - sent >= PIECE_ELEMENTS:
                 waits.append(buffer.start(sent, end, sums))
                 sent = end
         pieces.append(sums.numpy()[begin : begin + array.size].reshape(array.shape))
-        memory[begin + array.size : begin + size] = 0  # is sent, too
+        memory[begin + array.size : begin + size] = 0  # padding, which is sent, too
         begin += size
     if begin > sent:
         waits.append(buffer.start(sent, begin, sums))
@@ -321,14 +322,14 @@ def _check_dense(gradient: torch.Tensor, parameter: torch.nn.Parameter) -> None:
 
 
 def layout(gradient: torch.Tensor | None) -> int:
-    """Return the layout of a gradient on one rank."""
+    """Return the layout of a gradient on this rank: NONE, SPARSE or DENSE."""
     if gradient is None:
         return NONE
     return SPARSE if gradient.is_sparse else DENSE
 
 
 def weighted(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
-    """`weight` times a parameter's gradient, in a layout that all ranks agreed on."""
+    """Return `weight` times a parameter's gradient in the agreed layout."""
     import torch
 
     gradient = parameter.grad if weight else None

@@ -1,13 +1,12 @@
-"""Sums over many workers in few rounds.
+"""All-reduce by recursive halving and doubling, for many workers.
 
-A ring, as gloo has it, takes twice as many rounds as there are workers, one after another, and each
-has the latency of the network and the cost of a message. Recursive halving and doubling sends as
-many bytes in a number of rounds that grows with the logarithm (R. Rabenseifner, "Optimization of
-collective reduction operations", ICCS 2004). Where the number of workers is no power of two, its
-prime factors take the place of the twos.
+A ring all-reduce, as in gloo, needs 2N sequential rounds for N workers, each with the latency of
+the network and the cost of a message. Recursive halving and doubling sends the same number of bytes
+in O(log N) rounds (R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004).
+If the number of workers is no power of two, its prime factors replace the twos.
 
-The order in which numbers are added up is a tree over the ranks, the same for every number, so
-sums are the same to the last bit wherever a rank runs and however a vector is cut.
+The order of additions is a tree over the ranks, the same for every element. So sums are bitwise
+equal for any placement of the ranks and any split of a vector.
 """
 
 import functools
@@ -18,36 +17,36 @@ from multiprocessing.pool import ThreadPool
 from typing import Any, TypeVar
 
 HALVING_MIN_WORLD_SIZE = 8
-"""From so many workers on; with fewer a ring has hardly more rounds."""
+"""Minimum number of workers; with fewer a ring has about as few rounds."""
 
-_TAG = 7  # of messages; not that of the others between two ranks
-_AT_ONCE = 2  # sums on their way: one is added up while another one travels
+_TAG = 7  # message tag, different from other messages between two ranks
+_AT_ONCE = 2  # concurrent sums: one is added while another is transferred
 
 Number = TypeVar("Number")
 
 
 def factors(number: int) -> list[int]:
-    """The prime factors of a number, the smallest first."""
-    found, divisor = [], 2
+    """Return the prime factors of a number in ascending order."""
+    primes, divisor = [], 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            primes.append(divisor)
             number //= divisor
         divisor += 1
-    return [*found, number] if number > 1 else found
+    return [*primes, number] if number > 1 else primes
 
 
 def tree_sum(values: Sequence[Number]) -> Number:
-    """The sum of what all ranks have, in the order of :class:`HalvingDoubling`."""
+    """Return the sum of the ranks' values in the order of :class:`HalvingDoubling`."""
     for factor in factors(len(values)):
         values = [_sum(values[i : i + factor]) for i in range(0, len(values), factor)]
     return values[0]
 
 
 class HalvingDoubling:
-    """Sums of tensors over all ranks, in place.
+    """In-place all-reduce of tensors by recursive halving and doubling.
 
-    Ranks that lie side by side exchange the largest pieces: they should be those of one host.
+    Consecutive ranks exchange the largest pieces, so they should be on one host.
 
     Parameters
     ----------
@@ -55,74 +54,74 @@ class HalvingDoubling:
         ``torch.distributed``.
     rank, world_size : int
     group : torch.distributed.ProcessGroup, optional
-        Of gloo, with all ranks; default the one of the process. What still runs when it is left
-        fails, and never reaches a later one.
+        A gloo group of all ranks; default: the group of the process. Messages of an old group never
+        reach a later one.
     """
 
     def __init__(self, library: Any, rank: int, world_size: int, group: Any = None):
         self._library, self._group = library, group
         self.ranks_by_stride: dict[
             int, list[int]
-        ] = {}  # by their stride: the ranks that exchange pieces
+        ] = {}  # ranks that exchange pieces, by their stride
         stride = 1
         for factor in factors(world_size):
             first = rank - rank // stride % factor * stride
             self.ranks_by_stride[stride] = [first + i * stride for i in range(factor)]
             stride *= factor
         self._rank = rank
-        self._rooms: dict[tuple[Any, ...], Any] = {}  # memory by turn and dtype
+        self._buffers: dict[tuple[Any, ...], Any] = {}  # receive memory by turn and dtype
         self._pools = [ThreadPool(1) for _ in range(_AT_ONCE)]
         self._started = 0
 
     def start(self, tensor: Any) -> Callable[[], None]:
-        """Begin to sum; all ranks do so in one order.
+        """Start to sum a tensor in the background; all ranks start sums in one order.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Of one dimension, contiguous, on the CPU.
+            One-dimensional contiguous CPU tensor.
 
         Returns
         -------
         callable
-            Waits for the sum; a RuntimeError says that a rank is lost.
+            Waits for the sum; raises RuntimeError if a rank is lost.
         """
         return self.begin(functools.partial(self.sum, tensor))
 
     def begin(self, work: Callable[[int], None]) -> Callable[[], None]:
-        """Begin something that exchanges; all ranks do so in one order.
+        """Run a function that exchanges tensors in a background thread.
 
         Parameters
         ----------
         work : callable
-            ``work(turn)`` runs in a thread of its own, with the turn that :meth:`sum` and
-            :meth:`meet` ask for.
+            ``work(turn)`` runs in a background thread; pass its turn to :meth:`sum` and
+            :meth:`barrier`. All ranks begin work in one order.
 
         Returns
         -------
         callable
-            Waits for the end, and raises what was raised.
+            Waits for the end, and raises the exception of `work`.
         """
         turn = self._started % _AT_ONCE
         self._started += 1
         return self._pools[turn].apply_async(work, (turn,)).get
 
     def close(self) -> None:
-        """Begin no more."""
+        """Close the background threads."""
         for pool in self._pools:
             pool.close()
 
     def sum(self, tensor: Any, turn: int, block: int = 1) -> None:
-        """Sum a tensor, in place; :meth:`start` does it in the background.
+        """Sum a tensor over the ranks in place; :meth:`start` does it in the background.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            As for :meth:`start`.
+            See :meth:`start`.
         turn : int
         block : int, optional
-            Over so many ranks, that lie side by side, the numbers are summed up already, and the
-            sum is over the ranks that have the same place in their blocks.
+            Number of consecutive ranks whose values are already summed. The sum is over the ranks
+            with the same index in their blocks.
         """
         begin, end = 0, tensor.numel()
         tag, done = _TAG + turn, []
@@ -131,20 +130,20 @@ class HalvingDoubling:
             pieces = {
                 rank: tensor[low:high] for rank, (low, high) in zip(group, bounds, strict=True)
             }
-            own, others = pieces[self._rank], [rank for rank in group if rank != self._rank]
-            room = self._room(turn, own, len(others))
-            terms = dict(zip(others, room, strict=True))
+            local, others = pieces[self._rank], [rank for rank in group if rank != self._rank]
+            buffers = self._receive_buffers(turn, local, len(others))
+            terms = dict(zip(others, buffers, strict=True))
             self._exchange(pieces, terms, tag)
-            terms[self._rank] = own
-            own.copy_(_sum([terms[rank] for rank in group]))
+            terms[self._rank] = local
+            local.copy_(_sum([terms[rank] for rank in group]))
             done.append(pieces)
             begin, end = bounds[group.index(self._rank)]
         for pieces in reversed(done):
-            own = pieces.pop(self._rank)
-            self._exchange(dict.fromkeys(pieces, own), pieces, tag)
+            local = pieces.pop(self._rank)
+            self._exchange(dict.fromkeys(pieces, local), pieces, tag)
 
-    def meet(self, ranks: Sequence[int], turn: int = _AT_ONCE) -> None:
-        """Return when all of these ranks are here; without a turn, outside of :meth:`begin`."""
+    def barrier(self, ranks: Sequence[int], turn: int = _AT_ONCE) -> None:
+        """Wait until all given ranks have called this; a barrier of a subgroup."""
         import torch
 
         others, token = [r for r in ranks if r != self._rank], torch.zeros(1, dtype=torch.uint8)
@@ -154,16 +153,16 @@ class HalvingDoubling:
             _TAG + turn,
         )
 
-    def _room(self, turn: int, like: Any, count: int) -> list[Any]:
-        """So many tensors for what comes in, over those of the round before."""
+    def _receive_buffers(self, turn: int, like: Any, count: int) -> list[Any]:
+        """Return `count` receive buffers shaped like a tensor, in reused memory."""
         size = count * len(like)
-        room = self._rooms.get((turn, like.dtype))
-        if room is None or len(room) < size:
-            room = self._rooms[turn, like.dtype] = like.new_empty(size)
-        return list(room[:size].view(count, len(like)))
+        buffers = self._buffers.get((turn, like.dtype))
+        if buffers is None or len(buffers) < size:
+            buffers = self._buffers[turn, like.dtype] = like.new_empty(size)
+        return list(buffers[:size].view(count, len(like)))
 
     def _exchange(self, sent: dict[int, Any], received: dict[int, Any], tag: int) -> None:
-        """Send each other rank its tensor and fill one of each."""
+        """Send a tensor to each peer rank and receive one from each."""
         works = []
         for rank, tensor in received.items():
             if len(tensor):
@@ -175,10 +174,11 @@ class HalvingDoubling:
 
 
 def _sum(values: Sequence[Any]) -> Any:
+    """Return the sum of tensors, added from left to right."""
     return functools.reduce(operator.add, values)
 
 
 def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of nearly one length."""
+    """Split a range into `parts` consecutive ranges of nearly equal length."""
     bounds = [begin + (end - begin) * i // parts for i in range(parts + 1)]
     return list(itertools.pairwise(bounds))

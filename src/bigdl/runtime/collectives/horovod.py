@@ -1,9 +1,8 @@
-"""Gradients meet by Horovod, over its gloo, on the workers of any engine.
+"""Gradient all-reduce by Horovod with gloo, on the workers of any engine.
 
-Horovod's processes find each other by a key-value server.  Rank 0 runs it while the others join, on
-the address of the job and for no longer.  What they say to each other while they train is Horovod's
-own; its tensor fusion stays off, since it would make the order of a sum, and so its last bits, a
-matter of timing.
+Horovod's processes find each other with a key-value server.  Rank 0 runs it on its job address
+while the others join.  The training traffic uses Horovod's protocol.  Tensor fusion is off, since
+it would make the order of sums, and so their last bits, depend on timing.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _CURE = (
 
 
 def require_horovod() -> ModuleType:
-    """``horovod.torch``, or how to get it.
+    """Return the module ``horovod.torch``; raise an error with instructions if unusable.
 
     Raises
     ------
     MissingExtraError
         If Horovod is not installed.
     UsageError
-        If it was built without PyTorch, or for another one.
+        If it was built without PyTorch, or for another PyTorch version.
     """
     try:
         import horovod.torch as hvd
@@ -54,7 +53,7 @@ def require_horovod() -> ModuleType:
             code="version-unsupported",
             package="horovod",
         ) from None
-    if not hasattr(hvd, "init"):  # it prints why
+    if not hasattr(hvd, "init"):  # Horovod prints the reason
         raise UsageError(
             f"The installed Horovod has no part for the installed torch; {_CURE}",
             code="version-unsupported",
@@ -64,7 +63,7 @@ def require_horovod() -> ModuleType:
 
 
 class HorovodSync(GradientSync):
-    """Collectives of Horovod; tensors of a GPU go through the memory of the host.
+    """Collectives of Horovod; GPU tensors are copied through host memory.
 
     Parameters
     ----------
@@ -73,13 +72,13 @@ class HorovodSync(GradientSync):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._flying = 0  # sums that were started and not waited for
+        self._in_flight = 0  # number of sums in flight
 
     def _join(self) -> None:
         if self._worker.certificate is not None:
             raise UsageError(
-                "This cluster asks for encryption, but Horovod cannot encrypt what workers say to "
-                "each other (gradients, weights and figures of the training); take "
+                "This cluster asks for encryption, but Horovod cannot encrypt the traffic between "
+                "workers (gradients, weights and metrics of the training); use "
                 'backend="spark", or, where the network between the workers is trusted, set '
                 "BIGDL_CLEAR_COLLECTIVES=1 for the driver",
                 code="unsupported",
@@ -104,7 +103,7 @@ class HorovodSync(GradientSync):
                 raise PeerLost(f"Horovod's workers did not find each other: {error}") from error
             self._library = hvd
             self._worker.at_exit(self.stop)
-            channel.barrier("horovod joined", self.world_size)  # the server is needed until then
+            channel.barrier("horovod joined", self.world_size)  # the server must run until then
 
     def _environment(self, slot: Slot, address: tuple[str, int]) -> EnvContext:
         host, port = address
@@ -117,7 +116,7 @@ class HorovodSync(GradientSync):
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(self._worker.timeout)),
             **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
             "HOROVOD_FUSION_THRESHOLD": "0",
-            "HOROVOD_LOG_LEVEL": "fatal",  # we say ourselves who went away
+            "HOROVOD_LOG_LEVEL": "fatal",  # our messages name the lost worker
             **slot.variables(),
         }
         return EnvContext(values)
@@ -147,22 +146,22 @@ class HorovodSync(GradientSync):
         return [part.numpy().tobytes() for part in everything.split(sizes)]
 
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
-        """Begin to combine a tensor in place; Horovod knows it by its name on all ranks."""
+        """Start an in-place all-reduce; Horovod matches tensors by name across ranks."""
         hvd, carrier = self._library, _carrier(tensor)
-        name = f"bigdl.{carrier.dtype}.{self._flying}"
-        self._flying += 1
-        how = hvd.Max if operation == "max" else hvd.Sum
-        handle = hvd.allreduce_async_(carrier, name=name, op=how)
+        name = f"bigdl.{carrier.dtype}.{self._in_flight}"
+        self._in_flight += 1
+        reduce_op = hvd.Max if operation == "max" else hvd.Sum
+        handle = hvd.allreduce_async_(carrier, name=name, op=reduce_op)
 
         def wait() -> None:
             hvd.synchronize(handle)
-            self._flying -= 1
+            self._in_flight -= 1
             _take_back(tensor, carrier)
 
         return wait
 
     def _sum_sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Horovod has no sum of sparse tensors: every rank adds up what all ranks have."""
+        """Return the sum of sparse tensors by gathering all of them: Horovod has no sparse sum."""
         import torch
 
         gather = self._library.allgather
@@ -173,7 +172,7 @@ class HorovodSync(GradientSync):
     def _all_to_all(
         self, tensor: torch.Tensor, send: list[int], receive: list[int]
     ) -> torch.Tensor:
-        """Horovod refuses to send nothing at all, so every piece has an element more."""
+        """Exchange pieces padded by one element: Horovod refuses empty pieces."""
         import torch
 
         pieces = [torch.cat([piece, piece.new_zeros(1)]) for piece in torch.split(tensor, send)]
@@ -184,7 +183,7 @@ class HorovodSync(GradientSync):
 
 
 def _carrier(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of a kind of number that Horovod adds up; `tensor` itself if it can."""
+    """Return a contiguous CPU tensor of a dtype that Horovod sums; `tensor` itself if possible."""
     import torch
 
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -196,6 +195,7 @@ def _carrier(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _take_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
+    """Copy a carrier tensor back to the original tensor."""
     import torch
 
     target = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -203,21 +203,21 @@ def _take_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
         target.copy_(carrier)
 
 
-# -- who is where -------------------------------------------------------------------------------
+# -- slots -------------------------------------------------------------------------------
 
 
 class Slot(NamedTuple):
-    """The place of a worker in Horovod's view of the job.
+    """Ranks and sizes of one worker in Horovod's terms.
 
     Attributes
     ----------
     hostname : str
     rank, size : int
-        Among all workers.
+        Rank among all workers, and their number.
     local_rank, local_size : int
-        Among those of its machine.
+        Rank among the workers of its machine, and their number.
     cross_rank, cross_size : int
-        Among those of the same local rank on all machines.
+        Rank among the workers with this local rank on all machines, and their number.
     """
 
     hostname: str
@@ -229,12 +229,12 @@ class Slot(NamedTuple):
     cross_size: int
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that tell Horovod."""
+        """Return the environment variables that describe the slot to Horovod."""
         return {f"HOROVOD_{name.upper()}": str(value) for name, value in self._asdict().items()}
 
 
 def slots_of(hosts: Sequence[str]) -> list[Slot]:
-    """The slots of workers, of which the one of rank r is on ``hosts[r]``."""
+    """Return the slots of workers, where rank r runs on ``hosts[r]``."""
     local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     return [
         Slot(
@@ -252,12 +252,12 @@ def slots_of(hosts: Sequence[str]) -> list[Slot]:
 
 @contextlib.contextmanager
 def _rendezvous(host: str, slots: Sequence[Slot]) -> Iterator[int]:
-    """Horovod's key-value server on an address of this machine; yields its port."""
+    """Run Horovod's key-value server on this machine within the block and yield its port."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):
         daemon_threads = True
-        server_bind = TCPServer.server_bind  # without asking for the name of the address
+        server_bind = TCPServer.server_bind  # skips the reverse DNS lookup
 
     server = Server((host, 0), RendezvousHandler, False)
     server.init(slots)

@@ -1,9 +1,9 @@
-"""Memory that the workers of one machine share, for what they would copy through sockets.
+"""Shared memory between workers on one host, which replaces socket copies.
 
-A worker writes what it gives to an anonymous file of its own in memory, and the others of its
-machine map that file: no name remains, whatever ends a process, and its last user frees it.
-Workers in containers or network namespaces of their own, and those of other users, go on by
-sockets, as those of other machines do.
+A worker writes its data to an anonymous memory file, which other workers on the host map.  The file
+has no name, so nothing remains if a process is killed; its last user frees it.  Workers in separate
+containers or network namespaces, and workers of other users, use sockets like workers on other
+hosts.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
     import torch
 
 _NAME = "bigdl"
-_TOKEN = 4  # numbers of 32 bits that tell a file from any other
+_TOKEN = 4  # 32-bit numbers of a token that identifies a file
 _ALIGNED = 64  # bytes
-SMALL_BYTES = 1 << 16  # bytes that are summed by the library, in fewer turns
-_BLOCK = 1 << 15  # numbers that are added up at a time, which stay in the cache
+SMALL_BYTES = 1 << 16  # smaller tensors are summed by the library in fewer rounds
+_BLOCK = 1 << 15  # elements that are added at a time and fit in the cache
 _SEGMENT = 1 << 20  # bytes of gloo's largest segment
 
 
 class SharedMemory:
-    """Bytes that other processes of this machine can map, as long as this object is there.
+    """An anonymous memory file that local processes can map while this object exists.
 
     Parameters
     ----------
     size : int
-        In bytes.
+        Size in bytes.
 
     Raises
     ------
     OSError
-        If there is no such memory.
+        If the system has no such memory.
 
     Attributes
     ----------
     array : ndarray of uint8
-        It stays valid without the object.
+        The memory; it stays valid without this object.
     fd : int
-        The file in this process.
+        File descriptor in this process.
     """
 
     def __init__(self, size: int):
         if not hasattr(os, "memfd_create"):
-            raise OSError("This system has no anonymous files in memory")
+            raise OSError("This system has no anonymous memory files")
         self.fd = os.memfd_create(_NAME)
         weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, size)
@@ -68,49 +68,49 @@ class SharedMemory:
 
 
 def mapped(process: int, fd: int) -> np.ndarray:
-    """The :class:`SharedMemory` of a process of this machine, not to be written to.
+    """Map the :class:`SharedMemory` of a local process, read-only.
 
     Raises
     ------
     OSError
-        If it cannot be seen from here.
+        If this process cannot read it.
     """
     path = f"/proc/{process}/fd/{fd}"
-    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # of another process of this number
+    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # another process may have this id
         raise FileNotFoundError(f"{path} is not shared memory")
     with open(path, "rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
 
 
 def local_peers(sync: GradientSync) -> dict[int, int]:
-    """The other ranks that can be read here and can read what is here; a collective.
+    """Return the ranks that share memory with this rank on its host; a collective.
 
     Parameters
     ----------
     sync : GradientSync
-        Of at least two workers.
+        A sync of at least two workers.
 
     Returns
     -------
     dict of int to int
-        The process of each of these ranks.
+        Process id of each of these ranks.
     """
     token = [secrets.randbits(32) for _ in range(_TOKEN)]
-    shown = _shared(token)
-    network = os.stat("/proc/self/ns/net").st_ino if shown else 0
-    rows = sync.all_gather([network, os.getpid(), shown.fd if shown else -1, *token])
+    memory = _shared(token)
+    network = os.stat("/proc/self/ns/net").st_ino if memory else 0
+    rows = sync.all_gather([network, os.getpid(), memory.fd if memory else -1, *token])
     ranks = range(sync.world_size)
     is_seen = [
         rank != sync.rank and rows[rank][0] == network and _sees(*map(int, rows[rank][1:]))
         for rank in ranks
     ]
     seen_by = sync.all_gather([float(each) for each in is_seen])
-    del shown  # all have seen it
+    del memory  # all ranks have read it
     return {r: int(rows[r][1]) for r in ranks if is_seen[r] and seen_by[r][sync.rank]}
 
 
 def _shared(token: Sequence[int]) -> SharedMemory | None:
-    """Memory with a token in it; None if there is none to be shared."""
+    """Create shared memory that contains a token; None if that is impossible."""
     try:
         memory = SharedMemory(4 * _TOKEN)
     except OSError:
@@ -120,6 +120,7 @@ def _shared(token: Sequence[int]) -> SharedMemory | None:
 
 
 def _sees(process: int, fd: int, *token: int) -> bool:
+    """Return True if this process can read the token in a process's shared memory."""
     try:
         return fd >= 0 and mapped(process, fd).view(np.uint32).tolist() == list(token)
     except (OSError, ValueError):  # no such file, or another one
@@ -127,12 +128,12 @@ def _sees(process: int, fd: int, *token: int) -> bool:
 
 
 def memory_of(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
-    """The memory of a neighbour.
+    """Map the shared memory of a local peer.
 
     Raises
     ------
     PeerLost
-        If the neighbour is gone.
+        If the peer has ended.
     """
     try:
         return mapped(neighbours[rank], fd)
@@ -141,10 +142,10 @@ def memory_of(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
 
 
 class HostExchange:
-    """Messages between the workers of one machine, with no copy where they arrive.
+    """Exchange of messages between workers on one host without a copy by the receiver.
 
-    Every worker writes to memory of its own, then comes to a collective of all, and then reads what
-    the others wrote.
+    Every worker writes to its memory, then all take part in a collective, and then each reads the
+    messages of the others.
 
     Parameters
     ----------
@@ -153,57 +154,57 @@ class HostExchange:
 
     Notes
     -----
-    There are two pieces of memory, which take turns. So what was read stays as it is until the
-    next collective: a worker writes over it only when all have come to that one.
+    Two memories alternate. So a read message stays unchanged until the next collective: a worker
+    overwrites it only after all workers have entered that collective.
     """
 
     FIELDS = 4
-    """How many numbers say where a message lies."""
+    """Number of integers that describe a message's position."""
 
     def __init__(self, neighbours: Mapping[int, int]):
         self.neighbours = neighbours
         self._writes = 0
-        self._own: dict[int, tuple[int, SharedMemory]] = {}  # by turn: number and memory
+        self._memories: dict[int, tuple[int, SharedMemory]] = {}  # number and memory by turn
         self._mapped: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def write(self, messages: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
-        """Write messages to own memory, over those of the write before the last.
+        """Write messages to local memory; overwrite those of the write before last.
 
         Parameters
         ----------
         messages : sequence of sequence of bytes-like
-            The parts of each.
+            Parts of each message.
 
         Returns
         -------
         list of tuple of int
-            Where each message lies: :attr:`FIELDS` numbers for :meth:`read` on a peer.
+            Position of each message: :attr:`FIELDS` integers for :meth:`read` on a peer.
         """
         sizes = [sum(map(len, parts)) for parts in messages]
         starts = list(itertools.accumulate(map(_aligned, sizes), initial=0))
-        number, memory = self._room(starts[-1])
+        number, memory = self._next_memory(starts[-1])
         for start, parts in zip(starts, messages, strict=False):
             for part in parts:
                 memory.array.data[start : start + len(part)] = part
                 start += len(part)
-        return [(number, memory.fd, *place) for place in zip(starts, sizes, strict=False)]
+        return [(number, memory.fd, *span) for span in zip(starts, sizes, strict=False)]
 
-    def _room(self, size: int) -> tuple[int, SharedMemory]:
-        """Memory whose turn it is, and its number: that of the first write to it."""
+    def _next_memory(self, size: int) -> tuple[int, SharedMemory]:
+        """Return the memory of this turn and the number of the first write to it."""
         self._writes += 1
         turn = self._writes % 2
-        if turn not in self._own or len(self._own[turn][1].array) < size:
-            self._own[turn] = self._writes, SharedMemory(max(size, mmap.PAGESIZE))
-        return self._own[turn]
+        if turn not in self._memories or len(self._memories[turn][1].array) < size:
+            self._memories[turn] = self._writes, SharedMemory(max(size, mmap.PAGESIZE))
+        return self._memories[turn]
 
-    def read(self, rank: int, place: Sequence[int]) -> np.ndarray:
-        """A message of a peer, not to be written to.
+    def read(self, rank: int, position: Sequence[int]) -> np.ndarray:
+        """Return a peer's message as a read-only view.
 
         Parameters
         ----------
         rank : int
-        place : sequence of int
-            What :meth:`write` returned for it there, before the collective.
+        position : sequence of int
+            Result of :meth:`write` on the peer, before the collective.
 
         Returns
         -------
@@ -212,27 +213,27 @@ class HostExchange:
         Raises
         ------
         PeerLost
-            If the peer is gone.
+            If the peer has ended.
         """
-        number, fd, start, size = place
+        number, fd, start, size = position
         turn = rank, number % 2
         if turn not in self._mapped or self._mapped[turn][0] != number:
             self._mapped[turn] = number, memory_of(self.neighbours, rank, fd)
         return self._mapped[turn][1][start : start + size]
 
     def close(self) -> None:
-        """Let go of the memory; what was read stays valid as long as it is in use."""
-        self._own.clear()
+        """Release the memory; views of read messages stay valid."""
+        self._memories.clear()
         self._mapped.clear()
 
 
 class SharedBuffer(SumBuffer):
-    """A flat tensor in shared memory, which ranks of one machine read from each other.
+    """A flat tensor in shared memory that ranks of one host read from each other.
 
     Parameters
     ----------
     sync : GradientSync
-        By ``torch.distributed``.
+        A sync with ``torch.distributed``.
     neighbours : dict of int to int
         See :func:`local_peers`.
     size : int
@@ -254,10 +255,10 @@ class SharedBuffer(SumBuffer):
         self._rank, self._world, self._neighbours = sync.rank, sync.world_size, neighbours
         self._sums_in_tree = sync.sums_in_tree
         self._near = sorted([sync.rank, *neighbours])
-        self._place = self._near.index(sync.rank)
-        self._arrays: list[np.ndarray] = []  # theirs
-        self._is_shared: bool | None = None  # by all ranks, once that is known
-        self._is_read = False  # by others, perhaps still
+        self._index = self._near.index(sync.rank)
+        self._arrays: list[np.ndarray] = []  # memory of the local ranks
+        self._is_shared: bool | None = None  # by all ranks; None until that is known
+        self._is_read = False  # peers may still read it
 
     def fresh(self, size: int) -> Any:
         return self.tensor.new_empty(size)
@@ -274,41 +275,42 @@ class SharedBuffer(SumBuffer):
 
     @property
     def _file(self) -> int:
+        """File descriptor of the shared memory; -1 without one."""
         return -1 if self._memory is None else self._memory.fd
 
     def _open(self, files: Sequence[int]) -> None:
-        """Map what neighbours share, where all ranks share; `files` are everyone's."""
-        own, self._is_shared = self.tensor.numpy(), min(files) >= 0
+        """Map the peers' memory if all ranks share theirs; `files` are all descriptors."""
+        local, self._is_shared = self.tensor.numpy(), min(files) >= 0
         for rank in self._near if self._is_shared else ():
             if rank == self._rank:
-                self._arrays.append(own)
+                self._arrays.append(local)
             else:
                 memory = memory_of(self._neighbours, rank, files[rank])
-                self._arrays.append(memory[: own.nbytes].view(own.dtype))
+                self._arrays.append(memory[: local.nbytes].view(local.dtype))
 
     def _add_up_tree(self, start: int, stop: int) -> None:
-        """Put the sum of a part over the neighbours where the own numbers were."""
-        own = self._arrays[self._place]
+        """Replace local values of a range by their tree sum over the local peers."""
+        local = self._arrays[self._index]
         for low in range(start, stop, _BLOCK):
-            here = slice(low, min(low + _BLOCK, stop))
-            own[here] = tree_sum([array[here] for array in self._arrays])
+            block = slice(low, min(low + _BLOCK, stop))
+            local[block] = tree_sum([array[block] for array in self._arrays])
 
     def _take(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
-        """Copy the parts that the neighbours have summed."""
+        """Copy the ranges that the local peers have summed."""
         self._is_read = True
-        target = self._arrays[self._place] if out is None else out.numpy()
+        target = self._arrays[self._index] if out is None else out.numpy()
         for (start, stop), array in zip(bounds, self._arrays, strict=True):
             if array is not target:
                 target[start:stop] = array[start:stop]
 
 
 class HostBuffer(SharedBuffer):
-    """A flat tensor in shared memory, of which pieces are summed over the ranks of one machine.
+    """A flat tensor in shared memory that is all-reduced among ranks of one host.
 
-    Every rank owns a part of each piece: it adds up what all ranks have there, and the others copy
-    the sum. The parts, and the order in which they are added up, are those of gloo's ring, with
-    many ranks those of :mod:`~bigdl.runtime.collectives.halving`, so the sums are the same to the
-    last bit, wherever ranks run.  All ranks are neighbours.
+    Every rank owns a range of each piece: it sums that range over all ranks, and the others copy
+    the sum. Ranges and order of additions equal those of gloo's ring, or with many ranks those of
+    :mod:`~bigdl.runtime.collectives.halving`, so sums are bitwise equal for any placement of the
+    ranks.  All ranks are on this host.
     """
 
     def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
@@ -317,10 +319,10 @@ class HostBuffer(SharedBuffer):
 
         if (end - begin) * self.tensor.itemsize < SMALL_BYTES:
             return self._by_library(begin, end, out)
-        own = torch.tensor([self._file])
-        files = [torch.empty_like(own) for _ in range(self._world)]
+        local_file = torch.tensor([self._file])
+        files = [torch.empty_like(local_file) for _ in range(self._world)]
         with as_peer_lost():
-            work = dist.all_gather(files, own, async_op=True)
+            work = dist.all_gather(files, local_file, async_op=True)
 
         def finish() -> None:
             with as_peer_lost():
@@ -340,20 +342,20 @@ class HostBuffer(SharedBuffer):
         return finish
 
     def _add_up(self, start: int, stop: int) -> None:
-        """Put the sum of a part where the own numbers were."""
+        """Replace local values of a range by their sum over the ranks."""
         if self._sums_in_tree:
             self._add_up_tree(start, stop)
             return
-        # as in gloo's ring the own numbers come last
+        # as in gloo's ring, local values are added last
         order = [(self._rank - distance) % self._world for distance in range(1, self._world)]
-        own, (first, *others) = self._arrays[self._rank], [self._arrays[rank] for rank in order]
+        local, (first, *others) = self._arrays[self._rank], [self._arrays[rank] for rank in order]
         scratch = np.empty(_BLOCK, first.dtype)
         for low in range(start, stop, _BLOCK):
-            here = slice(low, min(low + _BLOCK, stop))
-            total = first[here]
+            block = slice(low, min(low + _BLOCK, stop))
+            total = first[block]
             for other in others:
-                total = np.add(total, other[here], out=scratch[: len(total)])
-            np.add(total, own[here], out=own[here])
+                total = np.add(total, other[block], out=scratch[: len(total)])
+            np.add(total, local[block], out=local[block])
 
     def settle(self) -> None:
         if self._is_read:
@@ -365,21 +367,21 @@ class HostBuffer(SharedBuffer):
 
 
 class BlockBuffer(SharedBuffer):
-    """A flat tensor in shared memory, summed on each machine first and then between machines.
+    """A flat tensor in shared memory that is summed per host, then between hosts.
 
-    Every rank owns a part of each piece.  It adds up what the ranks of its block have there, sums
-    that over the ranks that have the same place in other blocks, and the ranks of the block copy
-    it: where a machine is a block, numbers leave it as if it had one rank.  The order in which they
-    are added up is that of :mod:`~bigdl.runtime.collectives.halving`.
+    Every rank owns a range of each piece.  It sums that range over the ranks of its block, then
+    over the ranks with the same index in other blocks, and the ranks of the block copy the result.
+    So a host that is one block sends as much as a single rank.  The order of additions is that of
+    :mod:`~bigdl.runtime.collectives.halving`.
 
     Parameters
     ----------
     sync, neighbours, size, dtype
         See :class:`SharedBuffer`.
     block : int
-        How many ranks add up first; see :func:`block_of`.
+        Number of ranks that are summed first; see :func:`block_of`.
     halving : HalvingDoubling
-        Of the ranks of `sync`.
+        The all-reduce among the ranks of `sync`.
     """
 
     def __init__(
@@ -413,22 +415,22 @@ class BlockBuffer(SharedBuffer):
 
     def _sum(self, begin: int, end: int, out: Any, turn: int) -> None:
         bounds = cut(begin, end, len(self._near))
-        start, stop = bounds[self._place]
-        self._halving.meet(self._near, turn)  # all have written the piece
+        start, stop = bounds[self._index]
+        self._halving.barrier(self._near, turn)  # all ranks have written the piece
         self._add_up_tree(start, stop)
         self._halving.sum(self.tensor[start:stop], turn, len(self._near))
-        self._halving.meet(self._near, turn)
+        self._halving.barrier(self._near, turn)
         self._take(bounds, out)
 
     def settle(self) -> None:
         if self._is_read:
             with as_peer_lost():
-                self._halving.meet(self._near)
+                self._halving.barrier(self._near)
             self._is_read = False
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """The number of ranks of each machine that add up first; a collective.
+    """Return the number of ranks per host that are summed first; a collective.
 
     Parameters
     ----------
@@ -438,8 +440,8 @@ def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
     Returns
     -------
     int
-        A part of what each machine has, if all have as many: the largest whose sums are in the tree
-        of :mod:`~bigdl.runtime.collectives.halving`; 1 where there is none.
+        The largest divisor of the ranks per host whose sums match the tree of
+        :mod:`~bigdl.runtime.collectives.halving`; 1 if hosts have different numbers of ranks.
     """
     near = sorted([sync.rank, *neighbours])
     size = len(near)
@@ -452,22 +454,23 @@ def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
 
 
 def ring_parts(size: int, itemsize: int, ranks: int) -> list[tuple[int, int]]:
-    """The parts of a vector that gloo's ring adds up, part r at the end on rank r.
+    """Return the ranges of a vector that gloo's ring assigns to each rank.
 
-    It cuts a vector in segments of at most a megabyte, at least two and as many for each rank.
+    The range of rank r is summed on rank r. The ring splits a vector into segments of at most 1
+    MiB, an equal number of at least two per rank.
 
     Parameters
     ----------
     size : int
-        Elements of the vector.
+        Number of elements of the vector.
     itemsize : int
-        Bytes of one.
+        Bytes of an element.
     ranks : int
 
     Returns
     -------
     list of (int, int)
-        First element and end of each part; the last ones may be shorter, or empty.
+        First element and end of each range; the last ranges may be shorter, or empty.
     """
     needed = max(-(-size * itemsize // _SEGMENT), 2 * ranks)
     of_rank = -(-needed // ranks)
@@ -477,4 +480,5 @@ def ring_parts(size: int, itemsize: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def _aligned(size: int) -> int:
+    """Round a size up to a multiple of the alignment."""
     return -(-size // _ALIGNED) * _ALIGNED

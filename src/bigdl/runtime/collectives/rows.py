@@ -1,14 +1,14 @@
-"""Rows of tables that lie in slices on the workers, fetched by id and given their gradients.
+"""Sharded embedding rows, fetched by id from their owner ranks and given their gradients.
 
-Every row belongs to one rank, its *owner*.  Row ``i`` of :class:`NumberedRows` is that of rank
-``i % world_size``, and row ``i // world_size`` of its slice: frequent rows, which often have
-neighbouring ids, are spread over all workers.  Other tables say themselves who has a row.
+Every row belongs to one rank, its *owner*.  Row ``i`` of :class:`NumberedRows` belongs to rank
+``i % world_size`` and is row ``i // world_size`` of its slice: frequent rows, which often have
+consecutive ids, are distributed over all workers.  Other tables define the owner themselves.
 
-A forward pass fetches rows in *rounds*.  In a round every rank says which table it reads, if any,
-and how many rows of each owner; then ids go to the owners and rows come back.  A rank that has
-nothing to read, because its batch is empty or its pass has ended, takes part until nobody reads any
-more (:meth:`RowExchange.finish`), so ranks may read different tables, and not equally often.
-Gradients go back by the same rounds, and an owner adds them up in rank order.
+A forward pass fetches rows in *rounds*.  In a round every rank announces the table that it reads,
+if any, and the number of rows per owner.  Then ids are sent to the owners and rows are returned.  A
+rank with an empty batch or a finished pass takes part until no rank reads
+(:meth:`RowExchange.finish`). So ranks may read different tables, and a different number of times.
+Gradients are returned by the same rounds, and an owner adds them in rank order.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
     from bigdl.runtime.collectives.base import GradientSync
 
-_NOTHING = -1  # instead of a table's number
+_NOTHING = -1  # table number of a rank that reads no table
 
 
 def rows_of_rank(rows: int, rank: int, world_size: int) -> int:
-    """Return how many of a table's rows a rank owns."""
+    """Return the number of rows of a table that a rank owns."""
     return len(range(rank, rows, world_size))
 
 
 class RowTable(Protocol):
-    """A table whose rows are fetched: who owns a row, and where it lies there.
+    """Protocol of a sharded table: the owner of each row and its index there.
 
     Attributes
     ----------
     numbers : int
-        That are sent for a row that is asked for.
+        Integers that are sent per requested row.
     is_ordered : bool
-        True if the places of what one rank asks for ascend, each once.
+        Whether the row indices of a request are unique and ascending.
     has_zero_row : bool
-        True if row 0 of every slice stands for rows that are not there, and gets no gradients.
+        Whether row 0 of every slice represents missing rows and gets no gradients.
     """
 
     numbers: int
@@ -53,38 +53,38 @@ class RowTable(Protocol):
 
     @property
     def weight(self) -> Any:
-        """This rank's slice, a parameter of two dimensions on the CPU."""
+        """Slice of this rank, a two-dimensional CPU parameter."""
         ...
 
     def keys(self, ids: Any, world_size: int) -> Any:
-        """Return a number for each id; those of one owner are neighbours, in rank order."""
+        """Return a key for each id; keys of one owner are contiguous, in rank order."""
         ...
 
     def ends(self, keys: Any, world_size: int) -> list[int]:
-        """Return the start of the first owner's part of ascending keys, and every part's end."""
+        """Return the offsets at which each owner's part of sorted keys starts and ends."""
         ...
 
     def request(self, keys: Any, counts: Any, world_size: int) -> Any:
-        """Return what is sent for keys that were asked for so often."""
+        """Return the request for keys, where `counts` says how often each occurs."""
         ...
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
-        """Return where the rows of each rank's request lie; True means one of the training."""
+        """Return the row indices of each rank's request; the flag means training."""
         ...
 
     def end_step(self) -> None:
-        """After the gradients of an update have come."""
+        """Finish a step after the gradients of an update have arrived."""
         ...
 
 
 class NumberedRows:
-    """A table of so many rows; row ``i`` belongs to rank ``i % world_size``.
+    """A table in which row ``i`` belongs to rank ``i % world_size``.
 
     Parameters
     ----------
     weight : torch.nn.Parameter
     rows : int
-        Of the whole table.
+        Number of rows of the whole table.
     """
 
     numbers = 1
@@ -111,7 +111,7 @@ class NumberedRows:
         return keys % self._stride(world_size)
 
     def row_indices(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
-        return [places for places, _ in requests]
+        return [indices for indices, _ in requests]
 
     def end_step(self) -> None:
         pass
@@ -119,18 +119,18 @@ class NumberedRows:
 
 @dataclass
 class _Round:
-    """A round whose rows can get gradients.
+    """A round of fetched rows that can get gradients.
 
     Attributes
     ----------
     asked : list of (int, int)
-        Table and number of rows that each rank got from this one.
+        Table and number of rows that each rank received from this rank.
     row_indices : list of torch.Tensor
-        Of these rows in the slices, of each rank.
+        Indices of these rows in the slices, for each rank.
     leaf : torch.Tensor or None
-        The rows that this rank got.
+        The rows that this rank received.
     counts : list of int
-        Rows that this rank got from each owner.
+        Number of rows received from each owner.
     """
 
     asked: list[tuple[int, int]]
@@ -140,21 +140,21 @@ class _Round:
 
 
 class Distinct:
-    """The distinct values of some keys, and how rows of these become rows of those.
+    """The distinct values of keys, and the mapping from all keys to them.
 
     Parameters
     ----------
     keys : torch.Tensor
-        Of integers, of any shape.
+        Integers of any shape.
 
     Attributes
     ----------
     keys : torch.Tensor
-        Each once, in ascending order.
+        Distinct keys in ascending order.
     counts : torch.Tensor
-        How often each is there.
+        Number of occurrences of each distinct key.
     inverse : torch.Tensor
-        Of one dimension: where each of all keys is among the distinct ones.
+        Index of each key among the distinct keys, in one dimension.
     """
 
     def __init__(self, keys: Any):
@@ -174,9 +174,9 @@ class Distinct:
         self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
     def expand(self, rows: Any) -> Any:
-        """Return a row for each of all keys, of the rows of the distinct ones.
+        """Return a row for each key from the rows of the distinct keys.
 
-        The gradient of a row is the sum of those of its keys, in their order.
+        The gradient of a row is the sum of its keys' gradients, in order.
         """
         return _expand_function()(rows, self.inverse, self._order, self._starts).view(
             *self._shape, rows.shape[1]
@@ -184,10 +184,10 @@ class Distinct:
 
 
 def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers in ascending order, and their places before; equal ones keep their order.
+    """Return sorted numbers and their former indices; equal numbers keep their order.
 
-    Most keys are small enough to be sorted with their places in their lower bits, which is several
-    times as fast.
+    Most keys are small enough to carry their indices in the lower bits while they are sorted, which
+    is several times as fast.
     """
     import numpy as np
 
@@ -203,7 +203,7 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _expand_function() -> Any:
-    """Return the function of :meth:`Distinct.expand`; torch is imported where it is used."""
+    """Return the autograd function of :meth:`Distinct.expand`; imports torch."""
     import torch
 
     class ExpandRows(torch.autograd.Function):
@@ -224,7 +224,7 @@ def _expand_function() -> Any:
             order, starts = context.saved_tensors
             if not len(order):
                 return gradient, None, None, None
-            # by far the fastest sum of rows that torch has on a CPU
+            # torch's fastest sum of rows on a CPU
             rows = torch.embedding_bag(gradient.contiguous(), order, starts, mode=0)[0]
             return rows, None, None, None
 
@@ -232,12 +232,12 @@ def _expand_function() -> Any:
 
 
 class RowExchange:
-    """The tables of a model on all workers; its methods are collectives.
+    """Collective lookups and gradient updates for the sharded tables of a model.
 
     Parameters
     ----------
     sync : GradientSync
-        That has started.
+        A started sync.
     """
 
     def __init__(self, sync: GradientSync):
@@ -247,12 +247,12 @@ class RowExchange:
         self._is_finished = False
 
     def add(self, table: RowTable) -> int:
-        """Add a table; returns its number.
+        """Add a table and return its number.
 
         Raises
         ------
         UsageError
-            If its weight has not the dtype of the others.
+            If its weight has another dtype than the other tables.
         """
         if self._tables and table.weight.dtype != self._tables[0].weight.dtype:
             raise UsageError(
@@ -264,22 +264,22 @@ class RowExchange:
         return len(self._tables) - 1
 
     def begin(self) -> None:
-        """Before the forward pass of a batch."""
+        """Start the forward pass of a batch."""
         self._is_finished = False
 
     def fetch(self, table: int, ids: Any) -> Any:
-        """Return the rows of some ids; each is sent once, and so is its gradient.
+        """Return the rows of ids; each distinct row is sent once, as is its gradient.
 
         Parameters
         ----------
         table : int
         ids : torch.Tensor
-            Integers of any shape, that the table has rows of.
+            Integer ids of any shape.
 
         Returns
         -------
         torch.Tensor
-            Of the shape of `ids`, and the width of a row.
+            Rows, with the shape of `ids` and the width of a row.
         """
         import torch
 
@@ -288,7 +288,7 @@ class RowExchange:
         if wants_gradient and self._is_finished:
             raise UsageError(
                 "A ShardedEmbedding was called after the forward pass of its batch, as activation "
-                "checkpointing does; call it once, outside of what is computed again",
+                "checkpointing does; call it once, outside of the recomputed part",
                 code="model-unsupported",
             )
         distinct = Distinct(rows.keys(ids, world_size))
@@ -299,7 +299,7 @@ class RowExchange:
         return distinct.expand(self._round(table, request, counts, wants_gradient))
 
     def finish(self) -> None:
-        """After a forward pass, or instead of one: give others their rows until all have ended."""
+        """End a forward pass: serve rows to other ranks until all ranks have ended theirs."""
         import torch
 
         self._is_finished = True
@@ -309,7 +309,7 @@ class RowExchange:
                 pass
 
     def _round(self, table: int, request: Any, counts: list[int], wants_gradient: bool) -> Any:
-        """Return the rows that this rank asks the owners for; None if nobody reads."""
+        """Return the rows that this rank requests from the owners; None if no rank reads."""
         import torch
 
         sync = self._sync
@@ -322,12 +322,12 @@ class RowExchange:
             request, [count * self._numbers(table) for count in counts], numbers
         )
         is_training = [bool(row[1]) for row in everyone]
-        places = self._requested_rows(asked, torch.split(received, numbers), is_training)
+        row_indices = self._requested_rows(asked, torch.split(received, numbers), is_training)
         nothing = self._tables[0].weight.new_empty(0)
         with torch.no_grad():
             replies = [
-                self._tables[read].weight.index_select(0, own).reshape(-1)
-                for (read, count), own in zip(asked, places, strict=True)
+                self._tables[read].weight.index_select(0, indices).reshape(-1)
+                for (read, count), indices in zip(asked, row_indices, strict=True)
                 if count
             ]
         width = self._width(table)
@@ -339,20 +339,22 @@ class RowExchange:
         rows = rows.view(sum(counts), width) if width else rows
         if any(is_training):
             leaf = rows.requires_grad_() if wants_gradient else None
-            self._rounds.append(_Round(asked, places, leaf, counts))
+            self._rounds.append(_Round(asked, row_indices, leaf, counts))
         return rows
 
     def _requested_rows(
         self, asked: list[tuple[int, int]], requests: Sequence[Any], is_training: list[bool]
     ) -> list[Any]:
-        """Return where the rows that each rank asks for lie."""
-        places = list(requests)
+        """Return the row indices that each rank requests."""
+        row_indices = list(requests)
         for number in {read for read, count in asked if count}:
             ranks = [rank for rank, (read, count) in enumerate(asked) if read == number and count]
-            found = self._tables[number].row_indices([(requests[r], is_training[r]) for r in ranks])
-            for rank, each in zip(ranks, found, strict=True):
-                places[rank] = each
-        return places
+            requested = self._tables[number].row_indices(
+                [(requests[r], is_training[r]) for r in ranks]
+            )
+            for rank, each in zip(ranks, requested, strict=True):
+                row_indices[rank] = each
+        return row_indices
 
     def _numbers(self, table: int) -> int:
         return 0 if table == _NOTHING else self._tables[table].numbers
@@ -361,20 +363,20 @@ class RowExchange:
         return 0 if table == _NOTHING else self._tables[table].weight.shape[1]
 
     def send_gradients(self, weight: float) -> None:
-        """Give every slice the sum over ranks of ``weight * gradient``, as a sparse gradient.
+        """Set every slice's gradient to the sum over ranks of ``weight * gradient``.
 
-        It is that of all rounds since the last call.  As in
-        :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients` a table that has a
-        gradient on no rank keeps None; one that has it elsewhere only gets one without rows.
+        The sum is over all rounds since the last call.  As in
+        :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients` a table without a
+        gradient on all ranks keeps None; a table with gradients on other ranks only gets an empty
+        one.
 
         Parameters
         ----------
         weight : float
-            A rank that passes 0 takes part with nothing.
+            Weight of this rank; 0 contributes nothing.
         """
-
         rounds, self._rounds = self._rounds, []
-        sent: dict[int, list[tuple[Any, Any]]] = {}  # places and gradients by table
+        sent: dict[int, list[tuple[Any, Any]]] = {}  # row indices and gradients by table
         flags = [bool(weight) and r.leaf is not None and r.leaf.grad is not None for r in rounds]
         everyone = self._sync.all_gather([float(flag) for flag in flags]) if rounds else []
         for number, (each, flag) in enumerate(zip(rounds, flags, strict=True)):
@@ -402,23 +404,23 @@ class RowExchange:
 
 
 def _joined(pieces: Sequence[Any]) -> Any:
-    """Return pieces behind each other; one alone is not copied."""
+    """Concatenate tensors; return a single one without a copy."""
     import torch
 
     return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
 
 
 def _summed(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the sum of rows, given as places and values, as a coalesced sparse tensor."""
+    """Return the sum of (row indices, values) pairs as a coalesced sparse tensor."""
     import torch
 
-    places = _joined([places for places, _ in pieces])[None]
+    indices = _joined([indices for indices, _ in pieces])[None]
     values = _joined([values for _, values in pieces])
     if table.has_zero_row:
-        is_there = places[0] > 0
-        places, values = places[:, is_there], values[is_there]
-    # of one rank, which sends every row once, in order
+        exists = indices[0] > 0
+        indices, values = indices[:, exists], values[exists]
+    # a single rank sends unique rows in order
     is_coalesced = len(pieces) == 1 and table.is_ordered
     return torch.sparse_coo_tensor(
-        places, values, table.weight.shape, check_invariants=False, is_coalesced=is_coalesced
+        indices, values, table.weight.shape, check_invariants=False, is_coalesced=is_coalesced
     ).coalesce()

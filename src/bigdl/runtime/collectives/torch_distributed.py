@@ -1,4 +1,4 @@
-"""Gradients meet by ``torch.distributed``, over the job's channel."""
+"""Gradient all-reduce by ``torch.distributed`` over the job's channel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchDistributedSync(GradientSync):
-    """A process group over the job's channel: gloo, and nccl for workers with a GPU each.
+    """Collectives of a ``torch.distributed`` group: gloo, or nccl for one GPU per worker.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ class TorchDistributedSync(GradientSync):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._timeout = timedelta(seconds=worker.timeout)
-        self._gpus = None  # the process group of nccl
+        self._gpus = None  # the nccl process group
         self.neighbours: Mapping[int, int] = {}
         self.array_buffers: dict[Any, SumBuffer] = {}  # by dtype
-        self._sums: HalvingDoubling | None = None  # of many workers
+        self._sums: HalvingDoubling | None = None  # for many workers
         self.sums_in_tree = self.world_size >= HALVING_MIN_WORLD_SIZE
-        self.block_size = 1  # ranks of each machine that add up first
+        self.block_size = 1  # ranks of each machine that are summed first
 
     def sum_in_tree(self) -> None:
         self.sums_in_tree = True
 
     def use_device(self, device: torch.device, *, is_alone: bool) -> None:
-        """Compute on a GPU from now on; a collective.
+        """Use a GPU for further collectives; call it on all ranks.
 
         Parameters
         ----------
         device : torch.device
         is_alone : bool
-            Whether every worker has a GPU of its own, as nccl wants it; else gloo reduces.
+            Whether every worker has a separate GPU, which nccl requires; otherwise gloo is used.
         """
         import torch
 
@@ -66,15 +66,15 @@ class TorchDistributedSync(GradientSync):
     def _join(self) -> None:
         import torch.distributed as dist
 
-        if self._worker.channel is None:  # they are in a process group already
+        if self._worker.channel is None:  # already in a process group
             self._library = dist
-            self._meet_neighbours()
+            self._find_neighbours()
             return
-        if dist.is_initialized():  # left by a task that was killed inside a reused process
+        if dist.is_initialized():  # left by a killed task in a reused process
             dist.destroy_process_group()
         self._worker.channel.barrier("group", self.world_size)
-        store = self._meeting_place()
-        with _meeting(self._worker.host), as_peer_lost():
+        store = self._rendezvous_store()
+        with _gloo_environment(self._worker.host), as_peer_lost():
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -82,20 +82,20 @@ class TorchDistributedSync(GradientSync):
                 world_size=self.world_size,
                 timeout=self._timeout,
             )
-        # Wait for all: a worker that ends early would close sockets to which its peers are still
-        # connecting.
+        # Wait for all: a worker that ends early would close sockets to which its peers still
+        # connect.
         self._worker.channel.barrier("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
-        self._meet_neighbours()
+        self._find_neighbours()
 
-    def _meet_neighbours(self) -> None:
+    def _find_neighbours(self) -> None:
         self.neighbours = local_peers(self)
         if self.world_size >= HALVING_MIN_WORLD_SIZE:
             self.block_size = block_of(self, self.neighbours)
 
-    def _meeting_place(self) -> GroupStore:
-        """The store of the group; with tunnels this process uses the loopback interface only."""
+    def _rendezvous_store(self) -> GroupStore:
+        """Return the rendezvous store; with tunnels, restrict gloo to the loopback interface."""
         worker = self._worker
         if worker.certificate is None:
             return cast("GroupStore", worker.channel.group_store())
@@ -104,7 +104,7 @@ class TorchDistributedSync(GradientSync):
         tunnels = Tunnels(worker.certificate, worker.host)
         worker.at_exit(tunnels.close)
         inside = EnvContext({"GLOO_SOCKET_IFNAME": str(interface_of(LOOPBACK))})
-        inside.__enter__()  # also for groups that the program makes
+        inside.__enter__()  # also for groups that the program creates
         worker.at_exit(lambda: inside.__exit__(None, None, None))
         return cast("GroupStore", worker.channel.group_store(tunnels, self.rank))
 
@@ -145,10 +145,11 @@ class TorchDistributedSync(GradientSync):
         is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
         if self.sums_in_tree and operation == "sum" and is_dense:
             return self._halving().start(tensor.view(-1))
-        how = getattr(self._library.ReduceOp, operation.upper())
+        reduce_op = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
         return cast(
-            "Callable[[], object]", self._library.all_reduce(tensor, how, group, async_op=True).wait
+            "Callable[[], object]",
+            self._library.all_reduce(tensor, reduce_op, group, async_op=True).wait,
         )
 
     def _halving(self) -> HalvingDoubling:
@@ -171,7 +172,7 @@ class TorchDistributedSync(GradientSync):
         return known
 
     def _shared_buffer(self, size: int, dtype: torch.dtype) -> SumBuffer | None:
-        """A buffer in the memory of this machine, where that is of use."""
+        """Return a buffer in the shared memory of this machine; None if it has no benefit."""
         import torch
 
         if dtype not in (torch.float32, torch.float64):
@@ -194,10 +195,10 @@ class TorchDistributedSync(GradientSync):
         return out
 
 
-def _meeting(host: str) -> EnvContext:
-    """Let gloo use the network interface of `host`, and ask for all addresses at once.
+def _gloo_environment(host: str) -> EnvContext:
+    """Return a context in which gloo uses the interface of `host` and reads addresses in bulk.
 
-    It would ask for one after another, which takes seconds from a hundred workers on.
+    By default gloo reads addresses one by one, which takes seconds with a hundred workers.
     """
     name = interface_of(host)
     variables = {"GLOO_ENABLE_STORE_V2_API": "1"}

@@ -1,11 +1,11 @@
-"""Tunnels of TLS for what gloo sends from worker to worker.
+"""TLS tunnels for gloo's connections between workers.
 
-The gloo of PyTorch's wheels cannot encrypt.  Where a cluster asks for it, gloo listens and connects
-on the loopback interface only, and :class:`Tunnels` carry its connections to the other workers.
-The workers tell each other their addresses at the process group's store; the :class:`TunnelStore`
-adds to each where the tunnel of its worker ends, and puts in its place an entrance on this machine.
-Of two workers the one of the higher rank connects, as gloo does from the greater to the smaller
-address.
+The gloo of PyTorch's wheels cannot encrypt.  If a cluster requires encryption, gloo listens and
+connects on the loopback interface only, and :class:`Tunnels` forward its connections to the other
+workers.  The workers exchange their addresses in the process group's store.  The
+:class:`TunnelStore` adds the tunnel's end to each published address, and replaces a peer's address
+by a local tunnel entrance.  Of two workers the one with the higher rank connects, as gloo connects
+from the greater to the smaller address.
 """
 
 from __future__ import annotations
@@ -27,30 +27,32 @@ from bigdl.runtime.group_store import GroupStore
 from bigdl.runtime.key_value_store import keep_alive
 
 LOOPBACK = "127.0.0.1"
-_NOBODY = socket.inet_aton("127.255.255.254")  # greater than LOOPBACK, and never connected to
-_ADDRESS = re.compile(  # a sockaddr_in as it lies in memory
+_UNREACHABLE = socket.inet_aton(
+    "127.255.255.254"
+)  # greater than LOOPBACK, so gloo never connects to it
+_ADDRESS = re.compile(  # the memory layout of a sockaddr_in
     re.escape(struct.pack("=H", socket.AF_INET)) + rb"(..)" + re.escape(socket.inet_aton(LOOPBACK)),
     re.DOTALL,
 )
 _MARK = b"\0tunnel of bigdl\0"
 _PORT = struct.Struct("!H")
-_TRIES = 5000  # random ports until one is free
+_TRIES = 5000  # maximum random ports to try
 
 
-class Pump(asyncio.Protocol):
-    """One end of a connection, whose data goes to the other end of a tunnel.
+class TunnelEnd(asyncio.Protocol):
+    """Protocol of one end of a tunnel, which forwards data to the other end.
 
-    What comes before the other end is there waits for it.
+    Data that arrives before the other end is connected is buffered.
     """
 
     def __init__(self) -> None:
         self.transport: Any = None
-        self._other: Pump | None = None
+        self._other: TunnelEnd | None = None
         self._early = bytearray()
         self._is_closed = False
 
-    def join(self, other: Pump) -> None:
-        """Pass data on, in both directions."""
+    def join(self, other: TunnelEnd) -> None:
+        """Connect two ends and forward data in both directions."""
         for one, two in ((self, other), (other, self)):
             one._other = two
             two.transport.write(bytes(one._early))
@@ -70,7 +72,7 @@ class Pump(asyncio.Protocol):
             self._other.transport.write(data)
 
     def early_data(self, data: bytearray) -> None:
-        """Look at what has come before the other end is there."""
+        """Process data that arrives before the other end is connected."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closed = True
@@ -86,52 +88,52 @@ class Pump(asyncio.Protocol):
             self._other.transport.resume_reading()
 
 
-class _Exit(Pump):
-    """Where a tunnel ends: the other end says to which port of gloo it leads."""
+class _TunnelExit(TunnelEnd):
+    """End of a tunnel at the target worker; its first bytes name the port of gloo."""
 
     def __init__(self, tunnels: Tunnels):
         super().__init__()
-        self._tunnels, self._is_led = tunnels, False
+        self._tunnels, self._has_target = tunnels, False
 
     def early_data(self, data: bytearray) -> None:
-        if self._is_led or len(data) < _PORT.size:
+        if self._has_target or len(data) < _PORT.size:
             return
         (port,) = _PORT.unpack(data[: _PORT.size])
         del data[: _PORT.size]
-        self._is_led = True
+        self._has_target = True
         if port in self._tunnels.ports:
             self._tunnels.spawn(self, LOOPBACK, port)
         else:
             self.transport.abort()
 
 
-class _Entrance(Pump):
-    """Where a tunnel begins: gloo has connected to it."""
+class _TunnelEntrance(TunnelEnd):
+    """Start of a tunnel, to which the local gloo connects."""
 
-    def __init__(self, tunnels: Tunnels, host: str, port: int, led_to: int):
+    def __init__(self, tunnels: Tunnels, host: str, port: int, target_port: int):
         super().__init__()
-        self._tunnels, self._where, self._led_to = tunnels, (host, port), led_to
+        self._tunnels, self._tunnel_end, self._target_port = tunnels, (host, port), target_port
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._tunnels.spawn(self, *self._where, led_to=self._led_to)
+        self._tunnels.spawn(self, *self._tunnel_end, target_port=self._target_port)
 
 
 class Tunnels:
-    """The tunnels of one worker; a thread of its own carries what goes through them.
+    """The tunnels of one worker, which a background thread serves.
 
     Parameters
     ----------
     certificate : Certificate
     host : str
-        Address of this worker that the others can reach.
+        Address of this worker for the other workers.
 
     Attributes
     ----------
     end : tuple of (str, int)
-        Host and port where the others' tunnels to this worker end.
+        Host and port of the tunnel end for this worker.
     ports : set of int
-        Ports of gloo on the loopback interface, to which they may lead.
+        Allowed target ports of gloo on the loopback interface.
     """
 
     def __init__(self, certificate: Certificate, host: str):
@@ -145,22 +147,22 @@ class Tunnels:
         )
         self._thread.start()
         server = self._call(
-            self._loop.create_server(lambda: _Exit(self), host, 0, ssl=self._tls[True])
+            self._loop.create_server(lambda: _TunnelExit(self), host, 0, ssl=self._tls[True])
         )
         self._servers.append(server)
         self.end = host, server.sockets[0].getsockname()[1]
 
-    def entrance(self, host: str, port: int, led_to: int, below: int) -> int:
-        """Open the way to a port of gloo on another machine.
+    def entrance(self, host: str, port: int, target_port: int, below: int) -> int:
+        """Open a local port that is tunnelled to a gloo port on another machine.
 
         Parameters
         ----------
         host, port
-            Where its tunnel ends.
-        led_to : int
-            The port of gloo there.
+            Tunnel end of the target worker.
+        target_port : int
+            Port of gloo on the target worker.
         below : int
-            gloo's own port here, than which it must take the new one for a smaller.
+            The local port of gloo; the new port must be smaller in gloo's order.
 
         Returns
         -------
@@ -176,33 +178,35 @@ class Tunnels:
                 listener.bind((LOOPBACK, chosen))
                 break
         else:
-            raise RuntimeError(f"no port is free that gloo takes for smaller than {below}")
-        make = self._loop.create_server(lambda: _Entrance(self, host, port, led_to), sock=listener)
+            raise RuntimeError(f"no free port is smaller than {below} in the order of gloo")
+        make = self._loop.create_server(
+            lambda: _TunnelEntrance(self, host, port, target_port), sock=listener
+        )
         self._servers.append(self._call(make))
         return chosen
 
-    def spawn(self, pump: Pump, host: str, port: int, led_to: int | None = None) -> None:
-        """Connect the other end of a pump: to gloo, or by TLS to the tunnel of another worker."""
-        task = self._loop.create_task(self._connect(pump, host, port, led_to))
+    def spawn(self, end: TunnelEnd, host: str, port: int, target_port: int | None = None) -> None:
+        """Connect the peer of a tunnel end: gloo, or by TLS the tunnel of another worker."""
+        task = self._loop.create_task(self._connect(end, host, port, target_port))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _connect(self, pump: Pump, host: str, port: int, led_to: int | None) -> None:
+    async def _connect(self, end: TunnelEnd, host: str, port: int, target_port: int | None) -> None:
         tls: dict[str, Any] = {}
-        if led_to is not None:
+        if target_port is not None:
             tls = {
                 "ssl": self._tls[False],
                 "server_hostname": "",
                 "ssl_handshake_timeout": TUNNEL_OPEN_S,
             }
         try:
-            _, other = await self._loop.create_connection(Pump, host, port, **tls)
+            _, other = await self._loop.create_connection(TunnelEnd, host, port, **tls)
         except OSError:
-            pump.transport.abort()
+            end.transport.abort()
             return
-        if led_to is not None:
-            other.transport.write(_PORT.pack(led_to))
-        pump.join(other)
+        if target_port is not None:
+            other.transport.write(_PORT.pack(target_port))
+        end.join(other)
 
     def close(self) -> None:
         """Close all tunnels."""
@@ -225,26 +229,26 @@ class Tunnels:
 
 
 def _as_gloo_compares(port: int) -> int:
-    """The number of a port in the order of its bytes on the network, read as this machine does."""
+    """Return a port as gloo compares it: its network bytes read in host byte order."""
     return int(struct.unpack("=H", _PORT.pack(port))[0])
 
 
 class TunnelStore(GroupStore):
-    """The store of a process group whose workers reach each other through tunnels.
+    """Rendezvous store of a process group whose workers connect through tunnels.
 
     Parameters
     ----------
-    board, prefix
+    store, prefix
         See :class:`~bigdl.runtime.group_store.GroupStore`.
     tunnels : Tunnels
     rank : int
-        Of this worker.
+        Rank of this worker.
     """
 
-    def __init__(self, board: Any, prefix: str, tunnels: Tunnels, rank: int):
-        super().__init__(board, prefix)
+    def __init__(self, store: Any, prefix: str, tunnels: Tunnels, rank: int):
+        super().__init__(store, prefix)
         self._tunnels, self._rank = tunnels, rank
-        self._own: dict[str, int] = {}  # gloo's port by the folder of its key
+        self._local_ports: dict[str, int] = {}  # gloo's port by the folder of its key
         self._seen: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -252,30 +256,30 @@ class TunnelStore(GroupStore):
         if match is not None and isinstance(value, bytes):
             (port,) = _PORT.unpack(match[1])
             self._tunnels.ports.add(port)
-            self._own[_folder(key)] = port
-            said = json.dumps([self._rank, *self._tunnels.end, port]).encode()
-            value = value + _MARK + said
+            self._local_ports[_folder(key)] = port
+            endpoint = json.dumps([self._rank, *self._tunnels.end, port]).encode()
+            value = value + _MARK + endpoint
         super().set(key, value)
 
     def _read(self, key: str, value: bytes) -> bytes:
-        value, mark, said = value.partition(_MARK)
+        value, mark, endpoint = value.partition(_MARK)
         if not mark:
             return value
         if key not in self._seen:
-            self._seen[key] = self._through_tunnel(_folder(key), value, *json.loads(said))
+            self._seen[key] = self._through_tunnel(_folder(key), value, *json.loads(endpoint))
         return self._seen[key]
 
     def _through_tunnel(
-        self, folder: str, value: bytes, rank: int, host: str, port: int, led_to: int
+        self, folder: str, value: bytes, rank: int, host: str, port: int, target_port: int
     ) -> bytes:
-        """The address of a worker as this one shall see it."""
+        """Return a peer's address with a local tunnel entrance instead of its port."""
         if rank == self._rank:
             return value
         family = struct.pack("=H", socket.AF_INET)
         if rank > self._rank:  # it connects to this worker
-            address = family + _PORT.pack(led_to) + _NOBODY
+            address = family + _PORT.pack(target_port) + _UNREACHABLE
         else:
-            entrance = self._tunnels.entrance(host, port, led_to, self._own[folder])
+            entrance = self._tunnels.entrance(host, port, target_port, self._local_ports[folder])
             address = family + _PORT.pack(entrance) + socket.inet_aton(LOOPBACK)
         return _ADDRESS.sub(lambda _: address, value)
 

@@ -1,1 +1,1 @@
-"""The rows of one worker: stored column by column in a spool, and cut into batches."""
+"""Rows of one worker: columns in memory-mapped spools, and their batches."""

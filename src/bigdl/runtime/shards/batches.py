@@ -1,10 +1,10 @@
-"""Cuts of shards into batches: the rows of each shard that form each batch.
+"""Batch plans: the assignment of each shard's rows to global batches.
 
 The rows of all shards are interleaved in proportion to the shards' sizes and cut into batches of
 exactly `batch_size` rows.  So the number of steps is that of a single process,
-``ceil(rows / batch_size)``, however uneven the shards are, all shards end in the same step, and
-with equal shards every worker has ``batch_size / N`` rows of each batch.  A worker may have no
-row of a batch (always so with an empty shard).
+``ceil(rows / batch_size)``, even with uneven shards, and all shards end in the same step.  With
+equal shards every worker has ``batch_size / N`` rows of each batch.  A worker may have no row of a
+batch (always with an empty shard).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from bigdl.common.checks import check_positive
 
-_BLOCKS = 64  # contiguous blocks of a window
+_BLOCKS = 64  # contiguous blocks per window
 
 
 class BatchPlan:
-    """The cut of N shards into global batches.
+    """The plan that cuts N shards into global batches.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class BatchPlan:
     batch_size : int
         Rows of a global batch.
     drop_last : bool
-        Leave out the last batch when it is not full.
+        Skip the last batch if it is not full.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class BatchPlan:
     total : int
         Number of rows of an epoch.
     share : ndarray or None
-        Which rows of this shard are meant, if not all.
+        Selected rows of this shard; None for all.
     """
 
     share: np.ndarray | None = None
@@ -59,12 +59,12 @@ class BatchPlan:
         self._last = (-1, np.zeros_like(self._rows))
 
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
-        """The rows of shard `rank` in global batch `step`.
+        """Return the range of a shard's rows in a global batch, and the batch's total rows.
 
         Returns
         -------
         start, stop : int
-            A range of positions in the shard's order of the epoch; empty if it has no row there.
+            Range of positions in the shard's order of the epoch; empty without rows.
         batch_rows : int
             Rows of the whole global batch.
         """
@@ -73,10 +73,10 @@ class BatchPlan:
         return int(low[rank]), int(high[rank]), int((high - low).sum())
 
     def _taken(self, step: int) -> np.ndarray:
-        """Rows of each shard among the first `step` batches.
+        """Return the number of rows of each shard in the first `step` batches.
 
-        Row i of a shard of n rows gets the number ``(i + 1/2) / n``. The rows of all shards, in the
-        order of these numbers (equal ones by rank), are the order of the epoch.
+        Row i of a shard of n rows has the position ``(i + 1/2) / n``. The epoch's order sorts the
+        rows of all shards by position, then by rank.
         """
         if step == self._last[0]:
             return self._last[1]
@@ -86,7 +86,7 @@ class BatchPlan:
             return rows
         if everything >= 2**30:  # the products below would not fit in 64 bits
             rows = rows.astype(object)
-        # rows whose place is below count / everything: about `count` of them
+        # rows with a position below count / everything: about `count` rows
         taken = (2 * count * rows + everything - 1) // (2 * everything)
         excess = int(taken.sum()) - count
         if excess:
@@ -94,24 +94,24 @@ class BatchPlan:
         taken = taken.astype(np.int64)
         if step and step == self._short:
             before = BatchPlan._taken(self, step - 1)
-            _leave_no_single(taken, self._rows, before)
+            _avoid_single_rows(taken, self._rows, before)
         return taken
 
 
-def _leave_no_single(
+def _avoid_single_rows(
     taken: npt.NDArray[Any], rows: npt.NDArray[Any], before: npt.NDArray[Any]
 ) -> None:
-    """Move the begin of a last batch so that no shard has a single row there, as far as it can.
+    """Move the start of the last batch so that no shard has a single row in it, if possible.
 
-    Layers such as batch normalisation need two rows. A shard that gives up its row there takes it
-    in the batch before, and another one keeps back one of its rows in exchange.
+    Layers such as batch normalisation need two rows. The single row moves to the previous batch,
+    and a row of another shard moves to the last batch in exchange.
 
     Parameters
     ----------
     taken : ndarray
-        Rows of each shard before the last batch; changed in place.
+        Number of rows of each shard before the last batch; changed in place.
     rows, before : ndarray
-        Rows of each shard, and those before the batch before.
+        Number of rows of each shard, and before the second-to-last batch.
     """
 
     def can_give(rank: int) -> bool:
@@ -122,7 +122,7 @@ def _leave_no_single(
         if rows[rank] - taken[rank] != 1:
             continue
         others = [r for r in range(len(rows)) if r != rank and rows[r] > taken[r] and can_give(r)]
-        # one that has a single row, too, first
+        # prefer shards that have a single row, too
         others.sort(key=lambda r: (rows[r] - taken[r] != 1, r))
         if others:
             taken[others[0]] -= 1
@@ -130,22 +130,22 @@ def _leave_no_single(
 
 
 def _move(taken: npt.NDArray[Any], rows: npt.NDArray[Any], excess: int) -> None:
-    """Give back the last `excess` rows by place, or take the next ``-excess`` ones."""
+    """Return the last `excess` rows in epoch order, or take the next ``-excess`` rows, in place."""
     step = -1 if excess > 0 else 1
 
-    def places(rank: int) -> Iterator[tuple[Fraction, int]]:
-        """The rows of a shard in the order in which they move."""
-        count, have = int(rows[rank]), int(taken[rank])
-        indices = range(have, count) if step > 0 else reversed(range(have))
+    def positions(rank: int) -> Iterator[tuple[Fraction, int]]:
+        """Yield the positions of a shard's rows in the order in which they move."""
+        count, used = int(rows[rank]), int(taken[rank])
+        indices = range(used, count) if step > 0 else reversed(range(used))
         return ((Fraction(2 * index + 1, 2 * count), rank) for index in indices)
 
-    in_order = heapq.merge(*map(places, range(len(rows))), reverse=step < 0)
+    in_order = heapq.merge(*map(positions, range(len(rows))), reverse=step < 0)
     for _, rank in itertools.islice(in_order, abs(excess)):
         taken[rank] += step
 
 
 def permutation(rows: int, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
-    """The order of a shard's rows in one epoch: a function of (seed, epoch, shard) alone.
+    """Return the row order of a shard in one epoch, determined by (seed, epoch, shard).
 
     Returns
     -------
@@ -157,17 +157,17 @@ def permutation(rows: int, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
 
 
 class WindowedOrder:
-    """The order of a shard that is larger than memory: random within windows that fit.
+    """Row order of a shard larger than memory: random within windows that fit in memory.
 
-    The shard is cut in contiguous blocks, which are put in random order; some of them form a
-    window, and the rows of a window are shuffled. So only the pages of one window are needed at a
-    time. Like :func:`permutation` it is a function of (seed, epoch, shard) alone.
+    The shard is cut into contiguous blocks in random order; several blocks form a window, and the
+    rows of a window are shuffled. So only the pages of one window are needed at a time. Like
+    :func:`permutation` it depends on (seed, epoch, shard) only.
 
     Parameters
     ----------
     rows : int
     window : int
-        Rows of a window, about.
+        Approximate number of rows of a window.
     seed, epoch, shard : int
     """
 
@@ -185,7 +185,7 @@ class WindowedOrder:
         return self._rows
 
     def __getitem__(self, positions: slice) -> np.ndarray:
-        """The rows at consecutive positions of the order."""
+        """Return the rows at consecutive positions of the order."""
         start, stop, _ = positions.indices(self._rows)
         pieces = []
         while start < stop:

@@ -1,4 +1,4 @@
-"""From a Spark type to a tensor's dtype and shape: the conversion rules, in one place.
+"""Conversion of Spark columns to numpy arrays: dtypes, shapes and decoding.
 
 ========================  =====================================================
 Spark                     in the model
@@ -6,20 +6,20 @@ Spark                     in the model
 boolean                   bool
 tinyint, smallint, int    int32
 bigint                    int64
-float, double, decimal    float32, or what ``config["dtype"]`` says
+float, double, decimal    float32, or ``config["dtype"]``
 Vector (dense, sparse)    dense, floating, one more dimension
 array<...>                one more dimension; equal lengths within a column
-string                    bytes of UTF-8, where the model may take texts
-map<key, ...>             a dict of the value's arrays; the same keys in every row
+string                    UTF-8 bytes, if the model accepts texts
+map<key, ...>             a dict of the values' arrays; equal keys in every row
 ========================  =====================================================
 
-Vectors become arrays and doubles become floats **in the JVM**, so that half of the bytes are moved.
-Scalar columns travel as one array per row, since Spark writes an Arrow list of k values at least
-twice as fast as k Arrow columns: as doubles where their types differ but a double holds them all.
-Those of one dtype stay together as the columns of one matrix.
+Vectors become arrays and doubles become floats **in the JVM**, which halves the transferred bytes.
+Scalar columns are sent as one array per row: Spark writes an Arrow list of k values at least twice
+as fast as k Arrow columns. Columns of different types are sent as doubles if a double can hold all
+of them. Columns of one dtype become one matrix.
 
-Nulls, arrays of unequal lengths, and texts for a model that computes with numbers are refused: only
-the user knows what they mean.
+Nulls, arrays of unequal lengths, and texts for a numeric model are refused: only the user knows
+their meaning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FLOATS = {"float32": "float", "float64": "double"}
 
 
 def float_dtype(config: dict[str, Any] | None) -> str:
-    """Name of the floating dtype that ``config["dtype"]`` asks for (default ``"float32"``)."""
+    """Return the floating dtype that ``config["dtype"]`` selects (default ``"float32"``)."""
     dtype = (config or {}).get("dtype")
     if dtype is None:
         return "float32"
@@ -70,13 +70,13 @@ class ColumnSpec:
     kind : str
         ``"plain"`` or ``"map"``.
     dtype : str
-        numpy name of the innermost values; ``"S"`` for texts.
+        numpy dtype of the innermost values; ``"S"`` for texts.
     ndim : int
-        Dimensions besides the rows: 0 for scalars, 1 for vectors and arrays, ...
+        Number of dimensions without the rows: 0 for scalars, 1 for vectors and arrays, ...
     cast : str
         Spark type to cast to in the JVM, ``"vector"`` for ML vectors.
     missing : bool
-        Whether nulls become NaN; else they are refused.
+        Whether nulls become NaN; otherwise they are refused.
     """
 
     name: str
@@ -89,17 +89,17 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of a shard: what it holds, dtype and row shape.
+    """One array of a shard: source column, dtype and row shape.
 
     Attributes
     ----------
     column : str or tuple of str
-        The column, or the scalar columns that are the columns of this matrix.
+        The column, or the scalar columns of this matrix.
     key : str or None
         Key of a map column.
     dtype : str
     shape : tuple of int
-        Without the rows.
+        Shape of one row.
     """
 
     column: str | tuple[str, ...]
@@ -109,7 +109,7 @@ class ArraySpec:
 
     @classmethod
     def from_json(cls, doc: dict[str, Any]) -> ArraySpec:
-        """From what ``json`` made of the fields of a leaf."""
+        """Create an ArraySpec from its JSON fields."""
         column, shape = doc["column"], tuple(doc["shape"])
         column = tuple(column) if isinstance(column, list) else column
         return cls(column, doc["key"], doc["dtype"], shape)
@@ -123,9 +123,9 @@ def column_spec(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> ColumnSpec:
-    """The conversion of one column, with `texts` also of such, or a UsageError that names it.
+    """Return the conversion of a column; raise a UsageError that names it if impossible.
 
-    Numbers of the columns in `missing` may be null, which becomes NaN.
+    `texts` allows string columns. Nulls of numeric columns in `missing` become NaN.
     """
     from pyspark.sql import types as T
 
@@ -179,36 +179,36 @@ def unified_spec(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> ColumnSpec:
-    """The conversion of a column that must look like that of the training data.
+    """Return the conversion of a column to the layout of a training column.
 
-    Numbers take the dtype of `reference`; a number that it cannot hold is refused when it is met.
+    Numbers get the dtype of `reference`; decoding refuses numbers that it cannot hold.
 
     Parameters
     ----------
     name, spark_type, floats, texts, missing
-        As for :func:`column_spec`.
+        See :func:`column_spec`.
     reference : ColumnSpec
-        The column of the training data.
+        Spec of the column in the training data.
     owner : str
         Name of the other frame in messages.
 
     Raises
     ------
     UsageError
-        When one of them is boolean or text and the other a number, or their dimensions differ.
+        If only one of them is boolean or text, or if their dimensions differ.
     """
     spec = column_spec(name, spark_type, floats, texts=texts, missing=missing)
-    kinds: list[str] = [np.dtype(s.dtype).kind for s in (spec, reference)]
+    dtype_kinds: list[str] = [np.dtype(s.dtype).kind for s in (spec, reference)]
     same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
-    if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
+    if not same_shape or dtype_kinds.count("b") == 1 or dtype_kinds.count(TEXT) == 1:
         raise UsageError(
             f"Column '{name}' is {spec.cast} in {owner} but {reference.cast} in the training data; "
             "give both the same type",
             code="data-schema",
             column=name,
         )
-    if kinds == ["f", "i"]:
-        # whole numbers are told from others before anything is rounded to float32
+    if dtype_kinds == ["f", "i"]:
+        # fractions are detected before anything is rounded to float32
         spec = column_spec(name, spark_type, "float64")
     return replace(spec, dtype=reference.dtype)
 
@@ -221,18 +221,18 @@ def fitted_specs(
     known: list[Any] | None,
     owner: str | None = "the rows",
 ) -> list[ColumnSpec]:
-    """The conversions of columns to the dtypes that the model takes.
+    """Return the conversions of columns to the dtypes of the model's inputs.
 
     Parameters
     ----------
     columns : sequence of (str, DataType)
     floats, texts
-        As of :func:`column_spec`.
+        See :func:`column_spec`.
     known : list or None
         Types of the model's inputs, as in ``BatchSource.types``.
     owner : str or None
-        Name of the data in the message about booleans or texts in place of numbers; None leaves
-        such columns as they are.
+        Name of the data in the error about booleans or texts instead of numbers; None keeps such
+        columns unchanged.
     """
     leaves = known if known is not None and len(known) == len(columns) else [None] * len(columns)
     return [
@@ -249,6 +249,7 @@ def _fitted_spec(
     leaves: Sequence[Any] | None,
     owner: str | None,
 ) -> ColumnSpec:
+    """Return the conversion of one column to the dtype of a model input."""
     spec = column_spec(name, spark_type, floats, texts=texts)
     dtypes = {TEXT if is_text(dtype) else dtype for _, dtype, _ in leaves or ()}
     is_map = leaves is not None and len(leaves) > 0 and leaves[0][0] is not None
@@ -271,7 +272,7 @@ def project(frame: DataFrame, specs: Sequence[ColumnSpec]) -> DataFrame:
         if len(members) > 1:
             casts = {spec.cast for spec in members}
             cast = casts.pop() if len(casts) == 1 else "double"
-            # as text: a thousand Column objects take seconds
+            # an SQL text: a thousand Column objects take seconds
             column = F.expr(f"array({', '.join(_cast(spec, cast) for spec in members)})")
         else:
             column = convert(members[0])
@@ -280,7 +281,7 @@ def project(frame: DataFrame, specs: Sequence[ColumnSpec]) -> DataFrame:
 
 
 def _cast(spec: ColumnSpec, cast: str) -> str:
-    """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
+    """Return SQL that casts a column to its spec's type and then to `cast`."""
     text = f"CAST({quoted(spec.name)} AS {spec.cast})"
     if spec.missing:
         text = f"coalesce({text}, CAST('NaN' AS {spec.cast}))"
@@ -288,12 +289,12 @@ def _cast(spec: ColumnSpec, cast: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A column's name for Spark, whatever characters are in it."""
+    """Quote a column name for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def convert(spec: ColumnSpec) -> Column:
-    """The Spark column of a spec, converted in the JVM."""
+    """Return the Spark expression that converts the column of a spec in the JVM."""
     from pyspark.sql import functions as F
 
     if spec.missing:
@@ -304,16 +305,16 @@ def convert(spec: ColumnSpec) -> Column:
     from pyspark.ml.functions import vector_to_array
 
     floats = spec.dtype if spec.dtype in _FLOATS else "float64"
-    # the values of a dense vector are there already, a sparse one is filled up
+    # a dense vector has all its values; a sparse one is expanded
     inside = F.unwrap_udt(column)
     dense = inside.getField("values").cast(f"array<{_FLOATS[floats]}>")
     array = F.when(inside.getField("type") == 1, dense).otherwise(vector_to_array(column, floats))
-    # vector_to_array fails on a null, with an exception that does not name the column
+    # vector_to_array fails on a null without naming the column
     return F.when(column.isNotNull(), array)
 
 
 def _lists(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
-    """The columns that travel as one list per row; all but scalars alone."""
+    """Group the columns that are sent as one list per row; non-scalars stay alone."""
     lists: dict[object, list[ColumnSpec]] = {}
     for i, spec in enumerate(specs):
         key: object = i
@@ -324,7 +325,7 @@ def _lists(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
 
 
 def _matrices(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
-    """Of the members of one list, those that become the columns of one matrix."""
+    """Group the columns of a list that become one matrix."""
     groups: dict[tuple[str, str], list[ColumnSpec]] = {}
     for spec in specs:
         groups.setdefault((spec.dtype, spec.cast), []).append(spec)
@@ -334,7 +335,7 @@ def _matrices(specs: Sequence[ColumnSpec]) -> list[list[ColumnSpec]]:
 def decode_batch(
     specs: Sequence[ColumnSpec], batch: pa.RecordBatch
 ) -> tuple[list[ArraySpec], list[np.ndarray]]:
-    """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
+    """Decode a record batch of :func:`project` to C-contiguous arrays and their specs."""
     leaves, arrays = [], []
     decoded: list[tuple[Any, str | None, npt.NDArray[Any]]]
     for members, column in zip(_lists(specs), batch.columns, strict=True):
@@ -357,12 +358,12 @@ def _decode_list(
         first = specs[int(missing[0])]
         raise _nulls(first, int((missing == missing[0]).sum()))
     values = values.to_numpy(zero_copy_only=False).reshape(len(array), len(specs))
-    place = {spec.name: i for i, spec in enumerate(specs)}
+    index_of = {spec.name: i for i, spec in enumerate(specs)}
     decoded: list[tuple[Any, str | None, npt.NDArray[Any]]] = []
     for members in _matrices(specs):
-        columns = [place[spec.name] for spec in members]
+        columns = [index_of[spec.name] for spec in members]
         if columns == list(range(columns[0], columns[-1] + 1)):
-            part = values[:, columns[0] : columns[-1] + 1]  # no copy before the conversion
+            part = values[:, columns[0] : columns[-1] + 1]  # a view, without a copy
         else:
             part = values[:, columns]
         names: str | tuple[str, ...] = tuple(spec.name for spec in members)
@@ -373,7 +374,7 @@ def _decode_list(
 
 
 def decode(spec: ColumnSpec, array: pa.Array) -> list[tuple[str | None, np.ndarray]]:
-    """One Arrow column of one record batch as numpy arrays of shape ``(rows, ...)``.
+    """Decode an Arrow column to numpy arrays of shape ``(rows, ...)``.
 
     Returns
     -------
@@ -383,8 +384,8 @@ def decode(spec: ColumnSpec, array: pa.Array) -> list[tuple[str | None, np.ndarr
     Raises
     ------
     SourceError
-        For nulls, for empty arrays and maps, for arrays of unequal lengths, for maps with unequal
-        keys and for numbers that the dtype cannot hold.
+        For nulls, empty arrays and maps, arrays of unequal lengths, maps with unequal keys, and
+        numbers that the dtype cannot hold.
     """
     _no_nulls(spec, array)
     if spec.kind == "map":
@@ -424,7 +425,7 @@ def common_length(
     noun: str,
     advice: str = "pad or cut them to one length first",
 ) -> int:
-    """The length of every list or map of a column."""
+    """Return the length of every list or map of a column; raise if lengths differ."""
     if not len(lengths):
         return 0
     length = int(lengths[0])
@@ -446,13 +447,13 @@ def common_length(
 
 
 def _in_dtype(members: Sequence[ColumnSpec], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`values`, of which the last axis is that of the columns if there are several."""
+    """Cast values to the dtype of their columns; raise if an integer cannot hold a value."""
     wanted = np.dtype(members[0].dtype)
     if values.dtype == wanted:
         return values
     with np.errstate(invalid="ignore"):
         cast = values.astype(wanted)
-    if members[0].cast == "int":  # Spark has cast it, and a double holds it
+    if members[0].cast == "int":  # Spark has cast it, and a double can hold it
         return cast
     if wanted.kind == "i" and (lossy := cast != values).any():
         first = int(np.flatnonzero(lossy)[0])
@@ -475,7 +476,7 @@ def _decode_map(spec: ColumnSpec, array: pa.Array) -> list[tuple[str | None, npt
     keys = array.keys[inside].dictionary_encode()
     names = keys.dictionary.to_pylist()
     codes = keys.indices.to_numpy().reshape(rows, width)
-    # a map has no order: that of its keys may differ from row to row
+    # the key order of maps may differ between rows
     order = np.argsort(codes, axis=1)
     if (np.take_along_axis(codes, order, 1) != np.arange(width)).any():
         raise SourceError(

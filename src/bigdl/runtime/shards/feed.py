@@ -1,23 +1,23 @@
-"""The contract of a Feed.
+"""The interface of a Feed, an input that is read as shards of columnar batches.
 
-A **Feed** is an input of any kind (a Spark DataFrame, XShards, a DataLoader, ...) seen as
-"N shards of columnar batches".  It is made on the driver by :func:`bigdl.orca.data.feeds.as_feed`
+A **Feed** represents an input of any type (a Spark DataFrame, XShards, a DataLoader, ...) as N
+shards of columnar batches.  It is created on the driver by :func:`bigdl.orca.data.feeds.as_feed`
 and lives for one call of ``fit``, ``evaluate`` or ``predict``:
 
-1. The Estimator asks the chooser for a Feed and passes it to an Engine.
-2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks everything that can
-   be known before a job is submitted and describes, in the terms of the engine, how N tasks get
-   their rows (an :class:`InputPlan`).
-3. On every worker the InputPlan's picklable ``reader`` turns what arrives into a
-   :class:`~bigdl.runtime.shards.shard.Shard`: columns in memory-mapped files, so that epochs
-   2...n do not touch the engine's data path again and memory is the page cache's.
+1. The Estimator creates a Feed by ``as_feed`` and passes it to an Engine.
+2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks the input before a
+job
+   is submitted, and returns an :class:`InputPlan`, which describes how N tasks get their rows.
+3. On every worker the InputPlan's picklable ``reader`` converts the arriving data to a
+   :class:`~bigdl.runtime.shards.shard.Shard`: columns in memory-mapped files.  So epochs 2...n do
+   not use the engine's data path again, and the memory belongs to the page cache.
 
-A prediction needs no workers: :meth:`Feed.predict` brings a :class:`RowPredictor` to the rows where
-they are, and returns them in the form of the input; :meth:`Feed.sample` brings a
+A prediction needs no workers: :meth:`Feed.predict` applies a :class:`RowPredictor` to the rows in
+their location, and returns them in the form of the input.  :meth:`Feed.sample` applies a
 :class:`RowSampler` to some of them.
 
-Promises: every row reaches exactly one worker, once; nothing goes through the driver; equal input
-gives an equal order of the rows in every shard, whatever the network did.
+Guarantees: every row reaches exactly one worker, once; no row goes through the driver; equal input
+gives an equal row order in every shard, independent of the network.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bigdl.runtime.cluster import Cluster
 
 
 class SourceError(UsageError):
-    """A fault in the rows themselves (a null, a ragged array), found while they are converted.
+    """An error in the rows (a null, a ragged array) that is found during their conversion.
 
-    It travels to the driver as text and is raised there as a
+    It is sent to the driver as text and raised there as a
     :class:`~bigdl.common.errors.UsageError`.
     """
 
@@ -43,26 +43,26 @@ class SourceError(UsageError):
 
 @dataclass
 class InputPlan:
-    """The way in which the N tasks of an engine get their rows.
+    """The way in which the tasks of an engine get their rows.
 
     Attributes
     ----------
     frame : object
-        What the engine runs its tasks over; for Spark a DataFrame with exactly N partitions. None
-        where the workers get at the rows by themselves.
+        Input of the engine's tasks; for Spark a DataFrame with exactly N partitions. None if the
+        workers read the rows themselves.
     reader : callable or None
-        None without an input. ``reader(batches, open_spool) -> dict[str, Shard]``; picklable,
-        runs in the worker, where ``open_spool(name, specs)`` gives it a
-        :class:`~bigdl.runtime.shards.shard.SpoolWriter`, and ``open_spool.rank`` and
-        ``open_spool.world_size`` say which worker it is.
+        ``reader(batches, open_spool) -> dict[str, Shard]``, picklable, runs in the worker; None
+        without an input. ``open_spool(name, specs)`` returns a
+        :class:`~bigdl.runtime.shards.shard.SpoolWriter`; ``open_spool.rank`` and
+        ``open_spool.world_size`` identify the worker.
     close : callable
-        Frees what was persisted for the time of the call; safe to call twice.
+        Releases frames that were persisted for the call; safe to call twice.
     accept : callable, optional
-        ``accept(rows)`` says, of the rows of every shard, whether to go on with them.
+        ``accept(rows)`` returns whether to continue with these row counts of all shards.
     otherwise : callable, optional
-        ``otherwise()`` makes the InputPlan that is used when `accept` said no.
+        ``otherwise()`` returns the InputPlan to use if `accept` returned False.
     settings : dict of str to str
-        SQL settings under which the stage over `frame` is planned.
+        SQL settings for planning the stage over `frame`.
     """
 
     frame: Any
@@ -74,103 +74,103 @@ class InputPlan:
 
 
 class RowPredictor(Protocol):
-    """A model that predicts rows, as a Feed is given it."""
+    """Protocol of a model that predicts the rows of a Feed."""
 
     def predict_frame(self, frame: Any, threads: int) -> Any:
-        """Return a DataFrame of Spark with predictions, computed with `threads` in each task."""
+        """Return a Spark DataFrame with predictions, computed with `threads` per task."""
 
     def shard_predictor(self, threads: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return a function that yields the shards of a partition with predictions; picklable."""
+        """Return a picklable function that yields a partition's shards with predictions."""
 
 
 class RowSampler(Protocol):
-    """A taker of some rows of an input, as a Feed is given it.
+    """Protocol that takes sample rows of a Feed.
 
     Attributes
     ----------
     rows : int
-        That it takes at most.
+        Maximum number of rows to take.
     """
 
     @property
     def rows(self) -> int: ...
 
     def take_from_frame(self, frame: Any, partitions: int) -> list[Any]:
-        """Return samples of the first partitions of a DataFrame of Spark."""
+        """Return samples of the first partitions of a Spark DataFrame."""
 
     def take_from_shards(self, partition: Iterable[Any]) -> Iterator[Any]:
         """Yield the sample of a partition that has rows; picklable."""
 
 
-def not_predicted(given: str) -> UsageError:
-    """Return the error of an input that predictions do not take."""
+def not_predicted(input_type: str) -> UsageError:
+    """Return the error for an input type that ``predict`` does not accept."""
     return UsageError(
         "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
         "pandas DataFrames and paths of Parquet files, Delta or Iceberg tables, got "
-        f"{given}",
+        f"{input_type}",
         code="data-type",
     )
 
 
 class Feed(ABC):
-    """An input to ``fit``, ``evaluate``, ``predict`` or ``Engine.run``."""
+    """Base class of inputs to ``fit``, ``evaluate``, ``predict`` and ``Engine.run``."""
 
-    #: names of the columns given to the model, and of the targets; None where only the shards know
+    #: names of the feature columns and the target columns; None if only the shards know them
     feature_cols: Sequence[str] | None = ()
     label_cols: Sequence[str] | None = ()
-    #: what messages call inputs like this one
+    #: name of this input type in messages
     kind: str = "Feed"
-    #: what messages call the input itself, e.g. "validation_data"
+    #: name of this input in messages, e.g. "validation_data"
     name: str | None = None
-    #: whether it lies in Spark, which then predicts it whatever the backend is
+    #: whether the rows are in Spark, which then runs predictions for every backend
     is_in_spark: bool = False
 
     @property
     def version(self) -> Any:
-        """The name of the version of the rows, JSON-able, if the input has versions; else None."""
+        """JSON-able version of the rows, or None for an input without versions."""
         return None
 
     @property
     def identity(self) -> Any:
-        """The identity of the rows beyond name and version, JSON-able; None if it is unknown."""
+        """JSON-able identity of the rows beyond name and version; None if unknown."""
         return None
 
     def at(self, version: Any, identity: Any = None) -> Feed:
-        """Return the input at the version of a checkpoint, unless the user asked for another.
+        """Return the input at a checkpoint's version, unless the user chose another version.
 
-        Where the input is another one than that of the checkpoint, a warning says so.
+        A warning says if the input is not the checkpoint's input.
         """
         return self
 
-    def check(self) -> None:  # noqa: B027 - most are checked when they are made
-        """Raise a UsageError for rows that fit and evaluate cannot use, if the driver sees them."""
+    def check(self) -> None:  # noqa: B027 - most are checked on creation
+        """Raise a UsageError for rows visible to the driver that fit and evaluate cannot use."""
 
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
-        """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
+        """Raise a UsageError if processes without Spark and Ray cannot read the input."""
 
     def follow(self, inputs: list[Any] | None) -> None:  # noqa: B027 - the workers cast what they read
-        """Convert the features to the dtypes that the model was fitted on, before they are rounded.
+        """Convert the features to the dtypes of the fitted model, before rounding.
 
         Parameters
         ----------
         inputs : list or None
-            Types of the model's inputs, as in ``BatchSource.types``; None if they are not known.
+            Types of the model's inputs, as in ``BatchSource.types``; None if unknown.
         """
 
     @abstractmethod
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        """Check the input and describe how `num_workers` tasks get its rows."""
+        """Check the input and return the plan by which `num_workers` tasks get its rows."""
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return the input with predictions, in its own form and order.
+        """Return the input with predictions, in its form and order.
 
         Raises
         ------
         UsageError
-            If inputs of this kind cannot be predicted.
+            If this input type cannot be predicted.
         """
         raise not_predicted(self.kind)
 
     def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list[Any]:
-        """Return samples of the first partitions; none if inputs of this kind have none."""
+        """Return samples of the first partitions; empty if this input type has none."""
         return []

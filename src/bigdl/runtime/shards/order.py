@@ -1,21 +1,20 @@
-"""The global order of a table's rows in one epoch: which row stands at which position.
+"""Global row orders of a table for one epoch.
 
-An order is a function of (seed, epoch) and of how it is cut, never of the number of ranks or of
-the batch size: these only decide who reads which positions, and when.  No order needs memory for
-the rows; any position can be asked for.
+An order depends on (seed, epoch) and on its division into shards or windows, never on the number of
+ranks or the batch size: these only decide which rank reads which positions, and when.  No order
+needs memory for the rows; any position can be computed.
 
 :class:`ShardOrder`
-    The table is cut by rows into V virtual shards of equal size, each of them is permuted, and
-    they are interleaved: each round of V positions has one row of every shard, in an order of its
-    own.  With one shard it is one permutation of all rows.
+    The table is cut into V virtual shards of equal size.  Each shard is permuted, and the shards
+    are interleaved: each round of V positions has one row of every shard, in a random order.  With
+    one shard it is one permutation of all rows.
 :class:`WindowOrder`
-    For tables of which only a part fits on the disk: blocks of consecutive rows are permuted, some
-    of them form a window, and the rows of a window are permuted.
+    For tables that do not fit on the disk: blocks of consecutive rows are permuted, several blocks
+    form a window, and the rows of a window are permuted.
 :class:`TableOrder`
-    The rows as they lie in the table.
+    The rows in the order of the table.
 
-The numbers of an order are fixed: a position that was saved by one version means the same row in
-the next ones.
+Orders never change between versions: a saved position means the same row in later versions.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ import numpy as np
 from bigdl.common.errors import UsageError
 
 SHARDS = 64
-"""Virtual shards of a table; a smaller table than that many rows of each has one."""
+"""Number of virtual shards of a table; small tables have a single shard."""
 
-_FEWEST = 64  # rows of a virtual shard
-_BLOCKS = 64  # blocks of a window
+_FEWEST = 64  # minimum rows of a virtual shard
+_BLOCKS = 64  # blocks per window
 _ROUNDS = 4
 _MASK = (1 << 64) - 1
 
@@ -49,33 +48,33 @@ def _mixed(*values: int) -> int:
 
 
 class _Permutations:
-    """A family of permutations of ``range(size)``, one for each tweak, of which none is stored.
+    """Family of pseudo-random permutations of ``range(size)``, computed on the fly.
 
     Parameters
     ----------
     bits : int
-        All sizes are at most ``2 ** bits``.
+        Sizes are at most ``2 ** bits``.
     key : tuple of int
 
     Notes
     -----
-    Rounds of xor-shifts and products with odd numbers are permutations of all numbers of `bits`
-    bits; numbers that are too large are permuted again until they are not ("cycle walking"; Black
-    and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    Xor-shifts and products with odd numbers are permutations of all integers of `bits` bits.
+    Results that are too large are permuted again ("cycle walking"; Black and Rogaway, "Ciphers with
+    arbitrary finite domains", 2002).
     """
 
     def __init__(self, bits: int, *key: int):
         self._dtype = dtype = np.dtype(np.uint32 if bits <= 32 else np.uint64)
         self._mask = dtype.type((1 << bits) - 1)
         self._shift = dtype.type(max(1, bits // 2))
-        words = [_mixed(*key, each) & int(self._mask) for each in range(2 * _ROUNDS)]
-        self._factors = [dtype.type(each | 1) for each in words[:_ROUNDS]]
-        self._terms = [dtype.type(each) for each in words[_ROUNDS:]]
+        hashes = [_mixed(*key, each) & int(self._mask) for each in range(2 * _ROUNDS)]
+        self._factors = [dtype.type(each | 1) for each in hashes[:_ROUNDS]]
+        self._terms = [dtype.type(each) for each in hashes[_ROUNDS:]]
 
     def __call__(
         self, index: np.ndarray, size: int | np.ndarray, tweak: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return where the permutation of each tweak (uint32) takes an index below its size."""
+        """Return the permuted index of each index, for the permutation of its tweak."""
         values = index.astype(self._dtype)
         if tweak is not None:
             tweak = tweak.astype(self._dtype)
@@ -90,7 +89,7 @@ class _Permutations:
         return values
 
     def _step(self, values: np.ndarray, tweak: np.ndarray | None) -> None:
-        """Permute numbers of `bits` bits, in place."""
+        """Permute integers of `bits` bits in place."""
         scratch = np.empty_like(values)
         for number, (factor, term) in enumerate(zip(self._factors, self._terms, strict=True)):
             if tweak is not None and number % 2 == 0:
@@ -115,7 +114,7 @@ class Window:
     start, stop : int
         A range of positions.
     ranges : list of (int, int)
-        The rows of the table that stand there, in the order in which they are stored.
+        Table rows of these positions, in the order in which they are stored.
     """
 
     start: int
@@ -124,7 +123,7 @@ class Window:
 
 
 class TableOrder:
-    """The rows as they lie in the table.
+    """The rows in the order of the table.
 
     Parameters
     ----------
@@ -135,12 +134,12 @@ class TableOrder:
         self.rows = rows
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the rows of the table at some positions."""
+        """Return the table rows at some positions."""
         return positions
 
 
 class ShardOrder:
-    """The rows of V virtual shards, each permuted, one of each in turn.
+    """Round-robin order of V virtual shards, each with permuted rows.
 
     Parameters
     ----------
@@ -148,51 +147,51 @@ class ShardOrder:
 
     Notes
     -----
-    Shard v has the rows from ``v * q + min(v, r)`` on, where ``q, r = divmod(rows, V)``: one row
-    more if v < r.  Position p is the row number ``p // V`` of some shard; the last, short round
-    has rows of the first r shards.
+    Shard v starts at row ``v * q + min(v, r)``, where ``q, r = divmod(rows, V)``; the first r
+    shards have one more row.  Position p is row ``p // V`` of some shard; the last, short round has
+    rows of the first r shards.
     """
 
     def __init__(self, rows: int, shards: int, seed: int, epoch: int):
         self.rows, self._shards = rows, shards
-        self._quotient, self._rest = divmod(rows, shards)
+        self._quotient, self._remainder = divmod(rows, shards)
         largest = max(1, -(-rows // shards))
         self._in_shard = _Permutations(_bits(largest), seed, epoch, 0)
         self._in_round = _Permutations(_bits(shards), seed, epoch, 1)
         tweaks = [_mixed(seed, epoch, 2, shard) & 0xFFFFFFFF for shard in range(shards)]
         self._tweaks = np.array(tweaks, np.uint32)
         numbers = np.arange(shards, dtype=np.int64)
-        self._first = numbers * self._quotient + np.minimum(numbers, self._rest)
-        self._sizes = self._quotient + (numbers < self._rest)
+        self._first = numbers * self._quotient + np.minimum(numbers, self._remainder)
+        self._sizes = self._quotient + (numbers < self._remainder)
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the rows of the table at some positions."""
+        """Return the table rows at some positions."""
         if self._shards == 1:
             return self._in_shard(positions, self.rows).astype(np.int64)
         rounds = positions // self._shards
         slots = positions - rounds * self._shards
         width: int | np.ndarray = self._shards
-        if len(rounds) and int(rounds.max()) == self._quotient:  # the last, short one is among them
-            width = np.where(rounds < self._quotient, self._shards, self._rest)
-        # the same hash as of a tweak, cheap enough for every round
-        spread = rounds.astype(np.uint32) * np.uint32(0x9E3779B1)
-        shards = self._in_round(slots, width, spread ^ (spread >> np.uint32(15)))
+        if len(rounds) and int(rounds.max()) == self._quotient:  # includes the last, short round
+            width = np.where(rounds < self._quotient, self._shards, self._remainder)
+        # a cheap hash, since it is needed for every round
+        hashed = rounds.astype(np.uint32) * np.uint32(0x9E3779B1)
+        shards = self._in_round(slots, width, hashed ^ (hashed >> np.uint32(15)))
         within = self._in_shard(rounds, self._sizes[shards], self._tweaks[shards])
         numbers: np.ndarray = self._first[shards] + within
         return numbers
 
 
 class WindowOrder:
-    """Blocks of consecutive rows in permuted order, and within windows of them permuted rows.
+    """Permuted blocks of consecutive rows, with permuted rows in windows of blocks.
 
     Parameters
     ----------
     rows : int
     window : int
-        Rows of a window.
+        Number of rows of a window.
     seed, epoch : int
     shuffle : bool
-        False leaves the rows as they lie in the table.
+        False keeps the order of the table.
     """
 
     def __init__(self, rows: int, window: int, seed: int, epoch: int, *, shuffle: bool = True):
@@ -211,11 +210,11 @@ class WindowOrder:
             start = stop
 
     def number(self, position: int) -> int:
-        """Return the number of the window that has a position."""
+        """Return the number of the window that contains a position."""
         return next(n for n, each in enumerate(self.windows) if position < each.stop)
 
     def stored_at(self, number: int, positions: np.ndarray) -> np.ndarray:
-        """Return the indices, among the stored rows of a window, of the rows at its positions."""
+        """Return the indices, within a window's stored rows, of the rows at its positions."""
         window = self.windows[number]
         size = window.stop - window.start
         index = positions - window.start
@@ -225,7 +224,7 @@ class WindowOrder:
         return permuted(index, size).astype(np.int64)
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return the rows of the table at some positions."""
+        """Return the table rows at some positions."""
         out = np.empty(len(positions), np.int64)
         for number, window in enumerate(self.windows):
             here = (positions >= window.start) & (positions < window.stop)
@@ -243,14 +242,14 @@ Order = TableOrder | ShardOrder | WindowOrder
 
 
 def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str, int | str]:
-    """Return how the order of a table is cut, JSON-able, for :func:`make_order`.
+    """Return a JSON-able description of a table's order, for :func:`make_order`.
 
     Parameters
     ----------
     rows : int
     shuffle : bool or "global"
     window : int or None
-        Rows of a window of a table that is read in windows.
+        Number of rows of a window, for a table that is read in windows.
     """
     if window is not None:
         return {"kind": "windows" if shuffle else "table windows", "rows": window}
@@ -261,22 +260,22 @@ def order_facts(rows: int, shuffle: bool | str, window: int | None) -> dict[str,
 
 
 def make_order(facts: dict[str, int | str], rows: int, seed: int, epoch: int) -> Order:
-    """Return the order of one epoch."""
-    kind = facts.get("kind")
-    if kind == "table":
+    """Create the order of one epoch from its description."""
+    order_type = facts.get("kind")
+    if order_type == "table":
         return TableOrder(rows)
-    if kind == "shards":
+    if order_type == "shards":
         return ShardOrder(rows, int(facts["shards"]), seed, epoch)
-    if kind in ("windows", "table windows"):
-        return WindowOrder(rows, int(facts["rows"]), seed, epoch, shuffle=kind == "windows")
+    if order_type in ("windows", "table windows"):
+        return WindowOrder(rows, int(facts["rows"]), seed, epoch, shuffle=order_type == "windows")
     raise UsageError(
-        f"The order {facts} is not known here; read it by the version of BigDL that saved it",
+        f"The order {facts} is unknown; read it with the version of BigDL that saved it",
         code="version-unsupported",
     )
 
 
 def ranges_of(start: int, stop: int, world_size: int) -> list[tuple[int, int]]:
-    """Cut the positions of a step in one contiguous range for each rank, as even as can be."""
+    """Split the positions of a step into one contiguous, nearly equal range per rank."""
     count = stop - start
     ends: Sequence[int] = [start + count * rank // world_size for rank in range(world_size + 1)]
     return list(itertools.pairwise(ends))

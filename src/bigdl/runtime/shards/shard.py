@@ -1,15 +1,15 @@
-"""A shard: the rows of one worker, as columns over the memory-mapped files of a spool.
+"""Shards and spools: the rows of one worker as columns in memory-mapped files.
 
-A spool is the columns of one shard in one local directory, written once.
+A spool contains the columns of one shard in one local directory and is written once.
 
-Rows arrive in chunks.  A chunk has a place ``(source partition, sequence number)`` given to it
-before anything moved, and the finished spool is in the order of these places whatever the order of
-arrival was.  A column is one file of contiguous values (an Arrow buffer without its frames), so
-that a batch is one slice and a shuffled batch is one gather, and the memory is the page cache's.
+Rows arrive in chunks.  A chunk has a position ``(source partition, sequence number)``, assigned
+before any transfer.  The finished spool is sorted by position, independent of the order of arrival.
+A column is one file of contiguous values (an Arrow buffer without framing), so a batch is one slice
+and a shuffled batch is one gather, and the memory belongs to the page cache.
 
-A spool lives under the engine's local directory, which goes with the application, in a folder
-named after the job and the shard.  It is removed at the end of the job, and what dead processes
-left is removed when the next job starts.
+A spool is below the engine's local directory, which is removed with the application, in a folder
+named after the job and the shard.  It is removed at the end of the job; spools of dead processes
+are removed when the next job starts.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ if TYPE_CHECKING:
 _PREFIX = "bigdl-spool-"
 _NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"
-_SAMPLE = 4096  # bytes of each chunk and array that the fingerprint looks at
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from mman.h of Linux
-_SPARE_FILES = 256  # for everything that a process opens besides its spools
+_SAMPLE = 4096  # bytes of each chunk and array that the fingerprint covers
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from Linux's mman.h
+_SPARE_FILES = 256  # reserved for files and connections other than spools
 
 
 @dataclass
 class Spool:
-    """The description of a finished spool; travels as JSON.
+    """The JSON-able description of a finished spool.
 
     Attributes
     ----------
     path : str
         The directory.
     nonce : str
-        Written into the directory too: a path that was re-used by somebody else is not this spool.
+        Random id that is also stored in the directory: a reused path has another id.
     rows : int
     leaves : list of ArraySpec
-        The arrays, in the order of the files ``0.bin``, ``1.bin``, ...  If the whole input had no
-        row, the lengths of its arrays are not known and given as 0.
+        The arrays, in the order of the files ``0.bin``, ``1.bin``, ...  Without rows the lengths of
+        arrays are unknown and set to 0.
     fingerprint : int
-        Checksum over the places, sizes and samples of the chunks, to tell whether two runs saw the
-        same rows in the same order.
+        Checksum over the positions, sizes and samples of the chunks, to detect whether two runs
+        have the same rows in the same order.
     columns : list of str
-        Names of the columns, also of a map column of which no key is known.
+        Names of the columns, including map columns without known keys.
     """
 
     path: str
@@ -76,15 +76,17 @@ class Spool:
     columns: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, doc: dict[str, Any]) -> Spool:
+        """Create a description from JSON values."""
         leaves = [ArraySpec.from_json(x) for x in doc["leaves"]]
         return cls(**{**doc, "leaves": leaves})
 
     def is_here(self) -> bool:
-        """Return True if this machine sees the spool, complete."""
+        """Return True if the complete spool is visible on this machine."""
         try:
             with open(os.path.join(self.path, _META)) as file:
                 return bool(json.load(file)["nonce"] == self.nonce)
@@ -92,7 +94,7 @@ class Spool:
             return False
 
     def arrays(self) -> list[np.ndarray]:
-        """The columns as arrays over private maps of the files; writing to them copies a page."""
+        """Map the columns as private arrays; writing to one copies its pages."""
         _allow_files(len(self.leaves))
         return [
             _map(os.path.join(self.path, f"{i}.bin"), leaf, self.rows)
@@ -105,8 +107,8 @@ def _map(path: str, leaf: ArraySpec, rows: int) -> npt.NDArray[Any]:
     if rows == 0 or 0 in shape:
         return np.empty(shape, leaf.dtype)
     with open(path, "rb") as file:
-        # Private and writable: torch shares it without a copy, the file never changes.  Without
-        # a reserve, since the kernel would refuse one for a file larger than its memory.
+        # Private and writable: torch shares it without a copy, and the file never changes.
+        # NORESERVE: the kernel would refuse a reserve for files larger than its memory.
         pages = mmap.mmap(
             file.fileno(),
             0,
@@ -117,52 +119,52 @@ def _map(path: str, leaf: ArraySpec, rows: int) -> npt.NDArray[Any]:
 
 
 class SpoolWriter:
-    """Write the chunks of one shard.
+    """Writer of the chunks of one shard's spool.
 
     Parameters
     ----------
     root : str
         Local directory of the engine.
     job : int
-        Number of the job; jobs of one driver are numbered upwards.
+        Number of the job; later jobs of a driver have higher numbers.
     name : str
         Name of the feed and shard within the job.
     specs : sequence of ColumnSpec
-        Empty for rows that name their columns themselves.
+        Column specs; empty for rows that contain their column names.
     """
 
     def __init__(self, root: str, job: int, name: str, specs: list[ColumnSpec]):
         self._specs = specs
         self._nonce = secrets.token_hex(8)
         self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
-        os.makedirs(self.path, mode=0o700)  # what lies in it is its owner's alone
+        os.makedirs(self.path, mode=0o700)  # private to its owner
         self._leaves: list[ArraySpec] | None = None
         self._files: list[Any] = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
-        self._stored: list[list[ArraySpec]] = []  # of each chunk
+        self._stored: list[list[ArraySpec]] = []  # specs of each chunk
         self._expected = 0
         self.rows = 0
 
     def expect(self, rows: int) -> None:
-        """Say before the first chunk how many rows there will be: the disk gets ready for them.
+        """Preallocate the files for an expected number of rows, before the first chunk.
 
-        Files of a known size are written about twice as fast.
+        Preallocated files are written about twice as fast.
         """
         self._expected = rows
 
     def append(
         self, source: int, sequence: int, rows: int, leaves: list[ArraySpec], arrays: list[Any]
     ) -> None:
-        """Add one chunk; one without rows says what the others look like.
+        """Append one chunk; an empty chunk only sets the array specs.
 
         Parameters
         ----------
         source, sequence : int
-            Its place in the order of the whole input.
+            Position of the chunk in the whole input.
         rows : int
         leaves : list of ArraySpec
         arrays : list of buffers
-            C-contiguous values of each leaf.
+            C-contiguous values of each array.
         """
         if self._leaves is None:
             self._open(leaves)
@@ -179,14 +181,14 @@ class SpoolWriter:
         self.rows += rows
 
     def adopt(self, rows: int, leaves: list[ArraySpec], paths: list[str]) -> None:
-        """Take files of values as they are, instead of chunks; they must not change any more.
+        """Link or copy complete value files instead of appending chunks.
 
         Parameters
         ----------
         rows : int
         leaves : list of ArraySpec
         paths : list of str
-            A file for each leaf, shared where the file system can.
+            A file for each array, hard-linked if possible. The files must not change any more.
         """
         self._leaves, self.rows = list(leaves), rows
         checksum = 0
@@ -201,8 +203,7 @@ class SpoolWriter:
         self._chunks.append((0, 0, rows, checksum))
 
     def finish(self) -> Spool:
-        """Close the files, put their chunks in order and the texts of all in the width of the
-        widest, and return the description."""
+        """Close the files, sort their chunks, and return the spool's description."""
         for file in self._files:
             file.close()
         leaves = self._leaves
@@ -217,7 +218,7 @@ class SpoolWriter:
             stored = [each[i] for each in self._stored]
             if self._chunks != ordered or any(each != leaf for each in stored):
                 _rewrite(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks, stored)
-        # not the sum of the checksums: it would be the same for rows that changed places
+        # a sum of the checksums would not detect swapped rows
         fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
         columns = [spec.name for spec in self._specs] or _columns(leaves)
         spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
@@ -226,7 +227,7 @@ class SpoolWriter:
         return spool
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
         for file in self._files:
             file.close()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -243,21 +244,21 @@ class SpoolWriter:
         for file, leaf in zip(self._files, leaves, strict=True):
             size = self._expected * _width(leaf)
             if size:
-                with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
+                with contextlib.suppress(OSError):  # unsupported by the file system, or a full disk
                     os.posix_fallocate(file.fileno(), 0, size)
 
 
 def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
-    """Write the values of an array.
+    """Write the values of an array to a file and return their bytes.
 
     Parameters
     ----------
     file : file
-        Without a buffer, so that a full disk shows here.
+        Unbuffered binary file, so that a full disk raises here.
     values : numpy.ndarray
-        Contiguous.
+        Contiguous array.
     rows : int
-        How many rows of the input were written before.
+        Number of rows of the input that were already written.
 
     Returns
     -------
@@ -271,7 +272,7 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
     """
     left = view = _bytes_of(values)
     try:
-        while left:  # the system may take less than it was given
+        while left:  # write() may be partial
             left = left[file.write(left) :]
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -287,12 +288,12 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
 
 
 def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
-    view = np.frombuffer(values, np.uint8)  # cast() knows no texts
+    view = np.frombuffer(values, np.uint8)  # memoryview.cast() does not support texts
     return memoryview(cast("Buffer", view))
 
 
 def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArraySpec]:
-    """The wider of the texts of two chunks; a SourceError if they differ in anything else."""
+    """Return specs with the wider text dtypes of two chunks; raise if they differ otherwise."""
     if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
         raise SourceError(describe_difference(known, leaves), code="data-schema")
     pairs = zip(known, leaves, strict=True)
@@ -304,17 +305,17 @@ def _of_any_width(leaf: ArraySpec) -> ArraySpec:
 
 
 def _columns(leaves: list[ArraySpec]) -> list[str]:
-    """The columns that some arrays are of."""
+    """Return the source columns of some arrays."""
     names = [x.column if isinstance(x.column, tuple) else (x.column,) for x in leaves]
     return list(dict.fromkeys(name for each in names for name in each))
 
 
 def _allow_files(more: int) -> None:
-    """Raise this process's own limit of open files: each array takes one."""
+    """Raise this process's limit of open files, since each array needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(os.listdir("/proc/self/fd"))
-    except OSError:  # no further file may be opened, not even this folder
+    except OSError:  # no file descriptor is free for this folder
         used = soft
     needed = used + more + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -336,7 +337,7 @@ def _allow_files(more: int) -> None:
 
 
 def _width(leaf: ArraySpec) -> int:
-    """Bytes of a row."""
+    """Return the bytes of a row."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
@@ -348,7 +349,7 @@ def _private(path: str, flags: int) -> int:
 def _rewrite(
     path: str, leaf: ArraySpec, chunks: list[tuple[int, int, int, int]], stored: list[ArraySpec]
 ) -> None:
-    """Put the chunks of a file in order, and their values in the dtype of a leaf."""
+    """Sort the chunks of a file and convert their values to the dtype of a leaf."""
     sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
     offsets = np.cumsum([0, *sizes])
     with open(path, "rb") as source, open(path + ".new", "wb", opener=_private) as target:
@@ -367,12 +368,11 @@ def _rewrite(
     os.replace(path + ".new", path)
 
 
-def describe_difference(expected: list[ArraySpec], given: list[ArraySpec]) -> str:
-    """One sentence about how two chunks of one input differ: in the lengths of arrays, in dtypes,
-    in columns or in the keys of a map."""
+def describe_difference(expected: list[ArraySpec], actual: list[ArraySpec]) -> str:
+    """Describe in one sentence how the arrays of two chunks differ."""
     shapes = {(leaf.column, leaf.key): leaf.shape for leaf in expected}
-    others = {(leaf.column, leaf.key): leaf.shape for leaf in given}
-    unlike = [place for place in shapes if place in others and shapes[place] != others[place]]
+    others = {(leaf.column, leaf.key): leaf.shape for leaf in actual}
+    unlike = [key for key in shapes if key in others and shapes[key] != others[key]]
     if unlike:
         lengths = [" x ".join(map(str, each[unlike[0]])) for each in (shapes, others)]
         return (
@@ -380,17 +380,17 @@ def describe_difference(expected: list[ArraySpec], given: list[ArraySpec]) -> st
             f"{lengths[1]}); pad or cut them to one length first"
         )
     if shapes.keys() == others.keys():
-        dtypes = {(leaf.column, leaf.key): _spoken(leaf.dtype) for leaf in expected}
-        other = next(x for x in given if dtypes[x.column, x.key] != _spoken(x.dtype))
+        dtypes = {(leaf.column, leaf.key): _display_dtype(leaf.dtype) for leaf in expected}
+        other = next(x for x in actual if dtypes[x.column, x.key] != _display_dtype(x.dtype))
         return (
             f"Column '{other.column}' is {dtypes[other.column, other.key]} in some of the data and "
-            f"{_spoken(other.dtype)} in the rest; give all of it one dtype first"
+            f"{_display_dtype(other.dtype)} in the rest; give all of it one dtype first"
         )
     (column, key), *_ = sorted(shapes.keys() ^ others.keys(), key=str)
     if key is None:
         return (
             f"Not all of the data has the same columns: {_columns(expected)} and "
-            f"{_columns(given)}; give all of it the same ones, of the same dtypes"
+            f"{_columns(actual)}; give all of it the same ones, of the same dtypes"
         )
     return (
         f"Column '{column}' is a map whose keys differ between rows (not all have '{key}'); give "
@@ -398,18 +398,18 @@ def describe_difference(expected: list[ArraySpec], given: list[ArraySpec]) -> st
     )
 
 
-def _spoken(dtype: str) -> str:
+def _display_dtype(dtype: str) -> str:
     return "text" if is_text(dtype) else dtype
 
 
 def remove_spool(path: str) -> None:
-    """Remove a spool's directory, if `path` is one."""
+    """Remove a spool's directory; ignore other paths."""
     if _NAME.fullmatch(os.path.basename(path)):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
-    """Remove the spools of jobs before `job` that were not active when it was submitted."""
+    """Remove the spools of earlier jobs that are not active."""
     for path in glob.glob(os.path.join(glob.escape(root), f"{_PREFIX}*")):
         spool = _NAME.fullmatch(os.path.basename(path))
         if spool and int(spool["job"]) < job and int(spool["job"]) not in active:
@@ -417,11 +417,11 @@ def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
 
 
 LOADER_FILE = "loader.pkl"
-"""Name of the file of a spool that holds a pickled loader."""
+"""Name of a spool's file with a pickled loader."""
 
 
 class Shard:
-    """The rows that one worker was given.
+    """The rows of one worker.
 
     Parameters
     ----------
@@ -431,9 +431,9 @@ class Shard:
     ----------
     rows : int
     fingerprint : int
-        Equal for equal rows in equal order.
+        Checksum that is equal for equal rows in equal order.
     arrays : list of ndarray
-        The mapped arrays; scalar columns of one dtype are the columns of one of them.
+        The mapped arrays; scalar columns of one dtype form one matrix.
     """
 
     def __init__(self, spool: Spool):
@@ -443,35 +443,35 @@ class Shard:
         self.arrays = spool.arrays()
 
     def locate(self, name: str) -> dict[str | None, tuple[int, int | None]]:
-        """Return the places of a column by map key (None for other columns).
+        """Return the locations of a column by map key (None for other columns).
 
-        A place is the number of the array, and the column within it (None for all of it).
+        A location is the index of the array, and the column within it (None for the whole array).
         """
-        places: dict[str | None, tuple[int, int | None]] = {}
+        locations: dict[str | None, tuple[int, int | None]] = {}
         for i, leaf in enumerate(self.spool.leaves):
             if leaf.column == name:
-                places[leaf.key] = (i, None)
+                locations[leaf.key] = (i, None)
             elif isinstance(leaf.column, tuple) and name in leaf.column:
-                places[None] = (i, leaf.column.index(name))
-        if not places and name not in self.spool.columns:
+                locations[None] = (i, leaf.column.index(name))
+        if not locations and name not in self.spool.columns:
             raise UsageError(
                 f"The shard has no column '{name}'; it has {self.names}",
                 code="column-missing",
                 column=name,
                 columns=list(self.names),
             )
-        return places
+        return locations
 
     @property
     def names(self) -> list[str]:
-        """The columns."""
+        """Names of the columns."""
         return list(self.spool.columns)
 
     def column(self, name: str) -> np.ndarray | dict[str, np.ndarray]:
-        """One column as an array of shape ``(rows, ...)``; a map column as a dict of them.
+        """Return a column as an array of shape ``(rows, ...)``; a map column as a dict of arrays.
 
-        The array is a private view of the page cache: do not write to it.  Without rows the
-        lengths of arrays and the keys of maps may be unknown: they are 0 and none then.
+        The array is a private view of the page cache: do not write to it.  Without rows the lengths
+        of arrays and the keys of maps may be unknown: they are then 0 and missing.
         """
         arrays = {
             key: self.arrays[i] if j is None else self.arrays[i][:, j]
@@ -484,12 +484,12 @@ class Shard:
 
 
 class LoaderShard:
-    """A worker's part of a loader that is read live; it knows its rows once it is opened.
+    """A worker's part of a live loader, whose rows are unknown until it is opened.
 
     Parameters
     ----------
     spool : Spool
-        Without rows; its directory holds the pickled loader.
+        A spool without rows, whose directory contains the pickled loader.
     """
 
     rows = 0
@@ -500,11 +500,11 @@ class LoaderShard:
         self._pickled = np.memmap(os.path.join(spool.path, LOADER_FILE), np.uint8, "r")
 
     def payload(self) -> bytes:
-        """The pickled loader, or the function that makes it."""
+        """Return the pickled loader, or its pickled factory."""
         return self._pickled.tobytes()
 
 
 def open_shard(spool: Spool) -> Shard | LoaderShard:
-    """The shard over a finished spool."""
+    """Return the shard of a finished spool."""
     is_loader = os.path.exists(os.path.join(spool.path, LOADER_FILE))
     return LoaderShard(spool) if is_loader else Shard(spool)

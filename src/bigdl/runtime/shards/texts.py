@@ -1,11 +1,11 @@
-"""Texts among the columns of a feed, for models that look them up or cut them in words themselves.
+"""Text columns of feeds, for models that look texts up or tokenize them.
 
-A text travels as its UTF-8 bytes, filled up with zero bytes to the width of its chunk: numpy's
-dtype ``S16`` and the like.  Widths are powers of two, so that chunks seldom differ, and a spool has
-that of its widest chunk.  Fixed widths keep a batch a slice and a shuffled batch a gather; a column
-of a few very long texts among short ones pays for them with its size.
+Texts are stored as UTF-8 bytes, padded with zero bytes to the width of their chunk: numpy dtypes
+such as ``S16``.  Widths are powers of two, so that chunks rarely differ; a spool has the width of
+its widest chunk.  With fixed widths a batch is a slice and a shuffled batch is a gather.  A few
+long texts make a whole column large.
 
-Only who can give texts to a model asks for them, by :func:`with_texts`; all others refuse them.
+Callers whose models accept texts enable them by :func:`with_texts`; otherwise texts are refused.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TEXT = "S"
-"""The dtype of a column of texts of any width."""
+"""The dtype of a text column of any width."""
 
-_ASKED = "bigdl.texts"
+_CONFIG_KEY = "bigdl.texts"
 _NARROWEST, _WIDEST = 8, 1 << 16  # bytes
 
 
 def with_texts(config: dict[str, Any] | None) -> dict[str, Any]:
-    """The config of a feed or a prediction whose model may take texts."""
-    return {**(config or {}), _ASKED: True}
+    """Return a config that enables text columns for a feed or a prediction."""
+    return {**(config or {}), _CONFIG_KEY: True}
 
 
 def takes_texts(config: dict[str, Any] | None) -> bool:
-    """Return True if texts were asked for."""
-    return bool((config or {}).get(_ASKED))
+    """Return True if a config enables text columns."""
+    return bool((config or {}).get(_CONFIG_KEY))
 
 
 def is_text(dtype: str) -> bool:
-    """Return True if a leaf of that dtype holds texts."""
+    """Return True if a dtype is a text dtype."""
     return dtype.startswith(TEXT)
 
 
 def name_of_dtype(array: np.ndarray) -> str:
-    """The dtype of a leaf; ``S16`` for texts, which numpy does not understand by its own name."""
+    """Return the dtype name of an array, such as ``S16`` for texts."""
     return f"{TEXT}{array.itemsize}" if array.dtype.kind == TEXT else array.dtype.name
 
 
 def encoded(texts: pa.Array, name: str) -> np.ndarray:
-    """An Arrow array of strings without nulls as an array of one width.
+    """Encode an Arrow array of strings without nulls as a fixed-width bytes array.
 
     Parameters
     ----------
     texts : pyarrow.StringArray or pyarrow.LargeStringArray
     name : str
-        Of the column, for messages.
+        Name of the column, for messages.
 
     Raises
     ------
     SourceError
-        For a zero byte in a text, which would be lost, and for a text that is too long.
+        For a zero byte in a text, which numpy would drop, and for a text that is too long.
     """
     wide = str(texts.type).startswith("large")
     _, offsets, data = texts.buffers()
@@ -77,7 +77,7 @@ def encoded(texts: pa.Array, name: str) -> np.ndarray:
     longest = int(lengths.max())
     if longest > _WIDEST:
         raise SourceError(
-            f"Column '{name}' holds a text of {longest} bytes, and all rows would take as much; "
+            f"Column '{name}' holds a text of {longest} bytes, and all rows would need as much; "
             f"cut its texts to {_WIDEST} bytes first",
             code="data-size",
             column=name,
@@ -89,7 +89,7 @@ def encoded(texts: pa.Array, name: str) -> np.ndarray:
 
 
 def are_texts(values: np.ndarray) -> bool:
-    """Return True for an array of texts; of objects the first that is not missing decides."""
+    """Return True for an array of texts; the first non-missing object decides."""
     if values.dtype.kind == "O":
         first = next((each for each in values.flat if not _is_missing(each)), None)
         return isinstance(first, str | bytes)
@@ -101,18 +101,18 @@ def _is_missing(value: object) -> bool:
 
 
 def text_array(values: np.ndarray, name: str) -> np.ndarray:
-    """Texts of a numpy array, of any shape.
+    """Encode a numpy array of texts, of any shape, as a fixed-width bytes array.
 
     Parameters
     ----------
-    values : ndarray of str, bytes or objects that are such
+    values : ndarray of str, bytes or objects of these types
     name : str
-        For messages.
+        Name of the column, for messages.
 
     Raises
     ------
     SourceError
-        For anything but texts among them, and what :func:`encoded` refuses.
+        For other values than texts, and for texts that :func:`encoded` refuses.
     """
     import pyarrow as pa
 
@@ -132,6 +132,6 @@ def text_array(values: np.ndarray, name: str) -> np.ndarray:
     return encoded(texts, name.strip("'")).reshape(values.shape)
 
 
-def widen_texts(values: Any, given: str, wanted: str) -> np.ndarray:
-    """The texts in a buffer, in the width of another dtype."""
-    return np.frombuffer(values, given).astype(wanted)
+def widen_texts(values: Any, dtype: str, wanted: str) -> np.ndarray:
+    """Convert a buffer of texts to the width of another dtype."""
+    return np.frombuffer(values, dtype).astype(wanted)

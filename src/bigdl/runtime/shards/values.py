@@ -1,19 +1,19 @@
-"""From arrays and frames in memory to the columns of a shard.
+"""Conversion of in-memory arrays and frames to the columns of a shard.
 
-Data comes in one of two forms.
+Data has one of two forms.
 
 *structured*
-    ``{"x": ..., "y": ...}``, ``(x, y)`` or several arrays of which the last is the target; ``x``
-    and ``y`` are an array or a tuple or list of them, and each (or a part of it) may be a dict of
-    arrays, which the model or its loss gets as a dict. The columns are called ``x[0]``, ``x[1]``,
-    ... and ``y[0]``, ..., and every shard names them itself.
+    ``{"x": ..., "y": ...}``, ``(x, y)`` or several arrays with the target last. ``x`` and ``y`` are
+    an array, or a tuple or list of arrays. Each of them (or a part) may be a dict of arrays, which
+    the model or its loss receives as a dict. The columns are named ``x[0]``, ``x[1]``, ... and
+    ``y[0]``, ...; every shard has the names.
 *named*
-    A pandas frame, or a dict of arrays, with `feature_cols` and `label_cols`. A cell may be an
-    array: those of a column have equal shapes.
+    A pandas frame, or a dict of arrays, with `feature_cols` and `label_cols`. Cells may be arrays
+    of equal shapes within a column.
 
-Floating values get the dtype of ``config["dtype"]`` like those of a Spark DataFrame; whole numbers
-and booleans keep theirs, but for unsigned ones of more than 8 bits, which torch cannot compute
-with and which become signed ones that hold them.
+Floating-point values get the dtype of ``config["dtype"]``, as in a Spark DataFrame. Integers and
+booleans keep their dtype. Unsigned integers of more than 8 bits, which torch does not support,
+become signed integers that can hold them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, are_texts, name_of_dtype, text_array
 
-_ROLE = re.compile(r"(?P<role>[xy])\[(?P<place>[0-9]+)\]")
+_ROLE = re.compile(r"(?P<role>[xy])\[(?P<index>[0-9]+)\]")
 _SIGNED = {2: "int32", 4: "int64", 8: "int64"}
 
 Column = tuple[str, str | None, np.ndarray]  # name, key of a dict, values
 
 
 def structured_columns(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Of the columns of structured data, those of the model and the targets."""
+    """Return the feature columns and the target columns of structured data."""
     matches = [m for name in names if (m := _ROLE.fullmatch(name))]
-    matches.sort(key=lambda m: int(m["place"]))
+    matches.sort(key=lambda m: int(m["index"]))
     x, y = ([m[0] for m in matches if m["role"] == role] for role in "xy")
     return x, y
 
 
 def is_frame(data: object) -> bool:
-    """Return True for a pandas DataFrame; does not import pandas."""
+    """Return True for a pandas DataFrame without importing pandas."""
     return any(
         c.__name__ == "DataFrame" and c.__module__.split(".")[0] == "pandas"
         for c in type(data).__mro__
@@ -62,21 +62,21 @@ def columns_of(
     texts: bool = False,
     missing: Collection[str] = (),
 ) -> list[Column]:
-    """The columns of data in memory, all of as many rows.
+    """Convert in-memory data to columns with equal numbers of rows.
 
     Parameters
     ----------
     data : pandas.DataFrame, dict, tuple, list or ndarray
     feature_cols, label_cols : sequence of str, optional
-        For named data.
+        Column names, for named data.
     floats : str or None
-        dtype of floating values; None leaves it to them.
+        dtype of floating-point values; None keeps theirs.
     with_labels : bool
-        False takes all arrays of a tuple for features, and leaves ``"y"`` out.
+        False treats all arrays of a tuple as features, and ignores ``"y"``.
     texts : bool
-        Whether arrays may hold texts, see :mod:`bigdl.runtime.shards.texts`.
+        Whether arrays may contain texts, see :mod:`bigdl.runtime.shards.texts`.
     missing : collection of str
-        Columns of frames whose nulls become NaN.
+        Frame columns whose nulls become NaN.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def columns_of(
             key,
             as_array(
                 _with_nan(values) if name in missing else values,
-                _spoken(name, key),
+                _display_name(name, key),
                 floats,
                 texts=texts,
             ),
@@ -101,7 +101,7 @@ def columns_of(
     ]
     sizes = {len(values) for _, _, values in columns}
     if len(sizes) > 1:
-        rows = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
+        rows = ", ".join(f"{_display_name(n, k)}: {len(v)}" for n, k, v in columns)
         raise SourceError(
             f"The arrays must be of equal numbers of rows, they have {rows}", code="data-shape"
         )
@@ -109,6 +109,7 @@ def columns_of(
 
 
 def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]:
+    """Return (name, None, values) for the selected columns of a frame or dict."""
     if not names:
         raise SourceError(
             "feature_cols is required for a pandas DataFrame; pass the names of the columns that "
@@ -124,14 +125,14 @@ def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]
             code="argument-conflict",
             argument="feature_cols",
         )
-    has = list(data.columns) if is_frame(data) else list(data)
+    existing = list(data.columns) if is_frame(data) else list(data)
     for name in names:
-        if name not in has:
+        if name not in existing:
             raise SourceError(
-                f"There is no column '{name}'; there are {has}",
+                f"There is no column '{name}'; there are {existing}",
                 code="column-missing",
                 column=name,
-                columns=has,
+                columns=existing,
             )
         if is_frame(data) and getattr(data[name], "ndim", 1) != 1:
             raise SourceError(
@@ -143,6 +144,7 @@ def _named(data: Any, names: Sequence[str]) -> list[tuple[str, str | None, Any]]
 
 
 def _structured(data: Any, with_labels: bool) -> list[tuple[str, str | None, Any]]:
+    """Return (name, key, values) for the arrays of structured data."""
     x, y = data, None
     if isinstance(data, dict):
         if "x" not in data:
@@ -179,34 +181,34 @@ def _entries(name: str, values: Any) -> list[tuple[str, str | None, Any]]:
     return [(name, None, values)]
 
 
-def _spoken(name: str, key: str | None) -> str:
+def _display_name(name: str, key: str | None) -> str:
     return f"'{name}'" if key is None else f"'{name}[{key!r}]'"
 
 
 def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False) -> np.ndarray:
-    """Values as an array of a dtype that torch has.
+    """Convert values to an array of a dtype that torch supports.
 
     Parameters
     ----------
     values : ndarray, tensor, pandas.Series or pandas.DataFrame
-        The columns of a frame become those of one array.
+        A frame becomes a matrix of its columns.
     name : str
-        For messages.
+        Name in messages.
     floats : str or None
     texts : bool
-        Whether they may be texts.
+        Whether texts are allowed.
     """
     if is_frame(values):
         parts = [
-            as_array(values.iloc[:, place], f"{name}, column {column!r},", floats)
-            for place, column in enumerate(values.columns)
+            as_array(values.iloc[:, index], f"{name}, column {column!r},", floats)
+            for index, column in enumerate(values.columns)
         ]
         if not parts:
             raise SourceError(f"{name} is a DataFrame without columns", code="data-empty")
         values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
-    elif hasattr(values, "isna"):  # a Series, whose nulls may be of any kind
+    elif hasattr(values, "isna"):  # a Series, with any null representation
         values = _from_series(values, name)
     elif not isinstance(values, np.ndarray):
         raise SourceError(
@@ -222,16 +224,16 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
         return text_array(values, name)
     if 0 in values.shape[1:]:
         raise SourceError(f"{name} holds empty arrays; leave it out", code="data-empty")
-    kind = values.dtype.kind
-    if kind not in "biufc":
+    dtype_kind = values.dtype.kind
+    if dtype_kind not in "biufc":
         raise SourceError(
             f"{name} has type {values.dtype}, which cannot become a tensor; encode it as numbers "
             "first",
             code="data-dtype",
         )
-    if kind == "f" and floats is not None:
+    if dtype_kind == "f" and floats is not None:
         return cast("npt.NDArray[Any]", values.astype(floats, copy=False))
-    if kind == "u" and values.itemsize > 1:
+    if dtype_kind == "u" and values.itemsize > 1:
         if values.itemsize == 8 and len(values) and int(values.max()) >= 2**63:
             raise SourceError(f"{name} holds {values.max()}, which is no int64", code="data-value")
         return cast("npt.NDArray[Any]", values.astype(_SIGNED[values.itemsize]))
@@ -257,17 +259,17 @@ def _from_series(series: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _with_nan(values: Any) -> Any:
-    """Return a Series whose nulls are NaN; what is no Series of numbers with nulls stays."""
+    """Convert a numeric Series with nulls to an array with NaN; return other values as is."""
     if not hasattr(values, "isna") or getattr(values, "ndim", 0) != 1 or not values.isna().any():
         return values
     try:
         return values.astype("Float64").to_numpy(dtype="float64", na_value=np.nan)
     except (TypeError, ValueError):
-        return values  # texts and arrays are refused by their own sentence
+        return values  # later checks refuse texts and arrays
 
 
 def _stacked(cells: Any, name: str) -> npt.NDArray[Any]:
-    """The arrays in the cells of a column, as one array."""
+    """Stack the arrays in the cells of a column to one array."""
     cells = cells.reshape(-1) if cells.ndim == 1 else list(cells)
     arrays = []
     for cell in cells:
@@ -298,7 +300,7 @@ def _stacked(cells: Any, name: str) -> npt.NDArray[Any]:
 
 
 def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray]]:
-    """Columns as the arrays of a shard: scalar ones of one dtype become one matrix."""
+    """Group columns to a shard's arrays: scalar columns of one dtype become one matrix."""
     alike: dict[Any, list[Column]] = {}
     for i, (name, key, values) in enumerate(columns):
         scalar = values.ndim == 1 and key is None and values.dtype.kind != TEXT
@@ -319,7 +321,7 @@ def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray
 
 
 def arrays_of(data: Any) -> Iterator[Any]:
-    """The arrays of nested tuples, lists and dicts."""
+    """Yield the arrays in nested tuples, lists and dicts."""
     if isinstance(data, dict):
         for value in data.values():
             yield from arrays_of(value)
@@ -331,7 +333,7 @@ def arrays_of(data: Any) -> Iterator[Any]:
 
 
 def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
-    """A container like `data` of ``func(array)``."""
+    """Apply a function to the arrays of a container and return an equal container."""
     if isinstance(data, dict):
         return {key: map_arrays(value, func) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
@@ -342,14 +344,14 @@ def map_arrays(data: Any, func: Callable[[Any], Any]) -> Any:
 
 
 def split_evenly(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Bounds of `parts` ranges of `rows` rows, as equal as can be, the larger ones first."""
+    """Return the bounds of `parts` nearly equal ranges of `rows` rows, larger ones first."""
     size, larger = divmod(rows, parts)
     ends = [i * size + min(i, larger) for i in range(parts + 1)]
     return list(itertools.pairwise(ends))
 
 
 def join_shards(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
+    """Join the arrays of several containers, by default with :func:`numpy.concatenate`."""
     join = join or np.concatenate
     first = parts[0]
     if isinstance(first, dict):
