@@ -162,7 +162,7 @@ def test_a_study_that_does_not_exist_is_made_by_resuming(database):
     ("call", "said"),
     [
         (lambda url: create_sampler("best"), "sampler must be one of 'TPE'"),
-        (lambda url: create_sampler("TPE", speed=1), "cannot be made of {'speed': 1}"),
+        (lambda url: create_sampler("TPE", speed=1), "cannot be created with {'speed': 1}"),
         (lambda url: create_sampler("Grid"), "search_space"),
         (lambda url: create_pruner("gardener"), "pruner must be one of 'HyperBand'"),
         (lambda url: create_pruner("Percentile", percentile=200), "between 0 and 100"),
@@ -170,7 +170,7 @@ def test_a_study_that_does_not_exist_is_made_by_resuming(database):
         (lambda url: open_study(storage="sqlite:////no/such/dir/x.db"), "cannot be opened"),
         (lambda url: open_study(storage="spreadsheet"), "cannot be opened"),
         (lambda url: open_study(storage=url, name="one"), "resume=True to go on"),
-        (lambda url: open_study(storage=url, resume=True), "say by study_name"),
+        (lambda url: open_study(storage=url, resume=True), "by study_name"),
         (
             lambda url: open_study(storage=url, name="one", directions=["maximize"], resume=True),
             "has the directions ['minimize'], not ['maximize']",

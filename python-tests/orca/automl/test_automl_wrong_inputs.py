@@ -65,7 +65,7 @@ def test_wrong_parts_are_refused_at_once(tmp_path, parts, message):
         ({"search_space": [1]}, "search_space must be a dict"),
         ({"search_alg": "hyperopt"}, "needs backend='ray'"),
         ({"search_alg_params": {"seed": 1}}, "no effect without search_alg"),
-        ({"search_alg": "optuna", "search_alg_params": {"no": 1}}, "cannot be made of"),
+        ({"search_alg": "optuna", "search_alg_params": {"no": 1}}, "cannot be created with"),
         ({"scheduler": "pbt"}, "scheduler 'pbt' needs backend='ray'"),
         ({"scheduler": "asha", "scheduler_params": {"no": 1}}, "has no 'no'"),
         ({"search_space": {"batch_size": 0}}, "batch_size of a configuration should be"),

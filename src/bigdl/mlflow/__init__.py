@@ -1,6 +1,6 @@
-"""MLflow (extra ``mlflow``): Estimators as its models.
+"""MLflow integration (extra ``mlflow``): Estimators as MLflow models.
 
-Callbacks that log fits are in :mod:`bigdl.mlflow.pytorch` and :mod:`bigdl.mlflow.keras`.
+Callbacks that log training runs are in :mod:`bigdl.mlflow.pytorch` and :mod:`bigdl.mlflow.keras`.
 """
 
 from bigdl.common.dropped import explain_imports

@@ -1,8 +1,8 @@
-"""Estimators as models of MLflow.
+"""MLflow flavor ``bigdl`` for Estimators.
 
-A saved model has the flavour ``bigdl``, which :func:`load_model` reads, and ``python_function``,
-which MLflow calls: :func:`mlflow.pyfunc.load_model`, ``spark_udf`` and MLflow's servers.  Its data
-is a pickle: load one only from a source that you would run code from.
+A saved model has the flavor ``bigdl``, which :func:`load_model` reads, and ``python_function``, for
+:func:`mlflow.pyfunc.load_model`, ``spark_udf`` and MLflow's servers.  Its data is a pickle: load a
+model only from a source whose code you would run.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ def log_model(
     params: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ModelInfo:
-    """Log the model of an Estimator in the active run of MLflow, or in a new one.
+    """Log the model of an Estimator in the active MLflow run, or in a new one.
 
     Parameters
     ----------
     estimator : PyTorchEstimator or KerasEstimator
-        Of :mod:`bigdl.orca.learn.pytorch` or :mod:`bigdl.orca.learn.tf2`.
+        An Estimator of :mod:`bigdl.orca.learn.pytorch` or :mod:`bigdl.orca.learn.tf2`.
     name : str
-        Of the model in the run.
+        Name of the model in the run.
     registered_model_name : str, optional
-        Also register it under this name.
+        Also register the model under this name.
     params : mapping, optional
-        Parameters of the model, for MLflow's pages.
+        Parameters of the model, shown by MLflow.
     **options
-        Of :func:`save_model`.
+        Options of :func:`save_model`.
 
     Returns
     -------
     mlflow.models.model.ModelInfo
-        With ``model_uri``.
+        Information about the model, with its ``model_uri``.
 
     Examples
     --------
@@ -108,37 +108,37 @@ def save_model(
     metadata: dict | None = None,
     mlflow_model: Model | None = None,
 ) -> None:
-    """Write the model of an Estimator in MLflow's format.
+    """Save the model of an Estimator in MLflow's format.
 
     Parameters
     ----------
     estimator : PyTorchEstimator or KerasEstimator
     path : str
-        A directory that is not there yet.
+        Target directory, which must not exist.
     signature : mlflow.models.ModelSignature, optional
-        Default: that of `input_example`; False leaves it out.
+        Signature of the model; default: inferred from `input_example`. False omits it.
     input_example : pandas.DataFrame, ndarray or dict of ndarray, optional
-        Some rows as the model will get them; kept beside it.
+        Sample rows in the form of the model's input, saved with the model.
     feature_cols : str or list of str, optional
-        Columns that are the model's inputs; default all columns of `input_example` if it is a
-        frame. Without, the model takes arrays.
+        Columns of the model's inputs; default: all columns of `input_example` if it is a frame.
+        Without columns the model accepts arrays.
     output_cols : str or list of str, optional
-        Names for the model's outputs, as of ``predict``.
+        Names of the model's outputs, as in ``predict``.
     batch_size : int
-        Rows of one forward pass.
+        Number of rows per forward pass.
     accelerate : str, optional
-        As of ``predict``, for models of PyTorch: the accelerated model is what is saved. It is
-        converted by, and compared on, the rows of `input_example`.
+        Acceleration as in ``predict``, for PyTorch models: the accelerated model is saved. It is
+        converted with, and compared on, the rows of `input_example`.
     pip_requirements, extra_pip_requirements, conda_env, code_paths, metadata
-        As of MLflow's own flavours. By default the requirements are this version of BigDL and of
-        the packages that the model needs.
+        As in MLflow's flavors. By default the requirements are the installed versions of BigDL and
+        of the packages that the model needs.
     mlflow_model : mlflow.models.Model, optional
-        To add the flavour to; MLflow passes it.
+        Model to which the flavor is added; MLflow passes it.
 
     Raises
     ------
     UsageError
-        For arguments that cannot work.
+        For invalid arguments.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def save_model(
         outputs = PyfuncPredictor(data, options).predict(input_example)
         signature = infer_signature(input_example, outputs)
     if pip_requirements is None and conda_env is None:
-        # MLflow itself would load the model in another process to see what it imports
+        # otherwise MLflow loads the model in another process to find its imports
         pip_requirements = [*_requirements(estimator.framework), *(extra_pip_requirements or ())]
         extra_pip_requirements = None
     saved = Model() if mlflow_model is None else mlflow_model
@@ -199,7 +199,7 @@ def save_model(
 
 
 def _requirements(framework: str) -> list[str]:
-    """This version of BigDL, and those of the packages that models of a framework need."""
+    """Return the pinned versions of BigDL and the packages that a framework's models need."""
     packages = ["bigdl[orca]", "mlflow-skinny", *_PACKAGES[framework]]
     versions = [(name, _version(name.partition("[")[0])) for name in packages]
     return [f"{name}=={number.partition('+')[0]}" for name, number in versions if number]
@@ -213,19 +213,19 @@ def _version(package: str) -> str:
 
 
 def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None = None) -> Any:
-    """Load a model that :func:`save_model` or :func:`log_model` wrote, as an Estimator.
+    """Load a model of :func:`save_model` or :func:`log_model` as an Estimator.
 
-    It predicts, and is fitted where it was made with a loss and an optimizer again. What was saved
-    with ``accelerate=`` is loaded by :func:`mlflow.pyfunc.load_model`.
+    The Estimator can predict. To fit it, create an Estimator with a loss and an optimizer. Models
+    saved with ``accelerate=`` are loaded by :func:`mlflow.pyfunc.load_model`.
 
     Parameters
     ----------
     model_uri : str
-        As MLflow takes it: a path, ``runs:/…``, ``models:/…``.
+        URI of MLflow: a path, ``runs:/…`` or ``models:/…``.
     backend : str, default "local"
-        Of the Estimator.
+        Backend of the Estimator.
     dst_path : str, optional
-        A directory for what is downloaded.
+        Directory for downloads.
 
     Returns
     -------
@@ -234,7 +234,7 @@ def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None =
     Raises
     ------
     UsageError
-        If it is another kind of model.
+        If the model has no ``bigdl`` flavor.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None =
     flavors = Model.load(path).flavors
     if FLAVOR_NAME not in flavors:
         raise UsageError(
-            f"{model_uri} is no model of bigdl.mlflow: its flavours are {', '.join(flavors)}; load "
+            f"{model_uri} is no model of bigdl.mlflow: its flavors are {', '.join(flavors)}; load "
             "it by mlflow.pyfunc.load_model",
             code="file-format",
             path=str(model_uri),
@@ -271,18 +271,18 @@ def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None =
 
 
 def _load_pyfunc(path: str) -> PyfuncPredictor:
-    """Load what MLflow calls; it passes the directory of the model's data."""
+    """Load the Python function of a model from its data directory, for MLflow."""
     options = json.loads(Path(path, _OPTIONS).read_text())
     return PyfuncPredictor(Path(path, _MODEL).read_bytes(), PredictOptions(**options))
 
 
 class PyfuncPredictor:
-    """A model as MLflow calls it.
+    """A saved model with MLflow's ``predict`` interface.
 
     Parameters
     ----------
     data : bytes
-        Of an Estimator's ``packed_model``.
+        Bytes of an Estimator's ``packed_model``.
     options : PredictOptions
     """
 
@@ -292,18 +292,18 @@ class PyfuncPredictor:
     def predict(
         self, model_input: Any, params: dict | None = None
     ) -> np.ndarray | dict[str, Any] | pd.DataFrame:
-        """Return predictions, equal to those of the Estimator.
+        """Return predictions equal to those of the Estimator.
 
         Parameters
         ----------
         model_input : pandas.DataFrame, ndarray or dict of ndarray
         params : dict, optional
-            Not used.
+            Ignored.
 
         Returns
         -------
         ndarray, dict of ndarray or pandas.DataFrame
-            Of several outputs a frame if the input is one, else a dict.
+            A frame or dict of several outputs: a frame if the input is a frame.
         """
         from bigdl.orca.learn.prediction.predictor import predict_shard
 

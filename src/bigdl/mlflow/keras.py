@@ -1,4 +1,4 @@
-"""Fits of Keras models as runs of MLflow."""
+"""MLflow logging of Keras fits."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ __all__ = ["MLflowCallback"]
 
 
 class MLflowCallback(keras.callbacks.Callback):
-    """Log the parameters and the figures of every epoch of a fit to MLflow, from rank 0.
+    """Callback that logs a fit's parameters and epoch metrics to MLflow, from rank 0.
 
-    Parameters are the classes of model and optimizer, the numbers and names that the optimizer has,
-    and the number of epochs. Figures are those that Keras gives its callbacks.
+    Parameters are the classes of model and optimizer, the optimizer's scalar settings, and the
+    number of epochs. Metrics are the ``logs`` of Keras callbacks.
 
     Parameters
     ----------
     run_id : str, optional
-        A run that exists. Default: the active one, as in a block of ``mlflow.start_run()``; else a
-        new one, which ends with the fit.
+        Id of an existing run. Default: the active run, as in a block of ``mlflow.start_run()``, or
+        a new run that ends with the fit.
     experiment_name, run_name : str, optional
-        Of a new run.
+        Names for a new run.
     tracking_uri : str, optional
-        Default: that of the driver. Rank 0 must reach it.
+        Tracking URI, which rank 0 must reach; default: the driver's URI.
 
     Attributes
     ----------
     run_id : str
+        Id of the run.
 
     Examples
     --------
@@ -56,7 +57,7 @@ class MLflowCallback(keras.callbacks.Callback):
     ('SGD', True)
     """
 
-    rank0_only = True  # it only writes
+    rank0_only = True  # it has no effect on the training
 
     def __init__(
         self,
@@ -89,8 +90,8 @@ class MLflowCallback(keras.callbacks.Callback):
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log the figures of an epoch."""
-        self._fit_run.log_figures(logs or {}, epoch + 1)
+        """Log the metrics of an epoch."""
+        self._fit_run.log_metrics(logs or {}, epoch + 1)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """End the run."""

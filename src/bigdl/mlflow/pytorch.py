@@ -1,4 +1,4 @@
-"""Fits of Estimators of PyTorch as runs of MLflow."""
+"""MLflow logging of PyTorch Estimator fits."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ __all__ = ["MLflowCallback"]
 
 
 class MLflowCallback(Callback):
-    """Log the parameters and the figures of every epoch of a fit to MLflow, from rank 0.
+    """Callback that logs a fit's parameters and epoch metrics to MLflow, from rank 0.
 
     Parameters are the ``config`` of the Estimator, the classes of model, optimizer and loss, the
-    numbers that the optimizer has, and the number of workers and epochs. Figures are those that
+    optimizer's scalar settings, and the number of workers and epochs. Metrics are the entries that
     ``fit`` returns.
 
     Parameters
     ----------
     run_id : str, optional
-        A run that exists. Default: the active one, as in a block of ``mlflow.start_run()``; else a
-        new one, which ends with the fit.
+        Id of an existing run. Default: the active run, as in a block of ``mlflow.start_run()``, or
+        a new run that ends with the fit.
     experiment_name, run_name : str, optional
-        Of a new run.
+        Names for a new run.
     tracking_uri : str, optional
-        Default: that of the driver. Rank 0 must reach it.
+        Tracking URI, which rank 0 must reach; default: the driver's URI.
 
     Attributes
     ----------
     run_id : str
+        Id of the run.
 
     Examples
     --------
@@ -49,9 +50,9 @@ class MLflowCallback(Callback):
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
     >>> callback = MLflowCallback()
-    >>> figures = estimator.fit((x, x), epochs=2, callbacks=[callback])
+    >>> stats = estimator.fit((x, x), epochs=2, callbacks=[callback])
     >>> run = mlflow.get_run(callback.run_id)
-    >>> run.data.params["optimizer"], run.data.metrics["train_loss"] == figures[-1]["train_loss"]
+    >>> run.data.params["optimizer"], run.data.metrics["train_loss"] == stats[-1]["train_loss"]
     ('SGD', True)
     """
 
@@ -90,10 +91,10 @@ class MLflowCallback(Callback):
     def after_val_epoch(self, runner: TorchRunner) -> None:
         self._log(runner, runner.metrics_stats)
 
-    def _log(self, runner: TorchRunner, figures: dict) -> None:
+    def _log(self, runner: TorchRunner, metrics: dict) -> None:
         epoch = runner.epoch_stats.get("epoch")
-        if epoch is not None and not runner.rank:  # else it is an evaluation
-            self._run.log_figures({k: v for k, v in figures.items() if k != "epoch"}, epoch)
+        if epoch is not None and not runner.rank:  # otherwise it is an evaluation
+            self._run.log_metrics({k: v for k, v in metrics.items() if k != "epoch"}, epoch)
 
     def after_run(self, runner: TorchRunner) -> None:
         if not runner.rank:

@@ -1,7 +1,7 @@
-"""The run of MLflow that a fit is logged to.
+"""The MLflow run to which a fit is logged.
 
-The driver chooses the run; rank 0 of the workers logs to it by a client of its own, so that nothing
-of the worker's own MLflow is changed.
+The driver selects the run. Rank 0 logs to it with a separate client, so the MLflow state of the
+worker's process stays unchanged.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Any
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.file import is_local_path, open_file_system
 
-_LONGEST = 500  # characters of a parameter
+_LONGEST = 500  # maximum characters of a parameter
 
 
 class FitRun:
-    """A run that a fit is logged to; it can be pickled.
+    """Picklable handle of the MLflow run to which a fit is logged.
 
     Parameters
     ----------
     run_id : str, optional
-        A run that exists. Default: the one that is active, else a new one.
+        Id of an existing run. Default: the active run, or a new one.
     experiment_name : str, optional
-        Of a new run.
+        Experiment of a new run.
     run_name : str, optional
-        Of a new run.
+        Name of a new run.
     tracking_uri : str, optional
-        Default: that of this process. The workers must reach it.
+        Tracking URI, which the workers must reach; default: that of this process.
 
     Attributes
     ----------
     run_id, tracking_uri : str
+        Id and tracking URI of the run.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class FitRun:
         mlflow = require("mlflow", "mlflow")
         self.tracking_uri = _for_workers(tracking_uri or mlflow.get_tracking_uri())
         active = mlflow.active_run()
-        self._is_own = run_id is None and active is None
-        if not self._is_own and (experiment_name or run_name):
+        self._is_new = run_id is None and active is None
+        if not self._is_new and (experiment_name or run_name):
             raise UsageError(
-                "experiment_name and run_name are those of a new run, but there is a run already; "
-                "leave them out, or leave the block of mlflow.start_run",
+                "experiment_name and run_name apply to a new run, but a run is already active; "
+                "omit them, or leave the block of mlflow.start_run",
                 code="argument-conflict",
             )
-        if self._is_own:
+        if self._is_new:
             run_id = self._new(mlflow, experiment_name, run_name)
         self.run_id = run_id or active.info.run_id
 
@@ -68,7 +69,7 @@ class FitRun:
         return require("mlflow", "mlflow").MlflowClient(tracking_uri=self.tracking_uri)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters; those that the run has already stay as they are."""
+        """Log parameters that the run does not have yet."""
         from mlflow.entities import Param
 
         client = self._client()
@@ -78,30 +79,30 @@ class FitRun:
             for key, value in params.items()
             if key not in known and value is not None
         ]
-        for low in range(0, len(new), 100):  # of one request, at most
+        for low in range(0, len(new), 100):  # the limit of one request
             client.log_batch(self.run_id, params=new[low : low + 100])
 
-    def log_figures(self, figures: Mapping[str, Any], epoch: int) -> None:
-        """Log what is a number among the figures of an epoch."""
+    def log_metrics(self, metrics: Mapping[str, Any], epoch: int) -> None:
+        """Log the numeric metrics of an epoch."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         numbers = {
             key: float(value)
-            for key, value in figures.items()
+            for key, value in metrics.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        metrics = [Metric(key, value, now, epoch) for key, value in numbers.items()]
-        self._client().log_batch(self.run_id, metrics=metrics)
+        entries = [Metric(key, value, now, epoch) for key, value in numbers.items()]
+        self._client().log_batch(self.run_id, metrics=entries)
 
     def finish(self) -> None:
-        """Say that the run has ended, if it was made for the fit."""
-        if self._is_own:
+        """End the run if it was created for the fit."""
+        if self._is_new:
             self._client().set_terminated(self.run_id)
 
 
 def _for_workers(uri: str) -> str:
-    """A URI of MLflow in which local paths are whole: workers may have another directory."""
+    """Return an MLflow URI with absolute local paths: workers may have another directory."""
     scheme, colon, path = uri.partition(":///")
     if scheme == "sqlite" and colon:
         return f"sqlite:///{os.path.abspath(path)}"

@@ -1,5 +1,5 @@
-"""Contracts as tests: what engines, feeds and operators of other packages must do.
+"""Contract tests for engines, feeds, operators and other extensions of BigDL.
 
-A package subclasses a contract, says what is to be tested, and runs the subclass by pytest. The
-project's own suites are built on the same classes.
+A package subclasses a contract, names the tested object, and runs the subclass with pytest. The
+test suites of this project use the same classes.
 """

@@ -1,4 +1,4 @@
-"""The contract of an Engine: results, rows, messages, output, errors and lost workers."""
+"""Contract tests of engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineContract"]
 
-_WAIT_S = 60  # for what takes a moment on an idle machine
+_WAIT_S = 60  # generous limit for operations that are fast on an idle machine
 
 _CELL = """
 class Thing:
@@ -40,7 +40,7 @@ program = lambda worker: helper(worker)
 
 
 class EngineContract:
-    """The tests of an Engine; name a subclass ``Test...``, so that pytest runs them.
+    """Contract tests of an Engine; name a subclass ``Test...`` for pytest.
 
     Examples
     --------
@@ -53,11 +53,11 @@ class EngineContract:
     """
 
     def engine(self) -> Engine:
-        """Return an engine whose jobs have two workers unless they ask for another number."""
+        """Return an engine whose jobs have two workers by default."""
         raise NotImplementedError(f"{type(self).__name__} needs a method engine()")
 
     def test_results_come_in_rank_order(self) -> None:
-        """Whichever worker ends first."""
+        """Check that results are in rank order, even if the last rank ends first."""
 
         def program(worker: Worker) -> list[int]:
             time.sleep(0.2 * (1 - worker.rank))
@@ -68,7 +68,7 @@ class EngineContract:
         assert engine.run(program) == [[0, 2], [1, 2]]
 
     def test_results_are_bytes_or_json(self) -> None:
-        """Other results are refused by one sentence."""
+        """Check that bytes and JSON-able results are accepted and others are refused."""
         values = [b"", b"\x00\xff", None, 1.5, "ü", [1, {"a": [True]}], {"nan": 1}, bytearray(b"a")]
         engine = self.engine()
         with engine.open(lambda worker: values[worker.options["i"]], num_workers=1) as job:
@@ -79,7 +79,7 @@ class EngineContract:
             assert error.value.code == "function-result"
 
     def test_functions_and_classes_of_a_notebook_work(self) -> None:
-        """Functions of ``__main__`` are shipped by value."""
+        """Check that functions of ``__main__`` are pickled by value."""
         cell: dict[str, object] = {"__name__": "__main__"}
         exec(_CELL, cell)
         program = cell["program"]
@@ -87,7 +87,7 @@ class EngineContract:
         assert self.engine().run(program) == [0, 10]
 
     def test_every_row_reaches_one_worker_in_order(self) -> None:
-        """Workers take the rows of arrays in turn."""
+        """Check that array rows are assigned to workers round-robin."""
         feed = as_feed((np.arange(7, dtype=np.float32), np.arange(7)))
 
         def program(worker: Worker) -> list[list[float]]:
@@ -97,7 +97,7 @@ class EngineContract:
         assert self.engine().run(program, feed) == expected
 
     def test_the_threads_of_a_worker_are_its_share_of_the_cores(self) -> None:
-        """Two workers on one node have half of its cores each."""
+        """Check that two workers on one node have half of its cores each."""
 
         def program(worker: Worker) -> list[int]:
             import torch
@@ -111,22 +111,22 @@ class EngineContract:
         assert engine.run(program, num_workers=2) == [[half, half]] * 2
 
     def test_programs_of_several_threads_of_the_driver(self) -> None:
-        """Each thread gets the results of its own job."""
+        """Check that concurrent jobs of several threads return their results."""
         engine = self.engine()
-        found: dict[int, list[object]] = {}
+        results: dict[int, list[object]] = {}
 
         def run(n: int) -> None:
-            found[n] = engine.run(lambda worker: [n, worker.rank])
+            results[n] = engine.run(lambda worker: [n, worker.rank])
 
         threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(2 * _WAIT_S)
-        assert found == {n: [[n, 0], [n, 1]] for n in range(3)}
+        assert results == {n: [[n, 0], [n, 1]] for n in range(3)}
 
     def test_options_state_progress_and_messages(self) -> None:
-        """Options and state reach the worker; messages and progress reach ``on_event``."""
+        """Check that options, state, messages and progress are delivered."""
         events: list[tuple[str, object]] = []
 
         def program(worker: Worker) -> list[object]:
@@ -140,20 +140,22 @@ class EngineContract:
 
         with self.engine().open(program, num_workers=1) as job:
             options = {"a": [1, {"b": None}]}
-            found = job.attempt(options, b"state", lambda kind, value: events.append((kind, value)))
-        assert found == [[options, "state", None]]
+            results = job.attempt(
+                options, b"state", lambda event, value: events.append((event, value))
+            )
+        assert results == [[options, "state", None]]
         assert ("message", ({"topic": "hello", "rank": 0, "n": 0}, b"")) in events
-        steps = [value["step"] for kind, value in events if kind == "progress"]  # type: ignore[index]
+        steps = [value["step"] for event, value in events if event == "progress"]  # type: ignore[index]
         assert steps[-1] == "end"
         assert steps[:-1] == sorted(steps[:-1])
 
     def test_a_job_runs_again_with_other_options(self) -> None:
-        """Attempts of one job follow each other."""
+        """Check that a job can run several attempts with different options."""
         with self.engine().open(lambda worker: worker.options["n"] * 2) as job:
             assert [job.attempt({"n": n}) for n in range(3)] == [[0, 0], [2, 2], [4, 4]]
 
     def test_what_workers_print_arrives_once(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Lines of stdout, stderr and the log come with the rank of their worker."""
+        """Check that stdout, stderr and log lines arrive once, with the worker's rank."""
 
         def program(worker: Worker) -> None:
             print("one", worker.rank)
@@ -173,13 +175,13 @@ class EngineContract:
 
     @pytest.mark.parametrize("workers", [0, 1.5, True])
     def test_a_wrong_number_of_workers_is_refused(self, workers: int) -> None:
-        """Before anything runs."""
+        """Check that an invalid number of workers is refused before anything runs."""
         with pytest.raises(UsageError, match="num_workers") as error:
             self.engine().run(lambda worker: worker.rank, num_workers=workers)
         assert error.value.code in ("argument-type", "argument-value")
 
     def test_a_program_that_cannot_be_shipped_is_refused(self) -> None:
-        """A lock cannot go to another process; a text is no program."""
+        """Check that unpicklable programs and non-functions are refused."""
         lock = threading.Lock()
         with pytest.raises(UsageError) as error:
             self.engine().run(lambda worker: lock)
@@ -190,7 +192,7 @@ class EngineContract:
         assert error.value.code == "argument-type"
 
     def test_usage_error_of_a_worker_stays_one(self) -> None:
-        """The sentence arrives without a traceback."""
+        """Check that a worker's UsageError arrives without a traceback."""
 
         def program(worker: Worker) -> None:
             raise UsageError("there is no such thing; take another", code="data-value")
@@ -199,7 +201,7 @@ class EngineContract:
             self.engine().run(program)
 
     def test_os_exit_names_its_status_and_is_not_tried_again(self, tmp_path: Path) -> None:
-        """It is an error of the program and no lost worker."""
+        """Check that ``os._exit`` is an error of the program and is not retried."""
 
         def program(worker: Worker) -> None:
             (tmp_path / f"{worker.rank}-{time.monotonic_ns()}").touch()
@@ -214,7 +216,7 @@ class EngineContract:
         assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "1"]
 
     def test_the_cause_is_reported_and_not_what_it_did_to_others(self) -> None:
-        """Also where a program sees a RuntimeError of gloo, as its peer is gone."""
+        """Check that the first error is reported instead of its consequences on peers."""
 
         def program(worker: Worker) -> None:
             import torch
@@ -235,7 +237,7 @@ class EngineContract:
                 self.engine().run(program)
 
     def test_an_order_to_stop_is_no_loss(self) -> None:
-        """A job that is stopped by request says so."""
+        """Check that a job stopped on request raises JobStopped with the reason."""
 
         def program(worker: Worker) -> None:
             if worker.rank == 1:
@@ -246,7 +248,7 @@ class EngineContract:
             self.engine().run(program)
 
     def test_a_killed_worker_is_named_and_the_next_attempt_reads_its_spool(self) -> None:
-        """The rows of a job survive its workers, and are gone after the job."""
+        """Check that a killed worker is named, and that spools survive until the job ends."""
         feed = as_feed((np.arange(9, dtype=np.float32), np.arange(9)))
 
         def program(worker: Worker) -> list[object]:

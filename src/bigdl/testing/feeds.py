@@ -1,4 +1,4 @@
-"""The contract of a Feed: every row reaches one worker, in one order, and trains as arrays do."""
+"""Contract tests of feeds."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _CONFIG = {"dtype": "float64", "shuffle": False}
 
 
 def _rows_of(arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[float, ...]]:
-    """Return the rows of some arrays, in an order of their values."""
+    """Return the rows of arrays, sorted by their values."""
     flat = [np.asarray(array, np.float64).reshape(len(array), -1) for array in arrays]
     return sorted(tuple(row) for row in np.concatenate(flat, axis=1).tolist())
 
 
 class FeedContract:
-    """The tests of a Feed whose workers spool their rows; name a subclass ``Test...`` for pytest.
+    """Contract tests of a Feed whose workers spool rows; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
     feature_cols, label_cols : sequence of str, optional
-        As ``fit`` takes them with the input.
+        Arguments of ``fit`` for the input.
     backend : str, default "local"
-        Of the Estimator that trains and predicts.
+        Backend of the Estimator.
 
     Examples
     --------
@@ -61,36 +61,36 @@ class FeedContract:
     backend: str = "local"
 
     def data(self) -> object:
-        """Return the input, as a user passes it to ``fit``."""
+        """Return the input as a user passes it to ``fit``."""
         raise NotImplementedError(f"{type(self).__name__} needs a method data()")
 
     def expected(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return features of shape (rows, n) and targets of shape (rows,), in the input's order."""
+        """Return features of shape (rows, n) and targets of shape (rows,), in input order."""
         raise NotImplementedError(f"{type(self).__name__} needs a method expected()")
 
     def data_to_predict(self) -> object:
-        """Return the input, as a user passes it to ``predict``; by default :meth:`data`."""
+        """Return the input as a user passes it to ``predict``; by default :meth:`data`."""
         return self.data()
 
     def predictions(self, predicted: Any) -> npt.NDArray[Any]:
-        """Return the predictions as an array of the rows, of what ``predict`` returned."""
+        """Convert the result of ``predict`` to an array with one entry per row."""
         return np.asarray(predicted)
 
     def engine(self) -> Engine:
-        """Return the engine whose workers get the rows."""
+        """Return the engine whose workers receive the rows."""
         return LocalEngine(workers_per_node=2)
 
     def _feed(self) -> Feed:
         return as_feed(self.data(), self.feature_cols, self.label_cols, _CONFIG)
 
     def test_the_chooser_takes_it(self) -> None:
-        """An input has one name in all messages."""
+        """Check that the input is recognized and has one name in all messages."""
         feed, data = self._feed(), self.data()
         assert isinstance(feed, Feed)
         assert kind_of(data) == feed.kind
 
     def test_every_row_reaches_one_worker(self) -> None:
-        """Whatever the number of workers is, also none is left out."""
+        """Check that every row reaches exactly one worker for one and two workers."""
 
         def program(worker: Worker) -> bytes:
             return pickle.dumps([np.array(array) for array in worker.shard.arrays])
@@ -103,7 +103,7 @@ class FeedContract:
             assert sorted(rows) == wanted, f"{workers} workers"
 
     def test_equal_input_gives_an_equal_order(self) -> None:
-        """Two jobs with as many workers have the same rows in the same places."""
+        """Check that two jobs with equal workers get equal rows in equal order."""
 
         def program(worker: Worker) -> list[object]:
             return [worker.shard.rows, worker.shard.fingerprint]
@@ -134,7 +134,7 @@ class FeedContract:
         )
 
     def test_it_trains_and_evaluates_as_arrays_do(self) -> None:
-        """Two workers make the updates that one process makes of all rows."""
+        """Check that two workers train and evaluate like one process on all rows."""
         features, targets = self._tensors()
         est, model, rows = self._estimator(), self._model(), len(features)
         columns = {"feature_cols": self.feature_cols, "label_cols": self.label_cols}
@@ -144,14 +144,14 @@ class FeedContract:
             optimizer.zero_grad()
             loss(model(features)[:, 0], targets).backward()
             optimizer.step()
-        for found, wanted in zip(est.get_model().parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-9, atol=1e-12)
+        for trained, wanted in zip(est.get_model().parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(trained.detach(), wanted.detach(), rtol=1e-9, atol=1e-12)
         stats = est.evaluate(self.data(), batch_size=rows, **columns)
         assert stats["num_samples"] == rows
         assert abs(stats["val_loss"] - loss(model(features)[:, 0], targets).item()) < 1e-9
 
     def test_it_is_predicted_in_order(self) -> None:
-        """Or inputs of this kind are refused by name."""
+        """Check that predictions keep the row order, or that the input type is refused."""
         features, _ = self._tensors()
         try:
             predicted = self._estimator().predict(
@@ -161,6 +161,6 @@ class FeedContract:
             if error.code != "data-type":
                 raise
         else:
-            found = self.predictions(predicted).reshape(-1)
+            actual = self.predictions(predicted).reshape(-1)
             expected = self._model()(features)[:, 0].detach().numpy()
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

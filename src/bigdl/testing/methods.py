@@ -1,4 +1,4 @@
-"""The contract of an acceleration method: the model's results, for any batch, also when loaded."""
+"""Contract tests of acceleration methods."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _results(model: _Model, inputs: Sequence[object]) -> npt.NDArray[np.float64]
     with torch.no_grad():
         result = model(*inputs)
     assert isinstance(result, torch.Tensor)
-    found: npt.NDArray[np.float64] = result.double().numpy()
-    return found
+    array: npt.NDArray[np.float64] = result.double().numpy()
+    return array
 
 
 def _weights(model: _Model) -> list[tuple[object, tuple[int, ...], npt.NDArray[np.generic]]]:
@@ -47,16 +47,16 @@ def _weights(model: _Model) -> list[tuple[object, tuple[int, ...], npt.NDArray[n
 
 
 class AccelerationMethodContract:
-    """The tests of a Method; name a subclass ``Test...``, so that pytest runs them.
+    """Contract tests of an acceleration method; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
     optimizer : type
         The ``InferenceOptimizer`` of PyTorch or of Keras.
     method : str
-        The name of a registered method.
+        Name of a registered method.
     tolerance : float, default 1e-5
-        How far results may be from those of the original.
+        Maximum absolute difference from the original's results.
     options : dict
         Further keywords of ``InferenceOptimizer.build``, such as ``calib_data``.
 
@@ -74,17 +74,17 @@ class AccelerationMethodContract:
     >>> TestScript().test_it_agrees_with_the_original_for_any_batch()  # pytest runs all
     """
 
-    optimizer: Any  # one of two classes, whose methods have signatures of their own
+    optimizer: Any  # one of two classes with different method signatures
     method: str
     tolerance: float = 1e-5
-    options: dict[str, object] = {}  # noqa: RUF012 - replaced, never changed
+    options: dict[str, object] = {}  # noqa: RUF012 - replaced, never mutated
 
     def model(self) -> _Model:
         """Return a model of the framework with one output."""
         raise NotImplementedError(f"{type(self).__name__} needs a method model()")
 
     def sample(self, rows: int) -> Sequence[object]:
-        """Return the inputs of the model, as tensors or ndarrays of n rows."""
+        """Return model inputs of `rows` rows, as tensors or ndarrays."""
         raise NotImplementedError(f"{type(self).__name__} needs a method sample(rows)")
 
     def _built(self, model: _Model) -> _Model:
@@ -101,7 +101,7 @@ class AccelerationMethodContract:
         return _results(model, inputs)
 
     def test_it_is_registered_under_its_name(self) -> None:
-        """The table of methods has it, and it says why it is not possible here, or nothing."""
+        """Check that the method is registered under its name and available here."""
         from bigdl.nano.acceleration import find_method
 
         method = find_method(self.method, "torch" if _is_torch(self.model()) else "keras")
@@ -109,21 +109,21 @@ class AccelerationMethodContract:
         assert method.missing() is None
 
     def test_it_agrees_with_the_original_for_any_batch(self) -> None:
-        """Also for one row, and within the context of the accelerated model."""
+        """Check that accelerated results match the original for several batch sizes."""
         model = self.model()
         fast = self._built(model)
         for rows in (2, 1, 5):
             inputs = self.sample(rows)
-            found, expected = _results(fast, inputs), self._expected(model, inputs)
-            np.testing.assert_allclose(found, expected, rtol=0, atol=self.tolerance)
+            actual, expected = _results(fast, inputs), self._expected(model, inputs)
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=self.tolerance)
             if _is_torch(model):
                 with self.optimizer.get_context(fast):
                     inside = _results(fast, inputs)
-                np.testing.assert_allclose(inside, found, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(inside, actual, rtol=1e-5, atol=1e-6)
                 assert not getattr(fast(*inputs), "requires_grad", False)
 
     def test_the_original_is_not_changed(self) -> None:
-        """Neither its weights, nor their types, nor its mode of training."""
+        """Check that weights, dtypes and training mode of the original stay unchanged."""
         model = self.model()
         if _is_torch(model):
             model.train()  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ class AccelerationMethodContract:
             assert all(part.training for part in model.modules())  # type: ignore[attr-defined]
 
     def test_a_loaded_model_gives_the_same_bits(self, tmp_path: Path) -> None:
-        """A saved model is loaded with the original at hand."""
+        """Check that a saved and loaded model returns bitwise equal results."""
         model = self.model()
         fast = self._built(model)
         self.optimizer.save(fast, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The contract of metrics: any split of the rows over workers gives the metric of all rows."""
+"""Contract tests of metrics."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _tensors(state: TorchMetric) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class MetricContract:
-    """The tests of a metric; name a subclass ``Test...``, so that pytest runs them.
+    """Contract tests of a metric; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
     metric : object
-        What ``metrics=[metric]`` takes: an Orca Metric, a name, an object that follows
-        :class:`~bigdl.orca.learn.metrics.TorchMetric`, an object of torchmetrics or a function.
+        A value for ``metrics=[metric]``: an Orca Metric, a name, an object with the interface of
+        :class:`~bigdl.orca.learn.metrics.TorchMetric`, a torchmetrics object or a function.
     tolerance : float, default 1e-12
-        The relative difference that sums of the states may have between splits of the rows.
+        Maximum relative difference of sums in the states between splits of the rows.
     has_plain_states : bool, default True
-        Whether the state is a function of the rows alone, with sums in float64 or int64. False
-        for objects of torchmetrics, which count their updates.
+        Whether the state depends on the rows only, with sums in float64 or int64. False for
+        torchmetrics objects, which count their updates.
 
     Examples
     --------
@@ -58,13 +58,13 @@ class MetricContract:
     has_plain_states: bool = True
 
     def inputs(self, generator: torch.Generator, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return predictions and targets of n rows, drawn by a generator."""
+        """Return random predictions and targets of `rows` rows, drawn by a generator."""
         raise NotImplementedError(f"{type(self).__name__} needs a method inputs(generator, rows)")
 
     def expected(
         self, preds: npt.NDArray[np.generic], targets: npt.NDArray[np.generic]
     ) -> float | None:
-        """Return the metric as computed by other code; None if there is none to compare with."""
+        """Return the metric by an independent implementation, or None without one."""
         return None
 
     def _state(self) -> TorchMetric:
@@ -74,20 +74,20 @@ class MetricContract:
         return self.inputs(torch.Generator().manual_seed(seed), _ROWS)
 
     def test_it_equals_an_independent_implementation(self) -> None:
-        """The metric of all rows, as a float32 without dimensions, is the expected one."""
+        """Check that the metric is a float32 scalar and equals the expected value."""
         for seed in range(3):
             preds, targets = self._drawn(seed)
             state = self._state()
             state(preds, targets)
-            found = state.compute()
-            assert (found.ndim, found.dtype) == (0, torch.float32)
+            value = state.compute()
+            assert (value.ndim, value.dtype) == (0, torch.float32)
             expected = self.expected(preds.numpy(), targets.numpy())
             if expected is not None:
                 wanted = torch.tensor(float(expected))
-                torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-12)
+                torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-12)
 
     def test_any_split_of_the_rows_gives_the_same(self) -> None:
-        """States of up to five workers, some of them without rows, merge to the state of one."""
+        """Check that the merged states of up to five workers equal the state of one."""
         for seed in range(10):
             preds, targets = self._drawn(seed)
             whole, union = self._state(), self._state()
@@ -109,7 +109,7 @@ class MetricContract:
             torch.testing.assert_close(union.compute(), whole.compute(), rtol=rounding, atol=0)
 
     def test_without_rows_it_is_not_a_number(self) -> None:
-        """Of no rows, also of merged states of no rows, the metric is NaN."""
+        """Check that the metric is NaN without rows, also after merges of empty states."""
         preds, targets = self._drawn()
         empty = self._state()
         assert empty.compute().isnan()
@@ -119,18 +119,18 @@ class MetricContract:
         assert empty.compute().isnan()
 
     def test_a_batch_is_not_changed_and_needs_no_gradient(self) -> None:
-        """Predictions with a gradient are only read, and the state has none."""
+        """Check that batches stay unchanged and the state has no gradient."""
         preds, targets = self._drawn()
-        given = preds.clone().requires_grad_(preds.is_floating_point()), targets.clone()
+        batch = preds.clone().requires_grad_(preds.is_floating_point()), targets.clone()
         state = self._state()
-        state(*given)
-        assert torch.equal(given[0], preds)
-        assert torch.equal(given[1], targets)
+        state(*batch)
+        assert torch.equal(batch[0], preds)
+        assert torch.equal(batch[1], targets)
         assert not any(tensor.requires_grad for _, tensor in _tensors(state))
         assert not state.compute().requires_grad
 
     def test_a_state_is_a_copy_on_the_cpu_in_wide_types(self) -> None:
-        """Who changes a state or a batch afterwards does not change the metric."""
+        """Check that states are CPU copies with wide dtypes for sums."""
         preds, targets = self._drawn()
         state = self._state()
         state(preds, targets)
@@ -144,7 +144,7 @@ class MetricContract:
         assert torch.equal(state.compute(), before)
 
     def test_a_state_can_be_reset_pickled_and_fed_after_a_merge(self) -> None:
-        """A state goes to another process and on from there."""
+        """Check that a state can be reset, merged, pickled and updated further."""
         preds, targets = self._drawn()
         whole, other = self._state(), self._state()
         whole(preds, targets)
@@ -160,7 +160,7 @@ class MetricContract:
         torch.testing.assert_close(state.compute(), whole.compute(), rtol=rounding, atol=0)
 
     def test_a_row_of_weight_k_counts_as_k_rows(self) -> None:
-        """Where the metric takes weights of rows, they count in proportion."""
+        """Check that a row of weight k counts like k rows, if the metric accepts weights."""
         if not self._state().takes_weights:
             return
         preds, targets = self._drawn()

@@ -1,4 +1,4 @@
-"""The contract of operators of feature tables: all executors give the same values."""
+"""Contract tests of feature-table operators, on all executors."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorContract", "assert_executors_agree", "assert_same_values"]
 
-_FILES_TEACH = 1e-9  # relative: sums of doubles depend on their order
+_FILES_TOLERANCE = 1e-9  # relative tolerance: sums of doubles depend on their order
 
 
-def _same(found: Any, wanted: Any, tolerance: float) -> bool:
+def _same(actual: Any, wanted: Any, tolerance: float) -> bool:
     if isinstance(wanted, dict):
-        return list(found) == list(wanted) and all(
-            _same(found[name], value, tolerance) for name, value in wanted.items()
+        return list(actual) == list(wanted) and all(
+            _same(actual[name], value, tolerance) for name, value in wanted.items()
         )
     if isinstance(wanted, list | tuple):
-        return len(found) == len(wanted) and all(
-            _same(a, b, tolerance) for a, b in zip(found, wanted, strict=True)
+        return len(actual) == len(wanted) and all(
+            _same(a, b, tolerance) for a, b in zip(actual, wanted, strict=True)
         )
-    if isinstance(found, float) and isinstance(wanted, float):
-        if math.isnan(found) or math.isnan(wanted):
-            return math.isnan(found) and math.isnan(wanted)
-        return math.isclose(found, wanted, rel_tol=tolerance, abs_tol=tolerance)
-    return type(found) is type(wanted) and bool(found == wanted)
+    if isinstance(actual, float) and isinstance(wanted, float):
+        if math.isnan(actual) or math.isnan(wanted):
+            return math.isnan(actual) and math.isnan(wanted)
+        return math.isclose(actual, wanted, rel_tol=tolerance, abs_tol=tolerance)
+    return type(actual) is type(wanted) and bool(actual == wanted)
 
 
 def assert_same_values(found: Any, wanted: Any, tolerance: float = 0.0, what: str = "") -> None:
@@ -48,10 +48,11 @@ def assert_same_values(found: Any, wanted: Any, tolerance: float = 0.0, what: st
     Parameters
     ----------
     found, wanted : object
+        Actual and expected value.
     tolerance : float, default 0.0
-        Relative and absolute difference that floats may have.
+        Maximum relative and absolute difference of floats.
     what : str, optional
-        Begins the message.
+        First line of the error message.
 
     Examples
     --------
@@ -70,26 +71,26 @@ def assert_executors_agree(
     others: pa.Table | None = None,
     tolerance: float = 0.0,
 ) -> pa.Table:
-    """Assert that a pipeline gives the same on Spark, on files, in batches and row by row.
+    """Assert that a pipeline gives equal results on Spark, files, batches and single rows.
 
     Parameters
     ----------
     pipeline : FeaturePipeline
-        Of operators that all executors run. It is fit.
+        A pipeline of operators that all executors support. It is fitted.
     spark : pyspark.sql.SparkSession
     folder : str or Path
-        A folder for files.
+        Folder for temporary files.
     rows : pyarrow.Table
-        What it learns from.
+        Rows to fit the pipeline on.
     others : pyarrow.Table, optional
-        More rows that are transformed, which it does not learn from.
+        Further rows that are only transformed.
     tolerance : float, default 0.0
         See :func:`assert_same_values`.
 
     Returns
     -------
     pyarrow.Table
-        Of all rows, from Spark.
+        All transformed rows, from Spark.
 
     Examples
     --------
@@ -116,7 +117,7 @@ def assert_executors_agree(
         assert_same_values(made.to_pydict(), expected, tolerance, f"{what} differ from Spark")
         assert_same_values(_kinds(made), _kinds(wanted), what=f"{what} have other types")
     schema = {name: each.dtype for name, each in pipeline.feature_schema().items()}
-    assert_same_values(schema, _inner(wanted), what="feature_schema() tells other types")
+    assert_same_values(schema, _inner(wanted), what="feature_schema() has other types")
     by_row = [pipeline.transform_row(row) for row in every.to_pylist()]
     assert_same_values(by_row, wanted.to_pylist(), tolerance, "single rows differ from Spark")
     return wanted
@@ -127,7 +128,7 @@ def _kinds(table: pa.Table | pa.RecordBatch) -> dict[str, str]:
 
 
 def _inner(table: pa.Table) -> dict[str, str]:
-    return {name: column_types.innermost(kind)[0] for name, kind in _kinds(table).items()}
+    return {name: column_types.innermost(dtype)[0] for name, dtype in _kinds(table).items()}
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:
@@ -140,7 +141,7 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def _written(folder: Path, table: pa.Table) -> str:
-    """Write two files, one of them with several row groups and dictionaries."""
+    """Write two Parquet files, one with several row groups and dictionaries."""
     folder = folder / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     half = len(table) // 2
@@ -150,20 +151,20 @@ def _written(folder: Path, table: pa.Table) -> str:
 
 
 class OperatorContract:
-    """The tests of some operators; name a subclass ``Test...``, so that pytest runs them.
+    """Contract tests of operators; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
     operators : tuple of Operator
-        With the arguments that are tried.
+        Operators with their tested arguments.
     rows : pyarrow.Table
-        What they learn from.
+        Rows to fit the operators on.
     unknown : pyarrow.Table, optional
-        Rows with the same columns and values that `rows` do not have. They are transformed only.
+        Rows with equal columns and with values that `rows` lacks. They are only transformed.
     has_nulls : bool, default True
-        Whether a row of nulls is transformed, too.
+        Whether a row of nulls is also transformed.
     tolerance : float, default 0.0
-        By how much numbers of Spark and of Arrow may differ, such as logarithms.
+        Maximum difference between numbers of Spark and Arrow, such as logarithms.
 
     Examples
     --------
@@ -183,7 +184,7 @@ class OperatorContract:
     tolerance: ClassVar[float] = 0.0
 
     def spark(self) -> SparkSession:
-        """Return the session that runs the plans: the active one, or a local one of two cores."""
+        """Return the Spark session: the active one, or a local one with two cores."""
         try:
             return OrcaContext.get_spark_session()
         except UsageError:
@@ -191,7 +192,7 @@ class OperatorContract:
             return OrcaContext.get_spark_session()
 
     def _others(self) -> pa.Table:
-        """The rows that are only transformed."""
+        """Return rows that are transformed but not used for fitting."""
         parts = [self.rows.slice(0, 0)]
         if self.unknown is not None:
             parts.append(self.unknown.cast(self.rows.schema))
@@ -203,7 +204,7 @@ class OperatorContract:
         return (each for each in self.operators if each.is_row_wise)
 
     def test_arguments_are_values_of_json(self) -> None:
-        """An operator is registered, and made again of its arguments as JSON has them."""
+        """Check that operators are registered and can be rebuilt from JSON arguments."""
         for each in self.operators:
             known = OPERATORS.get(each.method)
             assert known is type(each), f"{each.method!r} is not registered as {type(each)}"
@@ -211,7 +212,7 @@ class OperatorContract:
             assert_same_values(vars(known(**arguments)), vars(each), what=each.method)
 
     def test_executors_agree(self, tmp_path: Path) -> None:
-        """Spark, files, batches and single rows give the same, also of unknown values and nulls."""
+        """Check that all executors give equal results, also for unknown values and nulls."""
         for i, each in enumerate(self._row_wise()):
             pipeline = FeaturePipeline().with_operator(each)
             folder = tmp_path / str(i)
@@ -219,21 +220,22 @@ class OperatorContract:
             wanted = assert_executors_agree(
                 pipeline, spark, folder, self.rows, others, self.tolerance
             )
-            # what files and a table teach is the same, and so is a table that runs the operator
+            # fitting on files and on a table gives equal states, also when a table runs the
+            # operator
             (folder / "taught").mkdir()
             pq.write_table(self.rows, folder / "taught" / "a.parquet", row_group_size=3)
             by_files = FeaturePipeline().with_operator(each)
             by_files.fit_files(str(folder / "taught"), host="here")
             every = _batch(pa.concat_tables([self.rows, others]))
             taught = by_files.transform_batch(every).to_pydict()
-            tolerance = max(self.tolerance, _FILES_TEACH)
+            tolerance = max(self.tolerance, _FILES_TOLERANCE)
             assert_same_values(taught, wanted.to_pydict(), tolerance, f"{each} learned from files")
             at_once = FeatureTable(_frame(spark, self.rows)).with_operator(each)
             first = wanted.slice(0, len(self.rows)).to_pydict()
             assert_same_values(to_arrow(at_once.df).to_pydict(), first, 0.0, f"{each} on a table")
 
     def test_saved_state_gives_the_same(self, tmp_path: Path) -> None:
-        """A pipeline with the operator is saved without a pickle, and loaded as it was."""
+        """Check that a pipeline is saved without a pickle and loaded unchanged."""
         for i, each in enumerate(self._row_wise()):
             (tmp_path / "rows").mkdir(exist_ok=True)
             pq.write_table(self.rows, tmp_path / "rows" / "a.parquet")
@@ -248,7 +250,7 @@ class OperatorContract:
             assert_same_values([loaded.transform_row(row) for row in every], wanted, 0.0, str(each))
 
     def test_no_rows_are_a_table_of_the_same_columns(self, tmp_path: Path) -> None:
-        """A table without rows has the columns and types of any other."""
+        """Check that an empty table keeps its columns and types."""
         pq.write_table(self.rows, tmp_path / "a.parquet")
         for each in self._row_wise():
             pipeline = FeaturePipeline().with_operator(each)
@@ -260,7 +262,7 @@ class OperatorContract:
             assert dict(made.dtypes) == _kinds(some), f"{each}: {made.dtypes}, not {_kinds(some)}"
 
     def test_tables_and_pipelines_agree(self, tmp_path: Path) -> None:
-        """An operator on whole tables gives the same when it is recorded, saved and loaded."""
+        """Check that a table operator gives equal results when recorded, saved and loaded."""
         for each in self.operators:
             if each.is_row_wise:
                 continue
@@ -269,9 +271,9 @@ class OperatorContract:
             pipeline = FeaturePipeline().with_operator(each).fit(table)
             pipeline.save(str(tmp_path / each.method))
             loaded = FeaturePipeline.load(str(tmp_path / each.method))
-            found = to_arrow(loaded.transform(table).df)
-            assert_same_values(found.to_pylist(), wanted.to_pylist(), 0.0, str(each))
-            schema = {name: kind.dtype for name, kind in pipeline.feature_schema().items()}
+            actual = to_arrow(loaded.transform(table).df)
+            assert_same_values(actual.to_pylist(), wanted.to_pylist(), 0.0, str(each))
+            schema = {name: each.dtype for name, each in pipeline.feature_schema().items()}
             assert_same_values(schema, _inner(wanted), what=f"{each}: feature_schema()")
             if "arrow" in each.executors:
                 source, target = _written(tmp_path / "files", self.rows), str(tmp_path / "made")

@@ -1,4 +1,4 @@
-"""The contract of a GradientSync: its collectives as a fit uses them."""
+"""Contract tests of gradient syncs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gradients_of(parameters: list[torch.nn.Parameter]) -> list[list[float] | Non
 def parameters_with(
     gradients: list[float | None], dtype: torch.dtype = torch.float64
 ) -> list[torch.nn.Parameter]:
-    """Return parameters of two elements with these gradients."""
+    """Return parameters of two elements with the given gradients."""
     parameters = [torch.nn.Parameter(torch.zeros(2, dtype=dtype)) for _ in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = None if gradient is None else torch.full((2,), gradient, dtype=dtype)
@@ -37,12 +37,12 @@ def parameters_with(
 
 
 class GradientSyncContract:
-    """The tests of a GradientSync; name a subclass ``Test...``, so that pytest runs them.
+    """Contract tests of a GradientSync; name a subclass ``Test...`` for pytest.
 
     Attributes
     ----------
     sync : type
-        The class over :class:`~bigdl.runtime.collectives.base.GradientSync`.
+        Subclass of :class:`~bigdl.runtime.collectives.base.GradientSync`.
 
     Examples
     --------
@@ -56,11 +56,11 @@ class GradientSyncContract:
     sync: type[GradientSync]
 
     def run(self, program: Callable[[Worker], bytes], size: int) -> list[bytes]:
-        """Run a program on n workers, by default processes of this machine."""
+        """Run a program on `size` workers, by default local processes."""
         return LocalEngine(workers_per_node=size).run(program, num_workers=size)
 
     def together(self, use: Callable[[GradientSync], T], size: int = 3) -> list[T]:
-        """Return ``use(sync)`` of every rank, in a started group of n workers."""
+        """Return ``use(sync)`` of every rank in a started group of `size` workers."""
         sync_class = self.sync
 
         def program(worker: Worker) -> bytes:
@@ -72,21 +72,21 @@ class GradientSyncContract:
 
     @pytest.mark.parametrize("data", [None, b"", b"abc", bytes(range(256)) * 1000])
     def test_broadcast_gives_every_rank_the_bytes_of_rank_0(self, data: bytes | None) -> None:
-        """None and empty bytes are told apart."""
+        """Check that broadcast distinguishes None from empty bytes."""
         assert self.together(lambda s: s.broadcast(data if s.rank == 0 else None)) == [data] * 3
 
     def test_gather_gives_rank_0_the_bytes_of_all(self) -> None:
-        """Bytes of different lengths, also of none, come in rank order."""
-        found = self.together(lambda s: s.gather(b"x" * (5 - 2 * s.rank) if s.rank < 2 else b""))
-        assert found == [[b"xxxxx", b"xxx", b""], None, None]
+        """Check that gather returns bytes of different lengths in rank order."""
+        gathered = self.together(lambda s: s.gather(b"x" * (5 - 2 * s.rank) if s.rank < 2 else b""))
+        assert gathered == [[b"xxxxx", b"xxx", b""], None, None]
 
     def test_all_gather_is_exact_in_float64(self) -> None:
-        """No digit of a double is lost."""
-        found = self.together(lambda s: s.all_gather([s.rank + 1e-15, 2.0**53]))
-        assert found == [[[r + 1e-15, 2.0**53] for r in range(3)]] * 3
+        """Check that all_gather keeps the precision of doubles."""
+        gathered = self.together(lambda s: s.all_gather([s.rank + 1e-15, 2.0**53]))
+        assert gathered == [[[r + 1e-15, 2.0**53] for r in range(3)]] * 3
 
     def test_all_reduce_adds_up_or_takes_the_largest(self) -> None:
-        """Integers stay integers."""
+        """Check the sum and the maximum of integer tensors."""
 
         def use(sync: GradientSync) -> list[list[int]]:
             tensors = [torch.tensor([sync.rank, sync.rank + 3]) for _ in range(2)]
@@ -97,7 +97,7 @@ class GradientSyncContract:
         assert self.together(use) == [[[3, 12], [2, 5]]] * 3
 
     def test_all_to_all_gives_every_rank_its_pieces(self) -> None:
-        """Pieces of all lengths, also of none, arrive in rank order."""
+        """Check that pieces of different lengths arrive in rank order."""
         counts = [[0, 2, 1], [3, 0, 0], [1, 4, 2]]
 
         def use(sync: GradientSync) -> list[float]:
@@ -111,7 +111,7 @@ class GradientSyncContract:
             assert pieces == [10.0 * r + rank for r in range(3) for _ in range(counts[r][rank])]
 
     def test_gradients_are_weighted_and_missing_ones_count_as_zero(self) -> None:
-        """A rank without rows adds nothing, whatever is left in its gradients."""
+        """Check that gradients are weighted and that ranks of weight 0 are ignored."""
 
         def use(sync: GradientSync) -> list[list[float] | None]:
             gradients: list[list[float | None]]
@@ -123,15 +123,15 @@ class GradientSyncContract:
         assert self.together(use) == [[[7.75, 7.75], [15.0, 15.0], None, [1.0, 1.0]]] * 3
 
     def test_nan_does_not_spread_from_a_rank_without_rows(self) -> None:
-        """Gradients and arrays of a rank of weight 0 do not count, also where they are NaN."""
+        """Check that NaN values of a rank with weight 0 are ignored."""
 
         def use(sync: GradientSync) -> list[object]:
             value = float("nan") if sync.rank == 1 else 2.0
             weight = [0.5, 0.0, 0.5][sync.rank]
             parameters = parameters_with([value])
             sync.all_reduce_gradients(parameters, weight)
-            (found,) = sync.sum_arrays([np.full(3, value, "float32")], weight)
-            return [gradients_of(parameters), found.tolist()]
+            (total,) = sync.sum_arrays([np.full(3, value, "float32")], weight)
+            return [gradients_of(parameters), total.tolist()]
 
         assert self.together(use) == [[[[2.0, 2.0]], [2.0] * 3]] * 3
 
@@ -139,7 +139,7 @@ class GradientSyncContract:
         "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64]
     )
     def test_gradients_of_every_dtype(self, dtype: torch.dtype) -> None:
-        """Parameters of two dtypes in one list are summed each in its own."""
+        """Check that gradients of two dtypes are summed in their dtypes."""
 
         def use(sync: GradientSync) -> list[list[float] | None]:
             parameters = parameters_with([1.0, None], dtype) + parameters_with([2.0])
@@ -149,7 +149,7 @@ class GradientSyncContract:
         assert self.together(use) == [[[1.0, 1.0], None, [2.0, 2.0]]] * 3
 
     def test_gradients_that_are_views_or_not_contiguous(self) -> None:
-        """The layout of a gradient in memory makes no difference."""
+        """Check that the memory layout of a gradient makes no difference."""
 
         def use(sync: GradientSync) -> tuple[list[list[float]], float]:
             parameter = torch.nn.Parameter(torch.zeros(3, 4))
@@ -163,7 +163,7 @@ class GradientSyncContract:
         assert self.together(use) == [expected] * 3
 
     def test_ranks_get_the_same_bits(self) -> None:
-        """The sums are equal on all ranks, so that weights stay equal."""
+        """Check that sums are bitwise equal on all ranks, so that weights stay equal."""
 
         def use(sync: GradientSync) -> bytes:
             torch.manual_seed(sync.rank)
@@ -176,10 +176,10 @@ class GradientSyncContract:
         assert all(other == first for other in others)
 
     def test_ranks_agree_where_some_have_sparse_gradients(self) -> None:
-        """Sparse, dense and missing gradients of one parameter are summed."""
+        """Check the sum of sparse, dense and missing gradients of one parameter."""
 
         def use(sync: GradientSync) -> list[list[float] | None]:
-            found: list[list[float] | None] = []
+            sums: list[list[float] | None] = []
             for layouts in ("s.s", "sd.", "...", ".s."):
                 parameter = torch.nn.Parameter(torch.zeros(4, 2))
                 dense = torch.zeros(4, 2)
@@ -188,14 +188,14 @@ class GradientSyncContract:
                 parameter.grad = {"s": dense.to_sparse(1), "d": dense, ".": None}[layout]
                 sync.all_reduce_gradients([parameter], 0.5, [parameter])
                 gradient = parameter.grad
-                found.append(None if gradient is None else gradient.to_dense()[:, 0].tolist())
-            return found
+                sums.append(None if gradient is None else gradient.to_dense()[:, 0].tolist())
+            return sums
 
         expected = [[0.5, 0, 0.5, 0], [0.5, 0.5, 0, 0], None, [0, 0.5, 0, 0]]
         assert self.together(use) == [expected] * 3
 
     def test_another_list_of_parameters_is_noticed(self) -> None:
-        """A second model of the same worker is not summed as the first."""
+        """Check that buffers are rebuilt for another list of parameters."""
 
         def use(sync: GradientSync) -> list[list[float] | None]:
             first, second = parameters_with([1.0, 2.0])
@@ -207,7 +207,7 @@ class GradientSyncContract:
         assert self.together(use) == [[[1.0, 1.0], [3.0, 3.0]]] * 3
 
     def test_a_peer_that_leaves_is_noticed(self) -> None:
-        """A collective that waits for a rank that has left raises PeerLost."""
+        """Check that a collective raises PeerLost if a rank has left."""
 
         def use(sync: GradientSync) -> str:
             if sync.rank:
@@ -222,7 +222,7 @@ class GradientSyncContract:
         assert self.together(use, size=2) == ["PeerLost", "left"]
 
     def test_the_processes_are_left_as_they_were(self) -> None:
-        """After stop, also a second one, no process group and no variable of a library is left."""
+        """Check that two stops leave no process group and no environment variables."""
 
         def use(sync: GradientSync) -> tuple[bool, list[str]]:
             sync.stop()
@@ -235,13 +235,13 @@ class GradientSyncContract:
         assert self.together(use) == [(False, [])] * 3
 
     def test_processes_meet_again_in_other_numbers(self) -> None:
-        """A pool of workers is used again by groups of other sizes."""
+        """Check that reused workers can form groups of other sizes."""
         for size in (3, 2, 3):
-            found = self.together(lambda s: s.all_reduce(torch.ones(5)).tolist(), size=size)
-            assert found == [[float(size)] * 5] * size
+            sums = self.together(lambda s: s.all_reduce(torch.ones(5)).tolist(), size=size)
+            assert sums == [[float(size)] * 5] * size
 
     def test_one_worker_needs_no_group(self) -> None:
-        """A single worker has all collectives without a library."""
+        """Check that all collectives of a single worker work without a process group."""
 
         def use(sync: GradientSync) -> list[object]:
             import torch.distributed as dist

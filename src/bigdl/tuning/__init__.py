@@ -1,12 +1,12 @@
-"""Searches for good parameters: spaces, studies of Optuna, and the runner of their trials.
+"""Hyper-parameter search: search spaces, Optuna studies, and a runner of their trials.
 
-A search is an Optuna study, which is the only record of its trials. :func:`open_study` makes one or
-goes on with one, in memory or in a database; :func:`create_sampler` and :func:`create_pruner` make
-by name what decides about trials; :func:`run_trials` runs an objective, in this process or in
-several; :func:`trial_table` shows the outcome. :mod:`bigdl.tuning.spaces` has what a parameter may
-be. Neither a training framework nor Ray is known here: an objective takes an
-``optuna.trial.Trial`` and returns a figure. ``bigdl.orca.automl`` and ``bigdl.nano.automl`` are
-built on this.
+A search is an Optuna study, which is the only record of its trials. :func:`open_study` creates or
+resumes a study in memory or in a database. :func:`create_sampler` and :func:`create_pruner` create
+a sampler and a pruner by name. :func:`run_trials` runs an objective in one or several processes,
+and :func:`trial_table` returns the trials as a table. :mod:`bigdl.tuning.spaces` has the domains of
+parameters. This package does not depend on a training framework or Ray: an objective takes an
+``optuna.trial.Trial`` and returns a metric. ``bigdl.orca.automl`` and ``bigdl.nano.automl`` use
+this package.
 """
 
 from bigdl.common.dropped import explain_imports

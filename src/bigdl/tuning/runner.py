@@ -1,10 +1,10 @@
-"""Runs the trials of a study, in this process or in several.
+"""Execution of a study's trials in one or several processes.
 
-With several processes, Optuna's threads of this process ask for trials, and each passes its own to
-a free process of a :class:`TrialPool`, which has the objective and a connection to the study's
-storage. There the trial suggests its parameters and reports its epochs; its figures come back here,
-where Optuna writes them down and calls callbacks. So one process asks and tells, as if the trials
-had run here.
+With several processes, Optuna's threads in this process create trials. Each thread passes its trial
+to a free process of a :class:`TrialPool`, which has the objective and a connection to the study's
+storage. There the trial suggests its parameters and reports its epochs. Its metrics are returned to
+this process, where Optuna records them and runs callbacks. So one process calls ask and tell, as if
+the trials ran in it.
 """
 
 from __future__ import annotations
@@ -48,43 +48,44 @@ def run_trials(
     gc_after_trial: bool = False,
     show_progress_bar: bool = False,
 ) -> None:
-    """Run trials, as ``study.optimize`` does, in this process or in several.
+    """Run the trials of a study like ``study.optimize``, in one or several processes.
 
     Parameters
     ----------
     study : optuna.Study
-        Of :func:`~bigdl.tuning.open_study`.
+        A study of :func:`~bigdl.tuning.open_study`.
     objective : callable
-        Takes a trial and returns its figures. Raises ``optuna.TrialPruned`` to end it early.
+        Takes a trial and returns its metrics. Raises ``optuna.TrialPruned`` to end it early.
     n_trials : int, optional
-        How many trials to run.
+        Number of trials to run.
     processes : int
-        With more than one, trials run in so many fresh interpreters, each on its share of the
-        cores, and the study must be in a database. The objective is shipped by ``cloudpickle``. A
-        process that is killed loses the trial it was at: that one fails, is tried again with the
-        same parameters once, and does not count.
+        Number of processes. With more than one, trials run in new interpreters, each on its share
+        of the cores, and the study must be in a database. The objective is sent by
+        ``cloudpickle``. The trial of a killed process fails, does not count, and is repeated once
+        with the same parameters.
     threads : int
-        Trials at the same time in this process.
+        Number of concurrent trials in this process.
     cores : sequence of iterable of int, optional
-        Logical cores of each process; by default this process's own are split.
+        Logical cores of each process; default: a split of this process's cores.
     timeout : float, optional
-        Seconds after which no trial is begun.
+        Seconds after which no trial starts.
     catch : exception types
-        What an objective may raise without ending the search.
+        Exceptions of an objective that do not end the search.
     callbacks : iterable of callable
-        Called in this process with the study and each trial that has ended.
+        Called in this process with the study and each finished trial.
     gc_after_trial : bool
-        Collect the garbage after each trial.
+        Run the garbage collector after each trial.
     show_progress_bar : bool
+        Show a progress bar in this process.
 
     Raises
     ------
     UsageError
-        If an argument is wrong, or several processes are to share a study in memory.
+        If an argument is invalid, or several processes shall share an in-memory study.
     WorkerLost
-        If all processes were killed before they had finished a trial.
+        If all processes were killed before they finished a trial.
     Exception
-        What the objective has raised, unless it is in `catch`.
+        An exception of the objective, unless it is in `catch`.
 
     Examples
     --------
@@ -102,7 +103,7 @@ def run_trials(
     exhaustive = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler
     if n_trials is None and timeout is None and not isinstance(study.sampler, exhaustive):
         raise UsageError(
-            "A search needs to know when to end: give n_trials, or timeout in seconds",
+            "A search needs an end: pass n_trials, or timeout in seconds",
             code="argument-missing",
             argument="n_trials",
         )
@@ -119,7 +120,7 @@ def run_trials(
         return
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise UsageError(
-            f"{processes} processes cannot share a study that is in memory; give a storage such as "
+            f"{processes} processes cannot share a study in memory; pass a storage such as "
             "'sqlite:///search.db'",
             code="argument-missing",
             argument="storage",
@@ -137,29 +138,31 @@ def run_trials(
 
 
 def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
-    """Note that this process runs a trial, and run it."""
+    """Record that this process runs a trial, and run the objective."""
     record_process(trial)
     return objective(trial)
 
 
 class TrialPool:
-    """Processes that run trials, and an objective that runs in one of them.
+    """Pool of trial processes, callable as an objective that runs in one of them.
 
     Parameters
     ----------
     study : optuna.Study
-        In a database.
+        A study in a database.
     objective : callable
+        The objective of the study.
     count : int
+        Number of processes.
     cores : sequence of iterable of int, optional
-        Of each process.
+        Logical cores of each process.
 
     Attributes
     ----------
     lost : TrialLost or None
-        The last loss of a process.
+        The latest loss of a process.
     has_finished : bool
-        True once a process has come to the end of a trial.
+        Whether a process has finished a trial.
     """
 
     def __init__(
@@ -190,7 +193,7 @@ class TrialPool:
                 worker = self._manager.replace(worker)
             worker.call(encode(trial.number))
             answer = worker.answer()
-        except (EOFError, OSError):  # the process is gone
+        except (EOFError, OSError):  # the process has ended
             self._check_not_interrupted()
             self.lost = self._mark_lost(worker, trial)
             raise self.lost from None
@@ -201,7 +204,7 @@ class TrialPool:
             is_pruned, result = worker.opened(answer)
         except WorkerError as error:
             raise error.as_original(f"In the process of trial {trial.number}") from None
-        # Optuna's copy of the trial has not seen what was suggested there.
+        # Optuna's copy of the trial lacks the parameters that the process suggested.
         trial._cached_frozen_trial = self._frozen(trial)
         if is_pruned:
             raise optuna.TrialPruned(result)
@@ -215,14 +218,13 @@ class TrialPool:
         catch: tuple[Any, ...],
         **settings: Any,
     ) -> None:
-        """Start the processes, and let threads of Optuna each wait for one; see
-        :func:`run_trials`."""
+        """Start the processes and run trials in as many Optuna threads; see :func:`run_trials`."""
         self._manager.fill()
         for worker in self._manager.all_workers():
             self._idle.put(worker)
         settings |= {"catch": (*catch, TrialLost), "n_jobs": self._count}
         deadline = None if timeout is None else time.monotonic() + timeout
-        # Not in this thread, which must hear of an interrupt while the others wait.
+        # In another thread: this one must receive interrupts while the trials run.
         with ThreadPoolExecutor(1, "bigdl-search") as thread:
             while n_trials is None or n_trials > 0:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -231,7 +233,7 @@ class TrialPool:
                 except BaseException:
                     self._interrupt()
                     raise
-                # Lost trials are proposed first, and only they are left.
+                # Only the queued repetitions of lost trials remain.
                 n_trials = self._retries if left is None or left > 0 else 0
                 self._retries = 0
         if self.lost is not None and not self.has_finished:
@@ -242,12 +244,13 @@ class TrialPool:
         self._manager.end()
 
     def _interrupt(self) -> None:
-        """End all trials under way."""
+        """End all running trials."""
         self._interrupted.set()
         for worker in self._manager.all_workers():
             worker.end()
 
     def _mark_lost(self, worker: PoolWorker, trial: Trial) -> TrialLost:
+        """Queue a repetition of a lost trial and return its error."""
         with self._lock:
             self._retries += propose_again(self._study, self._frozen(trial))
         cause = str(self._manager.loss(worker)).partition(";")[0]
@@ -266,20 +269,20 @@ class TrialLost(WorkerLost):
 
 
 class _SearchInterrupted(KeyboardInterrupt):
-    """The trial's process was ended with all others: no error that a search may catch."""
+    """A trial's process was ended by an interrupt of the search, which must not be caught."""
 
 
 class _TrialProcess:
-    """Runs trials by their numbers in a process of the pool."""
+    """Callable that runs trials by number in a process of the pool."""
 
     def __init__(self, study: Study, objective: Objective):
-        study.sampler.reseed_rng()  # all processes have got the same random state
+        study.sampler.reseed_rng()  # all processes received the same random state
         self._study = study
         self._objective = objective
 
     def __call__(self, number: int) -> tuple[bool, Any]:
-        """Return whether the trial was pruned, and its figures or why."""
-        # Reading all trials also tells the storage's cache of the new one.
+        """Run a trial; return (True, reason) if it was pruned, else (False, metrics)."""
+        # Reading all trials also adds the new one to the storage's cache.
         frozen = self._study.get_trials(deepcopy=False)[number]
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
         try:

@@ -1,19 +1,18 @@
-"""Search spaces: values that are chosen later, in an object of any structure.
+"""Search spaces: nested objects whose values are drawn for each trial.
 
-A program describes a search by an object that holds domains: in a dict of parameters, in the
-arguments of a model, in those of its layers, in lists of these. Such an object is *visited* once,
-when each domain gets the name under which its parameter is recorded (:class:`Naming`). For each
-trial it is then *resolved*: an :class:`Assignment` gives every domain its value, and lazy objects
-are constructed with the values of their arguments (:func:`resolve`). Of choices that hold domains
-themselves, only the chosen one is resolved, so a trial has the parameters that matter for it and no
-others.
+A program describes a search by an object that contains domains: a dict of parameters, the arguments
+of a model or of its layers, or lists of them. The object is *visited* once, which names the
+parameter of each domain (:class:`Naming`). It is *resolved* for each trial: an :class:`Assignment`
+gives every domain its value, and lazy objects are constructed with resolved arguments
+(:func:`resolve`). If the categories of a choice contain domains, only the chosen category is
+resolved, so a trial has relevant parameters only.
 
-What a trial records of a :class:`Domain` are its *parameters*: numbers and names that a
-distribution of Optuna describes, such as the place of a choice in its list. So what a search has
-tried can be read again, whatever the values are.
+A trial records the *parameters* of a :class:`Domain`: numbers and names with an Optuna
+distribution, such as the index of a choice. So finished trials can be read again, even if the
+values are arbitrary objects.
 
-:class:`SearchSpace` is a dict of domains as ``bigdl.orca.automl`` takes it; the spaces of
-``bigdl.nano.automl`` are :class:`Lazy`, too.
+:class:`SearchSpace` is the dict of domains of ``bigdl.orca.automl``; the spaces of
+``bigdl.nano.automl`` are also :class:`Lazy`.
 """
 
 from __future__ import annotations
@@ -48,37 +47,37 @@ _PREFIX_END = ":"
 
 
 class Lazy(ABC):
-    """An object that stands for a value that is chosen later."""
+    """Base class of objects that represent a value which is chosen later."""
 
     @abstractmethod
     def visit(self, naming: Naming, name: str) -> None:
-        """Add the domains inside; `name` is where the object stands."""
+        """Register the domains in this object; `name` is its path."""
 
     @abstractmethod
     def resolve(self, assignment: Assignment) -> Any:
-        """Return the value."""
+        """Return the value of this object for an assignment."""
 
 
 class Naming:
-    """Names of the domains in an object.
+    """Unique names of the domains in an object.
 
-    A domain has the name of the argument that it was given for, after its own prefix if it has one.
-    If another domain has that name already, a number is added, since the two are chosen
-    independently. The same domain in several places is one parameter.
+    A domain is named after its argument or path, with the domain's prefix if it has one. A number
+    is appended if another domain has that name. The same domain object in several locations is one
+    parameter.
 
     Parameters
     ----------
     root : object
-        Visited at once.
+        The object to visit.
     separator : str
-        Stands between the name of an object and that of its part.
+        Separator between the name of an object and of its part.
 
     Attributes
     ----------
     domains : dict of str to Domain
-        In the order in which they were visited.
+        Domains by name, in visiting order.
     conditions : dict of str to tuple of (Domain, int)
-        Of each domain the choices around it, and the index of the category that holds it.
+        For each domain the enclosing choices, with the index of the enclosing category.
     """
 
     def __init__(self, root: Any, separator: str):
@@ -91,10 +90,10 @@ class Naming:
         visit(root, self, "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.root, self._separator)  # names belong to the objects of a process
+        return type(self), (self.root, self._separator)  # names refer to object ids of this process
 
     def add(self, domain: Domain, name: str) -> None:
-        """Give a domain its name."""
+        """Register a domain under a unique name."""
         if id(domain) in self._names:
             return
         wanted = name or "value"
@@ -109,40 +108,40 @@ class Naming:
         self.conditions[free] = tuple(self._within)
 
     def visit_categories(self, domain: Domain, categories: Sequence[Any], name: str) -> None:
-        """Add the domains in the categories of a domain; they count where theirs is chosen."""
-        for place, category in enumerate(categories):
-            self._within.append((domain, place))
-            visit(category, self, self.join(name, str(place)))
+        """Register the domains in a domain's categories, conditional on their category."""
+        for index, category in enumerate(categories):
+            self._within.append((domain, index))
+            visit(category, self, self.join(name, str(index)))
             self._within.pop()
 
     def name_of(self, domain: Domain) -> str:
-        """Return the name of a domain that was visited."""
+        """Return the name of a registered domain."""
         return self._names[id(domain)]
 
     def join(self, name: str, part: str) -> str:
-        """Return the name of a part of something that may have a name."""
+        """Join the name of an object and of its part."""
         return f"{name}{self._separator}{part}" if name else part
 
     def is_new(self, lazy: Lazy) -> bool:
-        """Return True if an object that holds others is visited for the first time."""
+        """Return True on the first visit of a lazy object."""
         is_new = id(lazy) not in self._visited
         self._visited[id(lazy)] = lazy
         return is_new
 
 
 class Assignment:
-    """Values of the parameters of one object.
+    """Values of the parameters of an object for one trial.
 
     Parameters
     ----------
     naming : Naming
     source : optuna.trial.BaseTrial or mapping of str to object
-        Suggests parameters, or has them by their names.
+        Suggests parameters, or contains them by name.
 
     Attributes
     ----------
     calls : list of SampleFrom
-        Those whose functions are being called.
+        Objects whose functions are running, innermost last.
     """
 
     def __init__(self, naming: Naming, source: BaseTrial | Mapping[str, Any]):
@@ -151,7 +150,7 @@ class Assignment:
         self._resolved: dict[int, Any] = {}
 
     def parameters_of(self, domain: Domain) -> list[Any]:
-        """Return the parameters of a domain, which are the same wherever the domain stands."""
+        """Return the parameters of a domain, which are equal in all its locations."""
         source: Any = self._source
         parameters = domain.parameters(self.naming.name_of(domain))
         if isinstance(source, Mapping):
@@ -159,7 +158,7 @@ class Assignment:
         return [source._suggest(name, each) for name, each in parameters.items()]
 
     def once(self, lazy: Lazy, build: Callable[[], Any]) -> Any:
-        """Return the value of a lazy object, which is built once wherever the object stands."""
+        """Return the value of a lazy object; build it on the first call only."""
         if id(lazy) not in self._resolved:
             self._resolved[id(lazy)] = build()
         return self._resolved[id(lazy)]
@@ -168,11 +167,12 @@ class Assignment:
 def random_parameters(
     parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Return parameters by chance, in place of what a sampler of Optuna suggests."""
+    """Draw random parameters without a sampler of Optuna."""
     return {name: _drawn(distribution, rng) for name, distribution in parameters.items()}
 
 
 def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
+    """Draw a random value of a distribution."""
     if isinstance(distribution, distributions.CategoricalDistribution):
         return distribution.choices[int(rng.integers(len(distribution.choices)))]
     low, high = distribution.low, distribution.high
@@ -185,7 +185,7 @@ def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
-    """Name the domains in a value, which may be a container of Python's."""
+    """Name the domains in a value, which may be a Python container."""
     if isinstance(value, Lazy):
         value.visit(naming, name)
         return
@@ -200,32 +200,32 @@ def visit(value: Any, naming: Naming, name: str) -> None:
 
 
 def resolve(value: Any, assignment: Assignment) -> Any:
-    """Return a value with everything lazy in it resolved; containers are new ones."""
+    """Return a copy of a value with all lazy objects resolved."""
     if isinstance(value, Lazy):
         return value.resolve(assignment)
     return _mapped(value, lambda inner: resolve(inner, assignment))
 
 
 def resolve_category(value: Any, assignment: Assignment) -> Any:
-    """Return a chosen category: the object itself, unless something in it is chosen later."""
+    """Return a chosen category; resolve it only if it contains lazy objects."""
     return resolve(value, assignment) if holds_lazy(value) else value
 
 
 def holds_lazy(value: Any) -> bool:
-    """Return True if something in a value is chosen later."""
+    """Return True if a value contains lazy objects."""
     return isinstance(value, Lazy) or any(holds_lazy(inner) for _, inner in _parts(value))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    # Exactly these: a named tuple, or a list of a library's own, is not made again.
+    # Exact types only: named tuples and subclasses of list are not copied.
     if type(value) is dict:
         yield from ((str(name), inner) for name, inner in value.items())
     elif type(value) in (list, tuple):
-        yield from ((str(place), inner) for place, inner in enumerate(value))
+        yield from ((str(index), inner) for index, inner in enumerate(value))
 
 
 def _opaque_parts(value: Any) -> Iterator[Any]:
-    """Yield what an object holds that :func:`_parts` does not look into."""
+    """Yield the contents of an object that :func:`_parts` does not cover."""
     if type(value) in (dict, list, tuple):
         return
     if isinstance(value, functools.partial):
@@ -239,7 +239,7 @@ def _opaque_parts(value: Any) -> Iterator[Any]:
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container with a function's results in the places of its parts."""
+    """Apply a function to the parts of a container and return a new container."""
     if type(value) is dict:
         return {name: function(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
@@ -251,12 +251,12 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Domain(Lazy):
-    """Values of which one is drawn for each trial.
+    """Base class of domains, from which one value is drawn per trial.
 
     Attributes
     ----------
     prefix : str or None
-        Begin of the parameter's name.
+        Prefix of the parameter's name.
     """
 
     prefix: str | None = None
@@ -264,15 +264,15 @@ class Domain(Lazy):
     @property
     @abstractmethod
     def distribution(self) -> BaseDistribution:
-        """The distribution of the parameter."""
+        """Optuna distribution of the parameter."""
 
     def parameters(self, name: str) -> dict[str, BaseDistribution]:
-        """Return the distributions of all parameters, for a domain of a name."""
+        """Return the Optuna distributions of all parameters of this domain."""
         return {name: self.distribution}
 
     @abstractmethod
     def value(self, parameter: Any) -> Any:
-        """Return what a parameter stands for."""
+        """Return the value that a parameter represents."""
 
     def visit(self, naming: Naming, name: str) -> None:
         naming.add(self, name)
@@ -282,18 +282,18 @@ class Domain(Lazy):
 
 
 class Number(Domain):
-    """Numbers of an interval.
+    """Numeric interval, uniform or logarithmic, optionally with steps.
 
     Parameters
     ----------
     lower, upper : int or float
-        Both can be drawn if `whole` or if the steps of `q` reach them.
+        Bounds, included if `whole` or if they are multiples of `q`.
     q : int or float, optional
-        Values are multiples of it.
+        Step: values are its multiples.
     log : bool
-        Drawn evenly by their logarithm.
+        Whether the logarithm is uniformly distributed.
     whole : bool
-        Integers.
+        Whether values are integers.
     """
 
     def __init__(
@@ -337,11 +337,13 @@ class Number(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        """The distribution of the values, or of their multiples of `q`."""
+        """Optuna distribution of the values, or of their multiples of `q`."""
         if self.q is not None and not self.log:
             return cast("BaseDistribution", distributions.IntDistribution(*self._steps()))
-        kind = distributions.IntDistribution if self.whole else distributions.FloatDistribution
-        return cast("BaseDistribution", kind(self.lower, self.upper, log=self.log))
+        distribution = (
+            distributions.IntDistribution if self.whole else distributions.FloatDistribution
+        )
+        return cast("BaseDistribution", distribution(self.lower, self.upper, log=self.log))
 
     def value(self, parameter: float) -> float:
         if self.q is not None:
@@ -352,13 +354,13 @@ class Number(Domain):
         return round(parameter) if self.whole else float(parameter)
 
     def _steps(self) -> tuple[int, int]:
-        """Return the multiples of `q` at the ends."""
+        """Return the multiples of `q` at the ends of the interval."""
         q = cast("float", self.q)
         return math.ceil(self.lower / q - _EPS), math.floor(self.upper / q + _EPS)
 
 
 class Normal(Domain):
-    """Numbers of a normal distribution; the parameter is the part of it that lies below."""
+    """Normal distribution, whose parameter is the cumulative probability."""
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, *, q: float | None = None):
         check_number("mean", mean)
@@ -379,9 +381,9 @@ class Normal(Domain):
 
 
 class Choice(Domain):
-    """One of several values; the parameter is its place.
+    """Categorical domain, whose parameter is the index of the value.
 
-    A value may hold domains itself, which are drawn where that value is chosen.
+    A value may contain domains, which are drawn if that value is chosen.
     """
 
     def __init__(self, categories: Sequence[Any]):
@@ -405,7 +407,7 @@ class Choice(Domain):
         naming.visit_categories(self, self.categories, name)
 
     def chosen(self, assignment: Assignment) -> Any:
-        """Return the category of a trial, in which domains may be left."""
+        """Return the category of a trial, which may contain further domains."""
         return self.value(*assignment.parameters_of(self))
 
     def resolve(self, assignment: Assignment) -> Any:
@@ -413,7 +415,7 @@ class Choice(Domain):
 
 
 class GridSearch(Choice):
-    """All of several values: a trial for each."""
+    """Grid dimension: every value is tried in a separate trial."""
 
     def __init__(self, values: Sequence[Any]):
         self.categories = _checked_list("values", values)
@@ -423,7 +425,7 @@ class GridSearch(Choice):
 
 
 class Subset(Domain):
-    """Some of several values, in their order: so many of those with the largest weights."""
+    """Random subset of categories in their original order, by random weights."""
 
     def __init__(self, categories: Sequence[Any], min_items: int, max_items: int):
         self.categories = _checked_list("categories", categories)
@@ -444,14 +446,14 @@ class Subset(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        """The distribution of the number of values."""
+        """Optuna distribution of the number of chosen values."""
         return cast(
             "BaseDistribution", distributions.IntDistribution(self.min_items, self.max_items)
         )
 
     def parameters(self, name: str) -> dict[str, BaseDistribution]:
         weight = distributions.FloatDistribution(0.0, 1.0)
-        weights = {f"{name}:{place}": weight for place in range(len(self.categories))}
+        weights = {f"{name}:{index}": weight for index in range(len(self.categories))}
         return {f"{name}:number": self.distribution, **weights}
 
     def value(self, parameter: int, *weights: float) -> list[Any]:
@@ -467,12 +469,12 @@ class Subset(Domain):
 
 
 class SampleFrom(Lazy):
-    """A value that a function makes of the others.
+    """A value that a function computes from the other values.
 
     Parameters
     ----------
     func : callable
-        ``func(spec)``; ``spec.config`` holds the values of the trial, as attributes and by name.
+        ``func(spec)``; ``spec.config`` has the values of the trial, as attributes and by key.
     """
 
     name = ""
@@ -490,13 +492,15 @@ class SampleFrom(Lazy):
         return f"sample_from({getattr(self.func, '__name__', 'function')})"
 
     def visit(self, naming: Naming, name: str) -> None:
-        """Keep the name for messages; the value is not drawn."""
+        """Store the name for messages; the value has no domain."""
         self.name = name
 
     def resolve(self, assignment: Assignment) -> Any:
         if self in assignment.calls:
             names = ", ".join(each.name for each in assignment.calls)
-            raise _Circle(f"The functions of hp.sample_from for {names} need each other's values")
+            raise _CircularDependency(
+                f"The functions of hp.sample_from for {names} depend on each other"
+            )
         return assignment.once(self, lambda: self._result(assignment))
 
     def _result(self, assignment: Assignment) -> Any:
@@ -504,7 +508,7 @@ class SampleFrom(Lazy):
         assignment.calls.append(self)
         try:
             result = self.func(SimpleNamespace(config=config))
-        except _Circle:
+        except _CircularDependency:
             raise
         except Exception as error:
             raise UsageError(
@@ -545,7 +549,7 @@ def _texts(values: Sequence[Any]) -> list[str]:
 
 
 def _shown(value: Any, assignment: Assignment) -> Any:
-    """Return a value with what its domains have drawn; functions stay."""
+    """Replace the domains in a value by their drawn values; keep functions."""
     if isinstance(value, Domain):
         return _shown(value.value(*assignment.parameters_of(value)), assignment)
     return _mapped(value, lambda inner: _shown(inner, assignment))
@@ -555,27 +559,27 @@ def _shown(value: Any, assignment: Assignment) -> Any:
 
 
 class SearchSpace:
-    """A dict of domains, functions, grids and fixed values, nested in any way.
+    """Nested dict of domains, functions, grids and fixed values.
 
     Parameters
     ----------
     space : dict of str to object
-        Domains, :class:`SampleFrom`, further dicts and lists of them, and fixed values. A domain
-        in two places is two parameters.
+        Domains, :class:`SampleFrom`, fixed values, and dicts and lists of them. A domain in two
+        locations is two parameters.
     convert : callable, optional
-        Makes one of these of a value of another library, and returns other values as they are.
+        Converts domains of another library, and returns other values unchanged.
 
     Attributes
     ----------
     domains : dict of str to Domain
         By path, such as ``"model/units"``.
     grids : dict of str to GridSearch
-        Those of the domains that are not drawn.
+        The grid domains, which are not drawn.
 
     Raises
     ------
     UsageError
-        If it is no dict of names.
+        If `space` is no dict with string keys.
     """
 
     def __init__(
@@ -588,7 +592,7 @@ class SearchSpace:
                 code="search-space",
                 argument="search_space",
             )
-        self._naming = Naming(_own_copy(space, convert), "/")
+        self._naming = Naming(_copy_domains(space, convert), "/")
         self.domains = self._naming.domains
         self.grids = {p: each for p, each in self.domains.items() if isinstance(each, GridSearch)}
 
@@ -598,14 +602,14 @@ class SearchSpace:
 
     @functools.cached_property
     def _grid_points(self) -> Sequence[tuple[int, ...]]:
-        """The combinations of the grids' values that differ, as indices of categories.
+        """Distinct combinations of the grids' values, as indices of categories.
 
-        A grid in a category of another grid counts where that category is tried, and stays at its
-        first value elsewhere.
+        A grid inside a category of another grid varies only if that category is tried; otherwise
+        it keeps its first value.
         """
         numbers = {id(grid): number for number, grid in enumerate(self.grids.values())}
         around = [
-            [(numbers[id(d)], place) for d, place in self._naming.conditions[n] if id(d) in numbers]
+            [(numbers[id(d)], index) for d, index in self._naming.conditions[n] if id(d) in numbers]
             for n in self.grids
         ]
         product = _Product([len(grid.categories) for grid in self.grids.values()])
@@ -614,7 +618,7 @@ class SearchSpace:
 
         def differs(point: Any) -> bool:
             return all(
-                not index or all(point[other] == place for other, place in conditions)
+                not index or all(point[other] == category for other, category in conditions)
                 for index, conditions in zip(point, around, strict=True)
             )
 
@@ -627,7 +631,7 @@ class SearchSpace:
 
     @property
     def drawn_parameters(self) -> dict[str, BaseDistribution]:
-        """Distributions of all parameters but those of grids."""
+        """Distributions of all parameters except grids."""
         return {
             name: distribution
             for path, domain in self.domains.items()
@@ -636,27 +640,27 @@ class SearchSpace:
         }
 
     def grid_point(self, number: int) -> dict[str, Any]:
-        """Return the parameters of the grids in a trial."""
+        """Return the grid parameters of a trial."""
         point = self._grid_points[number % self.grid_size]
         return dict(zip(self.grids, point, strict=True))
 
     def random_parameters(self, seed: int, number: int) -> dict[str, Any]:
-        """Return the parameters of a trial, by chance; they depend on (seed, number) alone."""
+        """Draw the parameters of a trial, determined by (seed, number)."""
         rng = np.random.default_rng([seed, number])
         return {**self.grid_point(number), **random_parameters(self.drawn_parameters, rng)}
 
     def resolve(
         self, source: BaseTrial | Mapping[str, Any], seed: int, number: int
     ) -> dict[str, Any]:
-        """Return the configuration of a trial, or of parameters by their names.
+        """Return the configuration of a trial or of named parameters.
 
-        Functions of ``hp.sample_from`` find the random numbers of ``random`` and ``numpy.random``
-        in a state of (seed, number), so that they make the same again.
+        ``random`` and ``numpy.random`` are seeded by (seed, number) for functions of
+        ``hp.sample_from``, so that their values are reproducible.
 
         Raises
         ------
         UsageError
-            If a function fails, or two need each other.
+            If a function fails, or two functions depend on each other.
         """
         with isolated_rng(mixed_seed(seed, number)):
             return cast(
@@ -664,7 +668,7 @@ class SearchSpace:
             )
 
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what parameters stand for by the paths of their domains, as values of JSON."""
+        """Return the values of parameters by domain path, as JSON-able values."""
         values = {}
         assignment = Assignment(self._naming, parameters)
         for path, domain in self.domains.items():
@@ -678,8 +682,7 @@ class SearchSpace:
 
 
 def json_value(value: Any) -> Any:
-    """Return numbers, strings, and lists and dicts of them as JSON has them, and the names of
-    other values."""
+    """Convert a value to JSON; other objects become their name."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -691,13 +694,13 @@ def json_value(value: Any) -> Any:
     return getattr(value, "__name__", None) or repr(value)
 
 
-def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return a space with domains of its own, so that each is a parameter by itself."""
+def _copy_domains(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Copy a space with new domain objects, so that each domain is a separate parameter."""
     value = convert(value)
     if isinstance(value, Lazy):
         value = copy.copy(value)
         if isinstance(value, Choice | Subset):
-            value.categories = [_own_category(each, convert) for each in value.categories]
+            value.categories = [_copy_category(each, convert) for each in value.categories]
         return value
     if isinstance(value, Mapping):
         for key in value:
@@ -708,22 +711,22 @@ def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
                     argument="search_space",
                 )
         value = dict(value)
-    return _mapped(value, lambda inner: _own_copy(inner, convert))
+    return _mapped(value, lambda inner: _copy_domains(inner, convert))
 
 
-def _own_category(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return a category with domains of its own, or the category itself if it holds none."""
+def _copy_category(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Copy a category with new domain objects; return it unchanged without domains."""
 
     def converted(inner: Any) -> Any:
         inner = convert(inner)
         return _mapped(dict(inner) if isinstance(inner, Mapping) else inner, converted)
 
     copied = converted(value)
-    return _own_copy(copied, convert) if holds_lazy(copied) else value
+    return _copy_domains(copied, convert) if holds_lazy(copied) else value
 
 
 class _Product(Sequence[Any]):
-    """The combinations of some numbers, the last one changing fastest; none is kept."""
+    """Lazy Cartesian product of ranges, with the last index changing fastest."""
 
     def __init__(self, sizes: Sequence[int]):
         self._sizes = sizes
@@ -736,19 +739,19 @@ class _Product(Sequence[Any]):
             raise IndexError(number)
         point = []
         for size in reversed(self._sizes):
-            number, place = divmod(number, size)
-            point.append(place)
+            number, index = divmod(number, size)
+            point.append(index)
         return tuple(reversed(point))
 
 
-class _Circle(UsageError):
-    """A function needs a value that needs its own."""
+class _CircularDependency(UsageError):
+    """Functions of ``hp.sample_from`` depend on each other's values."""
 
     code = "search-space"
 
 
 class _ConfigView(Mapping[str, Any]):
-    """The values of a trial by name and as attributes; each is resolved when it is asked for."""
+    """Lazy view of a trial's values by key and as attributes."""
 
     def __init__(self, space: dict[str, Any], assignment: Assignment):
         self._space, self._assignment = space, assignment

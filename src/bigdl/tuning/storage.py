@@ -1,4 +1,4 @@
-"""Databases of studies."""
+"""Database storages of Optuna studies."""
 
 import sqlite3
 import threading
@@ -14,10 +14,10 @@ _lock = threading.Lock()
 
 
 class SQLiteStorage(RDBStorage):
-    """A database in which no waiting trial is given to two threads.
+    """SQLite storage that never assigns a waiting trial to two threads.
 
-    Optuna looks for a waiting trial and takes it in two steps, between which SQLite locks nothing.
-    The threads that take trials are all of one process.
+    Optuna finds a waiting trial and claims it in two steps, and SQLite holds no lock between them.
+    All threads that claim trials are in one process.
     """
 
     def set_trial_state_values(
@@ -28,10 +28,10 @@ class SQLiteStorage(RDBStorage):
 
 
 class _WriteAheadConnection(sqlite3.Connection):
-    """A connection that does not wait for the disk at every epoch of a trial.
+    """SQLite connection with a write-ahead log, which avoids a disk sync per write.
 
-    With a write-ahead log, a process that is killed loses nothing, and a machine that loses its
-    power at most the last moments.
+    With a write-ahead log, a killed process loses no data, and a power failure at most the last
+    moments.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -41,13 +41,13 @@ class _WriteAheadConnection(sqlite3.Connection):
 
 
 def open_database(url: str, *, write_ahead: bool = False) -> RDBStorage:
-    """Open the storage of Optuna at a URL of SQLAlchemy.
+    """Open the Optuna storage at a SQLAlchemy URL.
 
     Parameters
     ----------
     url : str
     write_ahead : bool
-        Give a file of SQLite a write-ahead log, which needs a disk of this machine.
+        Use a write-ahead log for an SQLite file, which must be on a local disk.
     """
     if not url.startswith("sqlite"):
         return RDBStorage(url)

@@ -1,15 +1,14 @@
-"""Studies of Optuna: samplers, pruners and storages by name, tables, and recovery of lost trials.
+"""Optuna studies: samplers and pruners by name, storages, tables and crash recovery.
 
-A study is the record of a search. :func:`open_study` makes one or goes on with one, in memory or in
-a database; :func:`create_sampler` and :func:`create_pruner` make by name what proposes parameters
-and what ends trials early.
+A study is the record of a search. :func:`open_study` creates or resumes a study in memory or in a
+database. :func:`create_sampler` creates the sampler, which proposes parameters, and
+:func:`create_pruner` the pruner, which ends trials early.
 
-A trial that runs in a database has a note of the process that runs its search. When the search is
-resumed, a trial that still runs according to the database, but whose process there is no more, is
-marked as failed and proposed again with the same parameters. So is, in a search by several
-processes, a trial that a killed process leaves behind. A trial is proposed again once: what kills
-its process twice is the trial's own doing. Of a process on another machine nothing is known, and
-its trials are left alone.
+A running trial in a database records the process that runs its search. When a search is resumed, a
+trial whose process has ended is marked as failed and queued again with the same parameters. The
+same applies to the trial of a killed process in a search with several processes. A trial is queued
+again once: if it kills its process twice, the trial is the cause. Processes on other machines
+cannot be checked, so their trials stay unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ optuna = LazyModule("optuna", "automl")
 psutil = LazyModule("psutil", "automl")
 
 RETRY_OF = "retry_of"
-"""User attribute: the number of the lost trial that this one repeats."""
+"""User attribute with the number of the lost trial that a trial repeats."""
 
 _PROCESS = "process"
 _DIRECTIONS = ("minimize", "maximize")
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 class SamplerType(StrEnum):
     """Names of samplers.
 
-    ``MOTPE`` is what BigDL 2.x called the search for several objectives, which TPE does itself now.
+    ``MOTPE`` is the name in BigDL 2.x for multi-objective search, which TPE now includes.
 
     Examples
     --------
@@ -89,20 +88,21 @@ class PrunerType(StrEnum):
 def create_sampler(
     sampler: SamplerType | str | BaseSampler | None = None, **arguments: Any
 ) -> BaseSampler:
-    """Create a sampler of Optuna.
+    """Create an Optuna sampler by name.
 
     Parameters
     ----------
     sampler : SamplerType or str or optuna.samplers.BaseSampler, optional
-        Its name, TPE by default. A sampler is returned as it is.
+        Name of the sampler, TPE by default. A sampler object is returned unchanged.
     **arguments
-        Of Optuna's class, for example ``seed``. ``Grid`` needs ``search_space``, the values of each
-        parameter; ``PartialFixed`` needs ``fixed_params`` and takes ``base_sampler``.
+        Arguments of Optuna's class, for example ``seed``. ``Grid`` needs ``search_space``, the
+        values of each parameter; ``PartialFixed`` needs ``fixed_params`` and takes
+        ``base_sampler``.
 
     Raises
     ------
     UsageError
-        If there is no such sampler, or it does not take the arguments.
+        If the name is unknown, or the sampler does not accept the arguments.
 
     Examples
     --------
@@ -130,20 +130,20 @@ def create_sampler(
 def create_pruner(
     pruner: PrunerType | str | BasePruner | None = None, **arguments: Any
 ) -> BasePruner:
-    """Create a pruner of Optuna.
+    """Create an Optuna pruner by name.
 
     Parameters
     ----------
     pruner : PrunerType or str or optuna.pruners.BasePruner, optional
-        Its name; by default trials are not pruned. A pruner is returned as it is.
+        Name of the pruner; by default trials are not pruned. A pruner object is returned unchanged.
     **arguments
-        Of Optuna's class, for example ``n_startup_trials``. ``Patient`` wraps no other pruner
-        unless it is given ``wrapped_pruner``.
+        Arguments of Optuna's class, for example ``n_startup_trials``. ``Patient`` wraps another
+        pruner only if ``wrapped_pruner`` is passed.
 
     Raises
     ------
     UsageError
-        If there is no such pruner, or it does not take the arguments.
+        If the name is unknown, or the pruner does not accept the arguments.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def create_pruner(
 
 
 def _member(names: type[StrEnum], name: object, argument: str) -> Any:
-    """Return the member of an enumeration that a user has named, in any case."""
+    """Return the enumeration member with a name, ignoring case."""
     for member in names:
         if str(name).lower() == member.lower():
             return member
@@ -176,14 +176,14 @@ def _member(names: type[StrEnum], name: object, argument: str) -> Any:
 
 
 def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Construct a sampler or pruner, whose class begins with a name."""
+    """Construct the sampler or pruner whose class name begins with `name`."""
     cls = getattr(getattr(optuna, f"{argument}s"), f"{name}{argument.capitalize()}")
     try:
         with without_experimental_warnings():
             return cls(**arguments)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{argument} {str(name)!r} cannot be made of {dict(arguments)!r}: {error}; see "
+            f"{argument} {str(name)!r} cannot be created with {dict(arguments)!r}: {error}; see "
             f"optuna's {cls.__name__}",
             code="argument-value",
             argument=argument,
@@ -192,7 +192,7 @@ def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def raise_log_level(level: int, *names: str) -> Iterator[None]:
-    """Let loggers say nothing below a level for a while."""
+    """Raise the level of loggers to at least `level` within the block."""
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger, usual in before.items():
         logger.setLevel(max(level, usual))
@@ -205,7 +205,7 @@ def raise_log_level(level: int, *names: str) -> Iterator[None]:
 
 @contextmanager
 def without_experimental_warnings() -> Iterator[None]:
-    """Suppress the warnings that something of Optuna is experimental."""
+    """Suppress Optuna's ExperimentalWarning within the block."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
@@ -221,7 +221,7 @@ def open_study(
     resume: bool = False,
     metric_names: Sequence[str] | None = None,
 ) -> Study:
-    """Make a study, or go on with one.
+    """Create a study, or resume an existing one.
 
     Parameters
     ----------
@@ -229,23 +229,23 @@ def open_study(
         URL of a database, for example ``"sqlite:///search.db"``, or a storage of Optuna. By default
         the study is in memory and ends with the process.
     name : str, optional
-        Name of the study in the storage. Without a name, a new one is found, or the storage's only
-        study is resumed.
+        Name of the study in the storage. Without a name, the study gets a new one, or the storage's
+        only study is resumed.
     directions : sequence of {"minimize", "maximize"}
-        One for each figure that the objective returns.
+        One direction for each metric that the objective returns.
     sampler, pruner : optional
-        Of Optuna; TPE, and no pruning by default.
+        Sampler and pruner of Optuna; default: TPE and no pruning.
     resume : bool
-        Go on with the study if the storage has it. Trials of a search that was killed are marked as
-        failed and come first, with the parameters that they had (:func:`recover`).
+        Resume the study if the storage has it. Trials of a killed search are marked as failed and
+        repeated first, with the same parameters (:func:`recover`).
     metric_names : sequence of str, optional
-        Names of the figures.
+        Names of the metrics.
 
     Raises
     ------
     UsageError
-        If there is such a study and it is not to be resumed, it has other directions, the storage
-        cannot be opened, or a direction is unknown.
+        If the study exists without `resume`, if it has other directions, if the storage cannot be
+        opened, or if a direction is unknown.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def open_study(
         )
     except optuna.exceptions.DuplicatedStudyError as error:
         raise UsageError(
-            f"There is a study {name!r} already; pass resume=True to go on with it, or choose "
+            f"The study {name!r} already exists; pass resume=True to resume it, or choose "
             "another study_name",
             code="path-exists",
             argument="study_name",
@@ -289,7 +289,7 @@ def open_study(
     lost = recover(study) if resume else []
     if lost:
         name, numbers = study.study_name, ", ".join(map(str, lost))
-        _log.warning("The search %r was killed in trial %s, which is tried again", name, numbers)
+        _log.warning("The search %r was killed in trial %s, which is repeated", name, numbers)
     if metric_names is not None and study.metric_names != list(metric_names):
         with without_experimental_warnings():
             study.set_metric_names(list(metric_names))
@@ -297,7 +297,7 @@ def open_study(
 
 
 def trial_table(study: Study) -> pd.DataFrame:
-    """Return the trials of a study, one in each row.
+    """Return the trials of a study as a DataFrame with one row per trial.
 
     Parameters
     ----------
@@ -306,9 +306,9 @@ def trial_table(study: Study) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Indexed by the trial's ``number``. The columns are ``state``, as Optuna calls it; the
-        figures under the names of their metrics, or as ``value`` if they have none; ``seconds``,
-        which the trial took; and each parameter under its name, missing where a trial has none.
+        Indexed by the trial's ``number``. The columns are Optuna's ``state``; the metrics under
+        their names, or ``value`` without names; the duration in ``seconds``; and each parameter
+        under its name, missing if a trial does not have it.
 
     Examples
     --------
@@ -327,24 +327,25 @@ def trial_table(study: Study) -> pd.DataFrame:
     trials = study.get_trials(deepcopy=False)
     count = len(study.directions)
     unnamed = ["value"] if count == 1 else [f"value_{i}" for i in range(count)]
-    figures = study.metric_names or unnamed
+    metrics = study.metric_names or unnamed
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     rows = [
         {
             "number": trial.number,
             "state": trial.state.name,
-            **dict(zip(figures, trial.values or [None] * count, strict=True)),
+            **dict(zip(metrics, trial.values or [None] * count, strict=True)),
             "seconds": None if trial.duration is None else trial.duration.total_seconds(),
             **trial.params,
         }
         for trial in trials
     ]
-    columns = ["number", "state", *figures, "seconds", *names]
+    columns = ["number", "state", *metrics, "seconds", *names]
     return pd.DataFrame(rows, columns=columns).set_index("number")
 
 
 def _direction(direction: Any) -> str:
-    name = getattr(direction, "name", direction)  # Optuna's own enumeration, too
+    """Return a direction as "minimize" or "maximize"."""
+    name = getattr(direction, "name", direction)  # also Optuna's enumeration
     if not isinstance(name, str) or name.lower() not in _DIRECTIONS:
         raise UsageError(
             f"A direction must be 'minimize' or 'maximize', not {direction!r}",
@@ -374,8 +375,8 @@ def _only_study(storage: BaseStorage) -> str | None:
     names = optuna.get_all_study_names(storage)
     if len(names) > 1:
         raise UsageError(
-            f"The storage has {len(names)} studies ({', '.join(sorted(names))}); say by study_name "
-            "which of them to resume",
+            f"The storage has {len(names)} studies ({', '.join(sorted(names))}); select the "
+            "study to resume by study_name",
             code="argument-missing",
             argument="study_name",
             allowed=list(names),
@@ -387,9 +388,9 @@ def _only_study(storage: BaseStorage) -> str | None:
 
 
 def record_process(of: Trial | Study) -> None:
-    """Note in a trial that this process runs its search, or in a study that it runs trials.
+    """Record this process in a trial, or in a study, as the runner of its search.
 
-    What is noted in the study tells of trials that had no time to be noted in.
+    The record in the study covers trials that ended before they could record their process.
     """
     process = psutil.Process()
     key = _PROCESS if hasattr(of, "number") else f"{_PROCESS} {platform.node()} {process.pid}"
@@ -397,7 +398,7 @@ def record_process(of: Trial | Study) -> None:
 
 
 def recover(study: Study) -> list[int]:
-    """Mark the trials of processes that are gone as failed, and propose them again.
+    """Mark running trials of dead processes as failed, and queue them again.
 
     Returns
     -------
@@ -408,27 +409,27 @@ def recover(study: Study) -> list[int]:
     running = study.get_trials(deepcopy=False, states=(states.RUNNING,))
     attrs = study.user_attrs
     runners = [attrs[key] for key in attrs if key.startswith(f"{_PROCESS} ")]
-    all_gone = bool(runners) and all(map(_is_gone, runners))
+    all_gone = bool(runners) and all(map(_has_ended, runners))
     lost = [
         trial
         for trial in running
-        if (_is_gone(trial.user_attrs[_PROCESS]) if _PROCESS in trial.user_attrs else all_gone)
+        if (_has_ended(trial.user_attrs[_PROCESS]) if _PROCESS in trial.user_attrs else all_gone)
     ]
     for trial in lost:
-        with suppress(optuna.exceptions.UpdateFinishedTrialError):  # by another that recovers
-            # Not `study.tell`, after which the grid's sampler may end a search that has not begun.
+        with suppress(optuna.exceptions.UpdateFinishedTrialError):  # recovered by another process
+            # Not `study.tell`: the grid sampler may then end a search that has not begun.
             study._storage.set_trial_state_values(trial._trial_id, state=states.FAIL)
             propose_again(study, trial)
     return [trial.number for trial in lost]
 
 
 def propose_again(study: Study, trial: FrozenTrial) -> bool:
-    """Queue the parameters of a lost trial, unless it is a repetition itself.
+    """Queue the parameters of a lost trial, unless the trial is already a repetition.
 
     Returns
     -------
     bool
-        True if there is a new trial.
+        Whether a new trial was queued.
     """
     if RETRY_OF in trial.user_attrs:
         return False
@@ -436,14 +437,15 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
         state=optuna.trial.TrialState.WAITING,
         params=trial.params,
         distributions=trial.distributions,
-        system_attrs=trial.system_attrs,  # the grid's sampler has its place there
+        system_attrs=trial.system_attrs,  # the grid sampler stores its grid point there
         user_attrs={**trial.user_attrs, RETRY_OF: trial.number},
     )
     study.add_trial(repetition)
     return True
 
 
-def _is_gone(process: Any) -> bool:
+def _has_ended(process: Any) -> bool:
+    """Return True if a recorded process of this machine does not run any more."""
     if process is None or process[0] != platform.node():
         return False
     _, pid, started = process
