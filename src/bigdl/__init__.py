@@ -1,8 +1,8 @@
-"""BigDL: models trained on the data of a cluster, and made faster on one machine."""
+"""BigDL: distributed training on clusters and acceleration on one machine."""
 
 from pkgutil import extend_path
 
-# Other distributions may have packages in this one.
+# Other distributions may add packages to this namespace.
 __path__ = extend_path(__path__, __name__)
 
 

@@ -1,4 +1,4 @@
-"""Models of time series, of BigDL 2.x: importing it says what takes its place."""
+"""Dropped package of BigDL 2.x for time series; importing it raises an error."""
 
 from bigdl.common.dropped import refuse
 

@@ -1,4 +1,4 @@
-"""The command ``bigdl``: what is installed here, a demo, the version."""
+"""The command ``bigdl``: installation check, demo and version."""
 
 from __future__ import annotations
 
@@ -46,34 +46,35 @@ _CLUSTER_VARIABLES = (
     "RAY_ADDRESS",
 )
 _EXTRAS = {
-    "orca": "Estimators on Spark, and without it",
-    "ray": "the same on Ray",
+    "orca": "Estimators on Spark or local processes",
+    "ray": "Estimators on Ray",
     "nano": "faster PyTorch and Lightning on one machine",
     "tf": "Keras",
-    "automl": "searches of hyper-parameters",
-    "friesian": "features, models and serving of recommenders",
-    "serving": "models behind HTTP and gRPC",
+    "automl": "hyper-parameter search",
+    "friesian": "features, models and serving for recommenders",
+    "serving": "model serving over HTTP and gRPC",
     "connect": "Spark Connect",
-    "data": "TableLoader, for any training loop",
-    "java": "a Java for Spark",
+    "data": "TableLoader for any training loop",
+    "java": "Java for Spark",
     "xgboost": "boosted trees",
     "delta": "Delta Lake tables",
     "iceberg": "Iceberg tables",
-    "mlflow": "models and runs of MLflow",
+    "mlflow": "MLflow models and runs",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of ``bigdl doctor``.
+    """One result line of ``bigdl doctor``.
 
     Attributes
     ----------
     subject : str
-        Such as ``"Java"``.
+        Subject of the check, such as ``"Java"``.
     text : str
-        What was found; for a problem with what to do about it.
+        Result of the check; for a problem also the remedy.
     is_problem : bool
+        Whether BigDL cannot run like this.
     """
 
     subject: str
@@ -82,7 +83,7 @@ class Finding:
 
 
 def diagnose() -> Iterator[Finding]:
-    """Yield what is installed on this machine, and what would keep BigDL from running.
+    """Yield the installed components of this machine and problems that prevent BigDL from running.
 
     Yields
     ------
@@ -119,7 +120,7 @@ def _allocator() -> Finding:
     for name in ("jemalloc", "tcmalloc"):
         if name in preloaded:
             return Finding("allocator", f"{name}, preloaded")
-    return Finding("allocator", "that of the C library, which nano tunes; see bigdl-nano-run")
+    return Finding("allocator", "the C library's, which nano tunes; see bigdl-nano-run")
 
 
 def _java() -> Finding:
@@ -135,7 +136,7 @@ def _java() -> Finding:
 
 
 def _spark() -> Iterator[Finding]:
-    """Yield Spark's version, and whether its workers would run this Python."""
+    """Yield the Spark version, and whether Spark workers would use this Python."""
     from bigdl.orca.cluster.launch import spark_versions_in
 
     version = _installed("pyspark") or ""
@@ -157,25 +158,25 @@ def _spark() -> Iterator[Finding]:
     else:
         yield Finding("Spark", f"{version}" + (f", SPARK_HOME={home}" if home else ""))
     python = os.environ.get("PYSPARK_PYTHON")
-    # A session that init_orca_context makes runs its workers on this interpreter.
+    # Sessions of init_orca_context run their workers on this interpreter.
     worker = python or "python3"
-    problem = _problem_of_workers(worker)
-    cure = f"set PYSPARK_PYTHON={sys.executable}"
+    problem = _worker_problem(worker)
+    remedy = f"set PYSPARK_PYTHON={sys.executable}"
     if not problem:
         yield Finding("Spark's workers", f"run {shutil.which(worker) or worker}")
     elif python:
-        yield Finding("Spark's workers", f"PYSPARK_PYTHON={python} {problem}; {cure}", True)
+        yield Finding("Spark's workers", f"PYSPARK_PYTHON={python} {problem}; {remedy}", True)
     else:
         yield Finding(
             "Spark's workers",
-            f"of a session that you make yourself would run {shutil.which(worker) or worker}, "
-            f"which {problem}: {cure} first, or let init_orca_context make the session",
+            f"of a session without init_orca_context would run {shutil.which(worker) or worker}, "
+            f"which {problem}: {remedy} first, or create the session with init_orca_context",
             is_problem=True,
         )
 
 
-def _problem_of_workers(python: str) -> str:
-    """Return why workers of Spark cannot run on a Python; empty if they can."""
+def _worker_problem(python: str) -> str:
+    """Return the reason why a Python cannot run Spark workers; empty if it can."""
     path = shutil.which(python)
     if path is None:
         return "is not found on PATH"
@@ -206,7 +207,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Yield for each extra whether its packages are installed, or how to install them."""
+    """Yield for each extra whether its packages are installed, or the install command."""
     requirements = [Requirement(line) for line in importlib.metadata.requires("bigdl") or []]
     for extra, purpose in _EXTRAS.items():
         wrong = []
@@ -219,7 +220,9 @@ def _extras() -> Iterator[Finding]:
                 if version is None:
                     wrong.append(requirement.name)
                 elif not requirement.specifier.contains(version, prereleases=True):
-                    wrong.append(f"{requirement.name} {version} ({requirement.specifier} is asked)")
+                    wrong.append(
+                        f"{requirement.name} {version} ({requirement.specifier} is required)"
+                    )
         if wrong:
             missing = ", ".join(wrong[:4]) + (", ..." if len(wrong) > 4 else "")
             install = f"pip install 'bigdl[{extra}]'"
@@ -257,17 +260,17 @@ def _demo(backend: str, epochs: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command ``bigdl``.
+    """Run the command ``bigdl`` and return its exit status.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        Default: those of the process.
+        Command-line arguments; default: those of the process.
 
     Returns
     -------
     int
-        Exit status: 1 if ``doctor`` found a problem, or if something was refused.
+        Exit status: 1 if ``doctor`` found a problem or a command failed.
 
     Examples
     --------
@@ -276,18 +279,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     3...
     0
     """
-    parser = argparse.ArgumentParser(prog="bigdl", description="Notebooks become clusters.")
+    parser = argparse.ArgumentParser(
+        prog="bigdl", description="Check a BigDL installation, or run a demo."
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    commands.add_parser("doctor", help="what is installed, what is missing, and what to do")
-    commands.add_parser("version", help="the version of BigDL")
+    commands.add_parser("doctor", help="check the installation and report problems with remedies")
+    commands.add_parser("version", help="print the version of BigDL")
     demo = commands.add_parser("demo", help="train, evaluate and predict on a small table")
     demo.add_argument(
         "--backend",
         choices=("auto", "spark", "local"),
         default="auto",
-        help="spark needs Java; auto takes it if there is one",
+        help="where to train; spark needs Java; auto selects spark if Java is available",
     )
-    demo.add_argument("--epochs", type=int, default=5)
+    demo.add_argument("--epochs", type=int, default=5, help="number of training epochs")
     options = parser.parse_args(arguments)
     try:
         if options.command == "version":

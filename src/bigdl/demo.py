@@ -1,4 +1,4 @@
-"""A first program: two circles of points, learned from a table by two workers."""
+"""Demo program: two workers learn to classify points on two circles."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _ROWS = 20_000
 
 
 def run(backend: str = "auto", epochs: int = 5) -> float:
-    """Train a small network, evaluate it and predict, and print what happens.
+    """Train a small network, evaluate it, predict, and print the results.
 
     Parameters
     ----------
     backend : {"auto", "spark", "local"}, default "auto"
-        A DataFrame of a local Spark, or arrays in processes of this machine; ``"auto"`` takes
-        Spark if there is a Java for it.
+        ``"spark"`` uses a DataFrame of local Spark, ``"local"`` arrays in local processes;
+        ``"auto"`` selects Spark if Java is available.
     epochs : int, default 5
+        Number of training epochs.
 
     Returns
     -------
     float
-        Accuracy on rows that were not trained with.
+        Accuracy on held-out rows.
 
     Examples
     --------
@@ -40,7 +41,7 @@ def run(backend: str = "auto", epochs: int = 5) -> float:
         backend = "spark" if _has_java() else "local"
     print(f"{_ROWS:,} points of two circles, two workers, backend={backend!r}", flush=True)
     accuracy = _on_spark(epochs) if backend == "spark" else _local(epochs)
-    print(f"Accuracy on new rows {accuracy:.3f}, {time.monotonic() - started:.1f} s in all.")
+    print(f"Accuracy on new rows {accuracy:.3f}, {time.monotonic() - started:.1f} s in total.")
     return accuracy
 
 
@@ -56,7 +57,7 @@ def _has_java() -> bool:
 
 
 def _points() -> dict[str, Any]:
-    """Return columns: an outer circle has the label 1, an inner one 0."""
+    """Return columns of points: label 1 on the outer circle, 0 on the inner one."""
     import numpy as np
 
     random = np.random.default_rng(0)

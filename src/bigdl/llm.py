@@ -1,4 +1,4 @@
-"""Large language models, of BigDL 2.x: importing it says what takes its place."""
+"""Dropped package of BigDL 2.x for large language models; importing it raises an error."""
 
 from bigdl.common.dropped import refuse
 
