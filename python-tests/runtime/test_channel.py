@@ -136,7 +136,7 @@ def test_a_worker_that_is_sent_away_tries_again_and_gives_up_in_one_sentence(mon
         thread = threading.Thread(target=send_away)
         thread.start()
         address = Address("127.0.0.1", server.getsockname()[1], b"x")
-        with pytest.raises(Unreachable, match=r"closed every connection for 0.5 s; others"):
+        with pytest.raises(Unreachable, match=r"closed every connection for 0.5 s; other programs"):
             address.connect(1)
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
