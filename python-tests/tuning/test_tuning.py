@@ -169,7 +169,7 @@ def test_a_study_that_does_not_exist_is_made_by_resuming(database):
         (lambda url: open_study(directions=["up"]), "'minimize' or 'maximize', not 'up'"),
         (lambda url: open_study(storage="sqlite:////no/such/dir/x.db"), "cannot be opened"),
         (lambda url: open_study(storage="spreadsheet"), "cannot be opened"),
-        (lambda url: open_study(storage=url, name="one"), "resume=True to go on"),
+        (lambda url: open_study(storage=url, name="one"), "resume=True to resume"),
         (lambda url: open_study(storage=url, resume=True), "by study_name"),
         (
             lambda url: open_study(storage=url, name="one", directions=["maximize"], resume=True),
