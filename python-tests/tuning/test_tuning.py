@@ -175,7 +175,7 @@ def test_a_study_that_does_not_exist_is_made_by_resuming(database):
             lambda url: open_study(storage=url, name="one", directions=["maximize"], resume=True),
             "has the directions ['minimize'], not ['maximize']",
         ),
-        (lambda url: run_trials(open_study(), parabola), "when to end"),
+        (lambda url: run_trials(open_study(), parabola), "A search needs an end"),
         (
             lambda url: run_trials(open_study(), parabola, 0),
             "n_trials should be a positive",

@@ -129,22 +129,22 @@ class Engine(ABC):
 
     @property
     def drops_output(self) -> bool:
-        """Whether a worker's output reaches the driver by the channel only."""
+        """True if a worker's output reaches the driver by the channel only."""
         return True
 
     @property
     def may_leave(self) -> bool:
-        """Whether the cluster announces the decommission of machines."""
+        """True if the cluster announces the decommission of machines."""
         return False
 
     @property
     def cluster_places_tasks(self) -> bool:
-        """Whether the workers' hosts are unknown until the workers run."""
+        """True if the workers' hosts are unknown until the workers run."""
         return False
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the cluster requires encryption between processes."""
+        """True if the cluster requires encryption between processes."""
         return self.cluster.asks_encryption != ""
 
     def open(
