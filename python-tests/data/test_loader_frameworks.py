@@ -113,3 +113,41 @@ def test_two_killed_ranks_are_resumed_by_three(folder):
     assert sorted(row for ids in kept + rest for row in ids) == list(range(ROWS))
     losses = [sum(loss for _, loss in step) / 3 for step in zip(*after, strict=True)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_killed_worker_of_ray_train_loses_and_repeats_no_row(folder):
+    """Ray restarts both workers; they go on within the epoch with the same rows and losses."""
+    pytest.importorskip("ray.train")
+
+    def lines(name):
+        return [
+            [json.loads(line) for line in (folder / f"{name}.{rank}").read_text().splitlines()]
+            for rank in range(2)
+        ]
+
+    steps = -(-ROWS // (2 * loader_programs.BATCH))
+    helpers = os.path.dirname(loader_programs.__file__)
+    command = [sys.executable, loader_programs.__file__, "ray"]
+    for name, more in (("whole", []), ("killed", [str(steps + 5)])):
+        other = copied(folder, name)
+        done = subprocess.run(
+            [*command, str(other), str(folder / name), *more],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": helpers},
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    whole, before, after = lines("whole-after"), lines("killed-before"), lines("killed-after")
+    assert len(before[1]) == steps + 5
+    for rank in range(2):
+        made = len(before[rank])
+        assert before[rank] == whole[rank][:made]
+        resumed = len(whole[rank]) - len(after[rank])
+        assert steps < resumed <= made  # within the second epoch
+        assert after[rank] == whole[rank][resumed:]
+    for epoch in range(loader_programs.EPOCHS):
+        those = [ids for each in whole for ids, _ in each[epoch * steps : (epoch + 1) * steps]]
+        assert sorted(row for ids in those for row in ids) == list(range(ROWS))

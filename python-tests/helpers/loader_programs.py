@@ -276,6 +276,59 @@ def keras_(folder, log):
     model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[backup, Record()])
 
 
+def ray_loop(config):
+    """The loop of one worker of Ray Train, which writes the rows and the loss of each step."""
+    import tempfile
+
+    import ray.train
+    from ray.train.torch import prepare_model
+
+    torch.set_num_threads(1)
+    folder, steps = Path(config["folder"]), config["steps"]
+    loader = loader_of(folder)
+    model, optimizer = parts()
+    model = prepare_model(model)
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as saved_in:
+            saved = torch.load(f"{saved_in}/state.pt")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+    rank = ray.train.get_context().get_world_rank()
+    attempt = "before" if steps and not checkpoint else "after"
+    log = Log(f"{config['log']}-{attempt}.{rank}", steps if attempt == "before" and rank else -1)
+    done = 0
+    while loader.epoch < EPOCHS:
+        for batch in loader:
+            share = len(batch["id"]) * 2 / loader.global_rows
+            loss = loss_of(model, batch) * share if len(batch["id"]) else loss_of_none(model)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if done % EVERY == 0:
+                with tempfile.TemporaryDirectory() as state:
+                    states = {"model": model, "optimizer": optimizer, "loader": loader}
+                    torch.save({k: v.state_dict() for k, v in states.items()}, f"{state}/state.pt")
+                    ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(state))
+            log.write(batch["id"], loss)
+
+
+def ray_train(folder, log, steps):
+    """Two workers of Ray Train, of which the second kills itself; Ray restarts the group."""
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    run = RunConfig(storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1))
+    config = {"folder": str(folder), "log": log, "steps": steps}
+    scaling = ScalingConfig(num_workers=2)
+    TorchTrainer(ray_loop, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
+    ray.shutdown()
+
+
 PROGRAMS = {
     "plain": plain,
     "torchrun": torchrun,
@@ -289,5 +342,11 @@ PROGRAMS = {
 if __name__ == "__main__":
     framework, folder, log, *steps = sys.argv[1:]
     torch.set_num_threads(1)
+    if framework == "ray":
+        sys.path.insert(0, str(Path(__file__).parent))
+        from loader_programs import ray_train as run_by_ray  # workers import it by its name
+
+        run_by_ray(Path(folder), log, int(steps[0]) if steps else 0)
+        raise SystemExit
     rank = os.environ.get("RANK", "0")
     PROGRAMS[framework](Path(folder), Log(f"{log}.{rank}", int(steps[0]) if steps else -1))
