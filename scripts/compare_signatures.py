@@ -175,7 +175,7 @@ def differences(published: Published) -> list[Difference]:
     try:
         here = signature_here(published.name)
     except NotThereError:
-        return [Difference("", "the name", "not there")]
+        return [Difference("", "exists", "removed")]
     return [] if published.signature is None else list(differences_of(published.signature, here))
 
 
@@ -283,10 +283,10 @@ def table(compared: list[tuple[Published, list[Difference]]]) -> str:
     equal = sum(not found for _, found in compared)
     with_arguments = sum(each.signature is not None for each, _ in compared)
     lines = [
-        f"{len(compared)} names of BigDL 2.x are compared with those of today, {with_arguments} of"
-        f" them with their arguments. {equal} are the same, or take further arguments.",
+        f"{len(compared)} names of BigDL 2.x are compared, {with_arguments} of them with their"
+        f" arguments. {equal} are unchanged or have additional optional arguments.",
         "",
-        "| name | 2.x | here | why |",
+        "| Name | 2.x | BigDL 3 | Reason |",
         "|---|---|---|---|",
     ]
     for published, found in compared:

@@ -47,7 +47,7 @@ def test_a_test_that_is_named_exists(test):
 
 def listed_names():
     """Names of modules, and of what is in them, that the page says are there."""
-    gone = [line for line in PAGE.splitlines() if re.search(r"\| (dropped|not there) \|", line)]
+    gone = [line for line in PAGE.splitlines() if re.search(r"\| (dropped|removed) \|", line)]
     kept = [line for line in PAGE.splitlines() if line not in gone]
     names = set(re.findall(r"`(bigdl(?:\.\w+)+)", "\n".join(kept)))
     roots = tuple(f"{each}." for each in DROPPED)
@@ -71,7 +71,7 @@ def test_a_name_of_the_page_is_there(name):
 
 
 def test_the_modules_to_import_from_are_there():
-    section = PAGE.split("## Where to import from")[1].split("\n## ")[0]
+    section = PAGE.split("## Imports")[1].split("\n## ")[0]
     for line in re.findall(r"^\| [^|]+ \| (.*) \|$", section, re.M):
         package = ""
         for token in re.findall(r"`([.\w]+)`", line):
