@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the pictures of docs/index.md: fit.svg by its program, speed.svg from tables.
+"""Draw the charts of docs/index.md: fit.svg from its program, speed.svg from tables.
 
 python scripts/draw_front_page.py
 """
@@ -15,7 +15,7 @@ from bigdl.common.drawing import Chart
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
-# Of each bar: what it says, the usual program; heading, row and column of the table's cell.
+# Per bar: label and baseline; heading, row and column of the cell in the table.
 BARS = [
     (
         "Spark DataFrame to tensors, first epoch",
@@ -28,7 +28,7 @@ BARS = [
         ("Recommendation", "end to end, to `loader`", "1M"),
     ),
     (
-        "A small network on Parquet files",
+        "Small network on Parquet files",
         "Ray Train",
         ("Ray:", "warm, end to end", "ratio"),
     ),
@@ -62,23 +62,23 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def cells(line: str) -> list[str]:
-    """Return the cells of a line of a table."""
+    """Return the cells of a table row in Markdown."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def ratio(page: str, heading: str, row: str, column: str, which: int = 0) -> float:
-    """Return the number in a cell of a page's tables.
+    """Return the number in a table cell of a page.
 
     Parameters
     ----------
     page : str
         Text in Markdown.
     heading, row, column : str
-        Begin of the heading, first cell of the row, name of the column.
+        Start of the heading, first cell of the row, name of the column.
     which : int
-        Of those that this describes.
+        Index of the match, if several cells match.
     """
-    found, header, is_below = [], [], False
+    matches, header, is_below = [], [], False
     before = ""
     for line in page.splitlines():
         if line.startswith("#"):
@@ -87,32 +87,32 @@ def ratio(page: str, heading: str, row: str, column: str, which: int = 0) -> flo
             header = cells(before)
         elif is_below and line.startswith("|") and cells(line)[0] == row and column in header:
             number = _NUMBER.search(cells(line)[header.index(column)])
-            found += [float(number.group())] if number else []
+            matches += [float(number.group())] if number else []
         before = line
-    if not found:
+    if not matches:
         raise LookupError(f"benchmarks.md has no number for {heading!r}, {row!r}, {column!r}")
-    return found[which]
+    return matches[which]
 
 
 def draw_speed(page: str) -> Chart:
-    """Return the chart of the ratios in a page's tables."""
-    values = [ratio(page, *place) for _, _, place in BARS]
+    """Return a bar chart of the ratios in the tables of a page."""
+    values = [ratio(page, *cell) for _, _, cell in BARS]
     step, left, right = 40.0, 12.0, 560.0
     chart = Chart(640, step * len(BARS) + 32)
     unit = (right - left) / max(values)
-    for number, ((what, usual, _), value) in enumerate(zip(BARS, values, strict=True)):
-        top = step * number + 8
-        chart.text(f"{what}, beside {usual}", left, top + 12)
-        chart.box(left, top + 17, unit, 14, "#bbb", f"{usual}: 1")
+    for index, ((label, baseline, _), value) in enumerate(zip(BARS, values, strict=True)):
+        top = step * index + 8
+        chart.text(f"{label}, compared with {baseline}", left, top + 12)
+        chart.box(left, top + 17, unit, 14, "#bbb", f"{baseline}: 1")
         chart.box(left + unit, top + 17, unit * (value - 1), 14, "#1f77b4", f"BigDL: {value:g}")
         chart.text(f"{value:g} ×", left + unit * value + 8, top + 29)
     bottom = step * len(BARS) + 22
-    chart.text("grey: the usual program; blue: how many times as fast BigDL is", left, bottom)
+    chart.text("gray: the baseline; blue: the speedup of BigDL", left, bottom)
     return chart
 
 
 def draw_fit(page: str, path: Path) -> None:
-    """Run the program of a page and keep the chart that it writes."""
+    """Run the program of a page and copy its chart to `path`."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
@@ -120,7 +120,7 @@ def draw_fit(page: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Write both pictures into docs."""
+    """Write both charts to docs."""
     draw_speed((DOCS / "benchmarks.md").read_text()).write(DOCS / "speed.svg", "", "")
     draw_fit((DOCS / "index.md").read_text(), DOCS / "fit.svg")
 
