@@ -272,7 +272,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_sentence_and_leaves_nothing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert f"below model_dir {str(tmp_path)!r}" in str(raised.value)
-    assert f"{whole} is whole, and fit(resume='auto') goes on" in str(raised.value)
+    assert f"{whole} is complete, and fit(resume='auto') resumes" in str(raised.value)
     (run,) = tmp_path.iterdir()
     assert sorted(each.name for each in run.iterdir()) == [".probe", whole]
 
@@ -539,7 +539,7 @@ def test_a_fit_that_lost_a_worker_goes_on(crew, whole, tmp_path, folder, trigger
     assert without_times(figures) == without_times(whole.figures)
     same(run, whole)
     step = 0 if isinstance(trigger, EveryEpoch) else 1
-    assert f"going on from epoch 2, step {step} (failure 1 of 1)" in caplog.text
+    assert f"resuming from epoch 2, step {step} (failure 1 of 1)" in caplog.text
 
 
 def test_too_many_losses_are_raised(crew, tmp_path):
@@ -624,7 +624,7 @@ def test_a_damaged_checkpoint_costs_no_more_than_its_steps(crew, whole, tmp_path
     newest.write_bytes(b"")
     again = Run(crew, tmp_path)
     figures = again.fit(3, resume="auto")
-    assert "the one before is used" in caplog.text
+    assert "the previous checkpoint is used" in caplog.text
     assert without_times(figures) == without_times(whole.figures)
     same(again, whole)
     assert len(CheckpointDirectory.latest_run(str(tmp_path)).names()) == 2
@@ -641,7 +641,7 @@ def test_a_damaged_checkpoint_costs_no_more_than_its_steps(crew, whole, tmp_path
 )
 def test_inside_an_epoch_the_batches_must_not_change(crew, tmp_path, changed, message):
     Run(crew, tmp_path).fit(steps=3)
-    with pytest.raises(UsageError, match=f"in the middle of an epoch with {message}; go on with"):
+    with pytest.raises(UsageError, match=f"in the middle of an epoch with {message}; resume with"):
         Run(crew, tmp_path).fit(3, resume="auto", **changed)
 
 
@@ -838,5 +838,5 @@ def test_a_checkpoint_can_be_loaded(frame, tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_do_not_see_the_folder_are_refused(frame):
-    with pytest.raises(UsageError, match=r"does not see model_dir 'memory://"):
+    with pytest.raises(UsageError, match=r"cannot read model_dir 'memory://"):
         make("memory://models").fit(frame, **COLUMNS)

@@ -1,4 +1,4 @@
-"""Parts of a fit that all frameworks share: position, checkpoints, triggers, figures, retries."""
+"""Shared parts of all trainings: position, checkpoints, triggers, metrics and retries."""
 
 from bigdl.common.dropped import explain_imports
 

@@ -1,7 +1,7 @@
-"""Batches of tensors from a shard or from a DataLoader: which rows form them, and in which types.
+"""Batches of tensors from a shard or a DataLoader, and their conversion to common dtypes.
 
-Training and validation data may come from places of their own: numbers that were saved as integers
-in one and as floats in the other reach the model in the dtype of the training data.
+Training and validation data may have different sources.  A column that is integer in one and float
+in the other reaches the model in the dtype of the training data.
 """
 
 from __future__ import annotations
@@ -40,57 +40,57 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.training.slices import SavedSlices
 
-    Places = dict[str | None, tuple[int, int | None]]  # see Shard.locate
+    ArrayPositions = dict[str | None, tuple[int, int | None]]  # array and column by key
     _Item = tuple[tuple[int, int], tuple[int, ...], list[Any]]  # see _BatchMaker
 
 
 def casts(
-    names: Sequence[str], own: list[Any], others: list[Any], *, is_target: bool
+    names: Sequence[str], types: list[Any], others: list[Any], *, is_target: bool
 ) -> dict[tuple[int, str | None], Callable[..., Any]]:
-    """Return the casts that bring validation data into the types of the training data.
+    """Return the casts that convert validation data to the dtypes of the training data.
 
     Parameters
     ----------
     names : sequence of str
-        Of the columns, for messages.
-    own, others : list
+        Names of the columns, for messages.
+    types, others : list
         Key, dtype and row shape of every array of every column, see :attr:`BatchSource.types`.
     is_target : bool
-        Targets may differ in more than their dtype: the loss looks at them.
+        Targets may differ in more than their dtype, since the loss checks them.
 
     Returns
     -------
     dict of (int, str or None) to callable
-        By the number of the column and the key of its array, functions of a tensor.
+        Functions of a tensor, by the index of the column and the key of its array.
 
     Raises
     ------
     UsageError
-        For features of which one is boolean and the other a number, or whose keys, dimensions or
-        numbers differ.
+        If one feature is boolean and the other a number, or if keys, dimensions or the number of
+        columns differ.
     """
-    if len(own) != len(others) and not is_target:
+    if len(types) != len(others) and not is_target:
         raise UsageError(
-            f"validation_data has {len(own)} columns of features but the training data has "
+            f"validation_data has {len(types)} columns of features but the training data has "
             f"{len(others)}; give both the same",
             code="data-schema",
             argument="validation_data",
         )
     out: dict[tuple[int, str | None], Callable[..., Any]] = {}
-    for number, (name, here, there) in enumerate(zip(names, own, others, strict=False)):
-        known = {key: types for key, *types in there}
-        for key, *types in here:
-            dtype = _dtype_like(types, known.get(key), name, is_target)
+    for number, (name, leaves, expected) in enumerate(zip(names, types, others, strict=False)):
+        known = {key: spec for key, *spec in expected}
+        for key, *spec in leaves:
+            dtype = _dtype_like(spec, known.get(key), name, is_target)
             if dtype is not None:
-                spoken = f"'{name}' of validation_data"
-                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=spoken)
+                label = f"'{name}' of validation_data"
+                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=label)
     return out
 
 
 def _dtype_like(
     this: Sequence[Any], others: Sequence[Any] | None, name: str, is_target: bool
 ) -> torch.dtype | None:
-    """The dtype in which values are given to the model; None leaves them as they are."""
+    """Return the dtype to convert a column to, or None if no cast is needed."""
     import torch
 
     if (
@@ -102,15 +102,15 @@ def _dtype_like(
     if is_target:
         return None
     raise UsageError(
-        f"'{name}' is {_spoken(this)} in validation_data but {_spoken(others)} in the training "
-        "data; give both the same type",
+        f"'{name}' is {_describe_type(this)} in validation_data but {_describe_type(others)} in "
+        "the training data; give both the same type",
         code="data-schema",
         argument="validation_data",
         column=name,
     )
 
 
-def _spoken(type_and_shape: Sequence[Any] | None) -> str:
+def _describe_type(type_and_shape: Sequence[Any] | None) -> str:
     if type_and_shape is None:
         return "a dict without one of its keys"
     dtype, shape = type_and_shape
@@ -119,14 +119,14 @@ def _spoken(type_and_shape: Sequence[Any] | None) -> str:
 
 
 def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """Numbers in another dtype; one that it cannot hold is refused."""
+    """Cast a tensor to another dtype; raise an error if it cannot hold the values."""
     import torch
 
     cast = tensor.to(dtype)
     if dtype.is_floating_point:
         return cast
     is_other = cast.to(tensor.dtype) != tensor
-    if tensor.dtype == torch.float32:  # which does not tell larger whole numbers apart
+    if tensor.dtype == torch.float32:  # which cannot represent all larger integers
         is_other |= tensor.abs() >= 2**24
     if bool(is_other.any()):
         raise UsageError(
@@ -137,17 +137,17 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
     return cast
 
 
-# -- batches of a loader, whose types are seen when they are made ----------------------------------
+# -- batches of a loader, whose dtypes are known only when they exist ------------------------------
 
 
 def zero_column(leaves: list[Any], rows: int) -> Any:
-    """Return rows of zeros or empty texts of a column as ``BatchSource.types`` tells it."""
+    """Build rows of zeros or empty texts for a column of ``BatchSource.types``."""
     arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
     return arrays.get(None, arrays)
 
 
 def form_of(batch: Any) -> Any:
-    """dtype and dimensions of every tensor of a batch, in the structure of the batch."""
+    """Return dtype and number of dimensions of every tensor, in the structure of the batch."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -158,7 +158,7 @@ def form_of(batch: Any) -> Any:
 
 
 def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
-    """A batch with numbers in the dtypes of another one; what is of another form stays."""
+    """Cast the tensors of a batch to the dtypes of another batch, where their structures agree."""
     import torch
 
     if isinstance(batch, torch.Tensor):
@@ -167,8 +167,8 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
             and form[1] == batch.ndim
             and (form[0] == torch.bool) == (batch.dtype == torch.bool)
         )
-        spoken = f"'{name}' of validation_data"
-        return in_dtype(batch, form[0], spoken) if is_alike and form[0] != batch.dtype else batch
+        label = f"'{name}' of validation_data"
+        return in_dtype(batch, form[0], label) if is_alike and form[0] != batch.dtype else batch
     if isinstance(batch, Mapping) and isinstance(form, dict):
         return {key: in_form(value, form.get(key), str(key)) for key, value in batch.items()}
     if type(batch) in (list, tuple) and isinstance(form, list) and len(form) == len(batch):
@@ -180,10 +180,10 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
 
 
 def shuffle_memory(config: dict[str, Any], threads: int) -> int:
-    """Bytes that the shuffled rows of one worker may take.
+    """Return the memory limit for one worker's shuffled rows, in bytes.
 
-    That is ``config["shuffle_memory"]``, or this worker's share of half of the memory that is
-    free; `threads` tells the share.
+    The limit is ``config["shuffle_memory"]``, or this worker's share of half of the free memory, in
+    proportion to `threads`.
     """
     limit = config.get("shuffle_memory")
     if limit is not None:
@@ -193,19 +193,19 @@ def shuffle_memory(config: dict[str, Any], threads: int) -> int:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the rows of a worker, and what their order depends on.
+    """One pass over the rows of a worker, with the settings that determine their order.
 
     Attributes
     ----------
     shuffle : bool
     seed : int
     number : int
-        Of the pass; mostly that of the epoch.
+        Number of the pass, usually the epoch.
     rank : int
     window : int
-        Rows that are shuffled at a time; 0 for all.
+        Rows of a shuffle window; 0 shuffles all rows together.
     ranges : callable
-        ``ranges()`` yields the (start, stop) of the batches that are read, in turn.
+        ``ranges()`` yields the (start, stop) of the batches to read, in order.
     """
 
     shuffle: bool
@@ -217,78 +217,78 @@ class Pass:
 
 
 class BatchSource(ABC):
-    """Rows of a worker that can be read in batches, any of them at any time.
+    """Rows of a worker that can be read in batches at random.
 
     Attributes
     ----------
     rows : int
     fingerprint : int
-        Equal for equal rows in equal order, as far as that is known.
+        Hash that is equal for equal rows in equal order, as far as that is known.
     drop_last : bool
-        True if a last batch that is not full is left out.
+        True if an incomplete last batch is dropped.
     types : list or None
-        Of the features and of the targets: key, dtype and row shape of every array of every column;
-        None where they are not known.
+        Key, dtype and row shape of every array of every column, of the features and of the targets;
+        None if unknown.
     """
 
     rows: int
     fingerprint: int
     drop_last = False
     types: list[Any] | None = None
-    is_stream = False  # whether every worker has read iterable data by itself
+    is_stream = False  # True if every worker has read iterable data
 
     @property
     def checksum(self) -> int:
-        """Checksum of the rows; that of a stream does not depend on their order."""
+        """Checksum of the rows; for iterable data it does not depend on their order."""
         return self.fingerprint
 
     @abstractmethod
     def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
-        """Give out numbers in the dtypes that they have in the training data.
+        """Cast numbers to the dtypes of the training data.
 
         Parameters
         ----------
         types : list or None
-            Those of the training data.
+            Types of the training data.
         training : TensorShard or LoaderBatches
             The training data of this worker.
 
         Raises
         ------
         UsageError
-            For columns that cannot be brought together.
+            If the columns are incompatible.
         """
 
     @abstractmethod
     def window(self, memory: int) -> int:
-        """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""
+        """Return the rows of a shuffle window; 0 if all rows fit in `memory` bytes."""
 
     @abstractmethod
     def order(self, of: Pass) -> Any:
-        """The order of a pass over the rows."""
+        """Return the order of the rows in a pass."""
 
     def order_of_pass(
         self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
     ) -> Any:
-        """Return the order of a pass over the rows, whose batches are read from a step on."""
-        plan = copy.copy(plan)  # it remembers where it was read last
+        """Return the row order of a pass whose batches are read from `step` on."""
+        plan = copy.copy(plan)  # it caches the last position
 
         def ranges() -> Iterator[tuple[int, int]]:
-            return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
+            return (plan.batch(index, rank)[:2] for index in range(step, plan.steps))
 
         of = Pass(settings.shuffle, settings.seed, number, rank, window, ranges)
         return self.order(of) if plan.share is None else self.order_of_share(plan.share, of)
 
     @abstractmethod
     def ids_from(self, order: Any, start: int) -> np.ndarray | None:
-        """Ids of the rows from a place of an order on; None if they cannot be told.
+        """Return ids of the rows from index `start` of an order on; None without ids.
 
         See :mod:`bigdl.training.remaining_rows`.
         """
 
     @abstractmethod
     def share_of_remaining(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
-        """Return how many rows of the rest of an epoch are this worker's, and which; a collective.
+        """Return number and selection of this worker's remaining rows; a collective.
 
         Parameters
         ----------
@@ -299,10 +299,10 @@ class BatchSource(ABC):
 
     @abstractmethod
     def order_of_share(self, share: np.ndarray, of: Pass) -> Any:
-        """Return the order of :meth:`order` without the rows that are not in a share."""
+        """Return the order of a pass, restricted to the rows of a share."""
 
     def facts(self, window: int) -> dict[str, Any]:
-        """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""
+        """Return the JSON-able facts about the rows that :func:`plan_batches` needs."""
         return {
             "rows": self.rows,
             "fingerprint": self.fingerprint,
@@ -313,23 +313,23 @@ class BatchSource(ABC):
 
     @abstractmethod
     def in_order(self, batch_size: int) -> Any:
-        """The order of an evaluation in batches of so many rows."""
+        """Return the row order of an evaluation in batches of `batch_size` rows."""
 
     @abstractmethod
     def batch(self, start: int, stop: int, order: Any = None) -> Any:
-        """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
+        """Read the rows `start`...`stop` of an order; by default that of an evaluation."""
 
     @property
     def can_read_ahead(self) -> bool:
-        """True if a thread may read a batch early: nobody notices, random numbers included."""
+        """True if a thread may prefetch batches without side effects, such as on random numbers."""
         return False
 
     def has_label(self, value: float) -> bool:
-        """Return True unless it is known that no target is `value`."""
+        """Return False if no target can equal `value`, else True."""
         return True
 
     def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
-        """Yield the number of rows and the batch, of all rows in the order of an evaluation."""
+        """Yield number of rows and batch for all rows, in evaluation order."""
         order = self.in_order(batch_size)
         for start in range(0, self.rows, batch_size):
             stop = min(start + batch_size, self.rows)
@@ -337,20 +337,20 @@ class BatchSource(ABC):
 
 
 class TensorShard(BatchSource):
-    """The columns of a shard as tensors over the mapped files.
+    """Columns of a shard as tensors over the mapped files.
 
     Parameters
     ----------
     shard : bigdl.runtime.shards.shard.Shard
     feature_cols, label_cols : sequence of str or None
-        None for those that the shard itself names so.
+        Columns; None uses the names of the shard.
     as_dict : bool
-        Make batches that are dicts of the columns.
+        Return batches as dicts of the columns.
 
     Raises
     ------
     UsageError
-        When the shard names no targets, and for targets that are texts.
+        If the shard names no targets, or a target is text.
 
     Attributes
     ----------
@@ -372,34 +372,34 @@ class TensorShard(BatchSource):
         self._is_dict = as_dict
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
-        self._features: list[Places] = []
-        self._labels: list[Places] = []
-        # by place: what brings its values into the types of other data
+        self._features: list[ArrayPositions] = []
+        self._labels: list[ArrayPositions] = []
+        # casts to the dtypes of other data, by array position
         self._casts: dict[tuple[int, int | None], Callable[[torch.Tensor], torch.Tensor]] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        self._texts: dict[int, np.dtype] = {}  # of the tensors that hold the bytes of texts
+        self._texts: dict[int, np.dtype] = {}  # dtypes of the tensors that hold text bytes
         if not self.rows:
             return
         if feature_cols is None:
             feature_cols, label_cols = structured_columns(shard.names)
             if not label_cols:
                 raise UsageError(
-                    'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
+                    'The data has no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
                     "evaluate",
                     code="data-structure",
                 )
         label_cols = cast("Sequence[str]", label_cols)  # None only with the features
         self._features = [shard.locate(name) for name in feature_cols]
         self._labels = [shard.locate(name) for name in label_cols]
-        for places in (*self._features, *self._labels):
-            for i, _ in places.values():
+        for positions in (*self._features, *self._labels):
+            for i, _ in positions.values():
                 if i not in self._tensors:
                     array = shard.arrays[i]
                     if array.dtype.kind == TEXT:
                         self._texts[i] = array.dtype
                         array = array.reshape(*array.shape, 1).view("uint8")
                     self._tensors[i] = torch.from_numpy(array)
-        # a matrix of scalar columns is turned once per batch, so that each column is contiguous
+        # a matrix of scalar columns is transposed once per batch, so that columns are contiguous
         self._matrices = {
             i for p in (*self._features, *self._labels) for i, j in p.values() if j is not None
         }
@@ -415,10 +415,10 @@ class TensorShard(BatchSource):
             for columns in (self._features, self._labels)
         ]
         self._names = list(feature_cols), list(label_cols)
-        for name, places in zip(label_cols, self._labels, strict=True):
-            if any(i in self._texts for i, _ in places.values()):
+        for name, positions in zip(label_cols, self._labels, strict=True):
+            if any(i in self._texts for i, _ in positions.values()):
                 raise UsageError(
-                    f"Column '{name}' of the targets holds texts; encode it as numbers first, e.g. "
+                    f"Column '{name}' of the targets holds text; encode it as numbers first, e.g. "
                     "with StringIndexer",
                     code="data-dtype",
                     column=name,
@@ -428,40 +428,40 @@ class TensorShard(BatchSource):
         if self.types is None or types is None:
             return
         both = zip((self._features, self._labels), self._names, self.types, types, strict=True)
-        for is_target, (columns, names, own, others) in enumerate(both):
-            column_casts = casts(names, own, others, is_target=bool(is_target))
+        for is_target, (columns, names, known_types, others) in enumerate(both):
+            column_casts = casts(names, known_types, others, is_target=bool(is_target))
             self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
     def follow(self, inputs: list[Any]) -> None:
-        """Give out features in the dtypes that they had in an earlier fit, where these are alike.
+        """Cast features to the dtypes of an earlier fit, where they are compatible.
 
         Parameters
         ----------
         inputs : list
-            Types of the features of that fit, see :attr:`types`.
+            Feature types of that fit, see :attr:`types`.
         """
         import torch
 
         if self.types is None or len(inputs) != len(self.types[0]):
             return
         columns = zip(self._features, self._names[0], self.types[0], inputs, strict=True)
-        for places, name, own, others in columns:
+        for positions, name, leaves, others in columns:
             known = {key: dtype for key, dtype, _ in others}
-            for leaf in own:
+            for leaf in leaves:
                 key, dtype, _ = leaf
                 wanted = known.get(key, dtype)
                 if wanted != dtype and not {wanted, dtype} & {"bool", TEXT}:
-                    self._casts[places[key]] = functools.partial(
+                    self._casts[positions[key]] = functools.partial(
                         in_dtype, dtype=getattr(torch, wanted), name=f"'{name}'"
                     )
                     leaf[1] = wanted
 
     def has_label(self, value: float) -> bool:
-        """Return True if a target somewhere is `value`."""
+        """Return True if any target equals `value`."""
         return any(
             bool(((self._tensors[i] if j is None else self._tensors[i][:, j]) == value).any())
-            for places in self._labels
-            for i, j in places.values()
+            for positions in self._labels
+            for i, j in positions.values()
         )
 
     @property
@@ -469,12 +469,12 @@ class TensorShard(BatchSource):
         return True
 
     def window(self, memory: int) -> int:
-        """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""
+        """Return the rows of a shuffle window; 0 if all rows fit in `memory` bytes."""
         total = sum(tensor.nbytes for tensor in self._tensors.values())
         return 0 if total <= memory else max(1, memory * self.rows // total)
 
     def order(self, of: Pass) -> Any:
-        """The order of a pass, for :meth:`batch`."""
+        """Return the row order of a pass, for :meth:`batch`."""
         if not of.shuffle:
             return None
         if of.window:
@@ -482,11 +482,11 @@ class TensorShard(BatchSource):
         return permutation(self.rows, of.seed, of.number, of.rank)
 
     def in_order(self, batch_size: int) -> None:
-        """The order of an evaluation: as spooled."""
+        """Return None, which means the spooled order."""
         return None
 
     def deal(self, rank: int, size: int) -> None:
-        """Keep this worker's part of rows that all workers have, in whatever order each has."""
+        """Keep this worker's part of rows that all workers have, independently of their order."""
         import torch
 
         order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
@@ -548,7 +548,7 @@ class TensorShard(BatchSource):
 
     @property
     def checksum(self) -> int:
-        """A number of the rows that does not depend on their order."""
+        """Order-independent checksum of the rows."""
         return int(self._ids.sum(dtype=np.uint64)) if self.rows else 0
 
     @functools.cached_property
@@ -572,19 +572,19 @@ class TensorShard(BatchSource):
         return np.asarray(rows[share[rows]])
 
     def batch(self, start: int, stop: int, order: Any = None) -> list[Any] | dict[str, Any]:
-        """Rows `start`...`stop` of the shard's order, copied.
+        """Copy the rows `start`...`stop` of an order.
 
         Parameters
         ----------
         start, stop : int
         order : ndarray of int, shape (rows,), or WindowedOrder, optional
-            The shard's order; default as spooled.
+            Row order; default as spooled.
 
         Returns
         -------
         list of tensor (or dict of tensors)
-            One per feature column and then one for the target: a tensor, or a tuple of them for
-            several label columns; no target without label columns. Texts are an ndarray of bytes.
+            One tensor per feature column, then the target, if there are label columns: a tensor, or
+            a tuple for several columns. Text is an ndarray of bytes.
         """
         import torch
 
@@ -600,15 +600,15 @@ class TensorShard(BatchSource):
             else:
                 rows = tensor.index_select(0, index)
             if i in self._matrices:
-                # not contiguous(): a single row is contiguous already and would not be copied
+                # clone() instead of contiguous(), which would not copy a single row
                 turned = rows.t().clone(memory_format=torch.contiguous_format)
                 taken[i] = turned.unbind(0)
             else:
                 taken[i] = rows.clone() if order is None else rows
 
-        def column(places: Places) -> Any:
+        def column(positions: ArrayPositions) -> Any:
             values: dict[str | None, Any] = {}
-            for key, (i, j) in places.items():
+            for key, (i, j) in positions.items():
                 value = cast("torch.Tensor", taken[i] if j is None else taken[i][j])
                 if i in self._texts:
                     values[key] = value.numpy().view(self._texts[i])[..., 0]
@@ -616,10 +616,10 @@ class TensorShard(BatchSource):
                     values[key] = self._casts[i, j](value) if (i, j) in self._casts else value
             return values.get(None, values)
 
-        out = [column(places) for places in self._features]
+        out = [column(positions) for positions in self._features]
         if self._is_dict:
             return dict(zip(self._names[0], out, strict=True))
-        labels = [_target(column(places)) for places in self._labels]
+        labels = [_target(column(positions)) for positions in self._labels]
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
         return out
@@ -671,7 +671,7 @@ def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Rows of 8 bytes as one number each, which are gathered in half of the time; else None."""
+    """View 8-byte rows as int64, which gathers twice as fast; return None for other rows."""
     import torch
 
     width = tensor[:1].nbytes
@@ -681,7 +681,7 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _target(tensor: Any) -> Any:
-    """Losses that take class indices want int64."""
+    """Convert small integer targets to int64, which classification losses need."""
     import torch
 
     small = (torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -692,14 +692,14 @@ def _target(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Everything that the batches of a run depend on.
+    """Settings and data facts that determine the batches of a run.
 
     Attributes
     ----------
     rows, fingerprint : sequence of int
-        Of every worker's shard.
+        Rows and fingerprint of every worker's shard.
     windows : sequence of int
-        Rows of every worker that are shuffled at a time; 0 for all of them.
+        Rows of every worker's shuffle window; 0 shuffles all rows together.
     """
 
     seed: int
@@ -710,14 +710,14 @@ class BatchLayout:
     drop_last: bool
     windows: Sequence[int] = ()
 
-    #: what :meth:`check` reads of a manifest
+    #: fields of a manifest that :meth:`check` reads
     facts: ClassVar = ("batch_size", "seed", "shuffle", "drop_last", "rows", "fingerprint")
 
     @classmethod
     def of(
         cls, settings: RunSettings, known: Sequence[dict[str, Any]], drop_last: bool = False
     ) -> BatchLayout:
-        """Return the layout for what every worker knows of its rows."""
+        """Build the layout from the facts that every worker reported."""
         rows, fingerprints, windows = (
             [each[fact] for each in known] for fact in ("rows", "fingerprint", "window")
         )
@@ -726,14 +726,14 @@ class BatchLayout:
         return cls(settings.seed, size, rows, fingerprints, shuffle, drop_last, windows)
 
     def check(self, manifest: dict[str, Any], rank: int, *, rows: bool = True) -> None:
-        """In the middle of an epoch the batches must be those of the run that was interrupted.
+        """Raise an error if the batches differ from those of the interrupted epoch.
 
         Parameters
         ----------
         manifest : dict
         rank : int
         rows : bool
-            False if the workers may have other rows than before, but not more or fewer.
+            False if rows may have moved between workers, while their total must be the same.
         """
         of_workers = ("rows",) if rows else ()
         for key in ("batch_size", "seed", "shuffle", "drop_last", *of_workers):
@@ -741,16 +741,16 @@ class BatchLayout:
             if manifest[key] != now:
                 raise UsageError(
                     f"The checkpoint was taken in the middle of an epoch with {key}="
-                    f"{manifest[key]}, now it is {now}; go on with the same data, seed, "
-                    "batch_size and number of workers, or from a checkpoint of an epoch's end",
+                    f"{manifest[key]}, now it is {now}; resume with the same data, seed, "
+                    "batch_size and number of workers, or from a checkpoint at the end of an epoch",
                     code="checkpoint-mismatch",
                     argument=key,
                 )
         if not rows and sum(manifest["rows"]) != sum(self.rows):
             raise UsageError(
                 "The checkpoint was taken in the middle of an epoch of "
-                f"{sum(manifest['rows'])} rows, now there are {sum(self.rows)}; go on with the "
-                "same data, or from a checkpoint of an epoch's end",
+                f"{sum(manifest['rows'])} rows, now there are {sum(self.rows)}; resume with the "
+                "same data, or from a checkpoint at the end of an epoch",
                 code="checkpoint-mismatch",
             )
         if rows and manifest["fingerprint"] != self.fingerprint and rank == 0:
@@ -764,18 +764,18 @@ class BatchLayout:
 def plan_batches(
     settings: RunSettings, known: Sequence[dict[str, Any]]
 ) -> tuple[BatchPlan, BatchLayout]:
-    """The batches of a run.
+    """Plan the batches of a run.
 
     Parameters
     ----------
     settings : RunSettings
     known : sequence of dict
-        For every worker ``rows``, ``fingerprint``, ``window`` and ``drop_last`` of its data.
+        Facts of every worker's data: ``rows``, ``fingerprint``, ``window`` and ``drop_last``.
 
     Raises
     ------
     UsageError
-        If there would be no batch at all.
+        If there is no batch.
     """
     layout = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
     if not sum(layout.rows):
@@ -792,15 +792,15 @@ def plan_batches(
 
 
 def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str], None]) -> None:
-    """Share the rows of iterable data out if every worker has read all of them; a collective.
+    """Split iterable data among the workers if each has read all of it; a collective.
 
     Parameters
     ----------
     sources : sequence of BatchSource or other
-        As many on every rank.
+        Sources, in the same number on every rank.
     sync : GradientSync
     warn : callable
-        Called on rank 0 with a sentence.
+        Called on rank 0 with a message.
     """
     streams = [each for each in sources if getattr(each, "is_stream", False)]
     if not streams or sync.world_size == 1:
@@ -812,16 +812,16 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
             if sync.rank == 0:
                 warn(
                     f"All {sync.world_size} workers have read the same {source.rows} rows of the "
-                    "iterable data; the rows are shared out among them. To read only a part in "
-                    "each worker, pass a function data(config, batch_size) and make the dataset of "
+                    "iterable data; the rows are split among them. To read only a part in each "
+                    "worker, pass a function data(config, batch_size) that creates the dataset of "
                     'the part config["rank"] of config["size"]'
                 )
             source.deal(sync.rank, sync.world_size)
 
 
-def all_gather_json(sync: GradientSync, own: Any) -> list[Any]:
-    """JSON-able values of every rank, on every rank; a collective."""
-    gathered = sync.gather(json.dumps(own).encode())
+def all_gather_json(sync: GradientSync, value: Any) -> list[Any]:
+    """Gather a JSON-able value of every rank on every rank; a collective."""
+    gathered = sync.gather(json.dumps(value).encode())
     both = None if gathered is None else b"[" + b",".join(gathered) + b"]"
     everyone: list[Any] = json.loads(cast("bytes", sync.broadcast(both)))
     return everyone
@@ -829,17 +829,17 @@ def all_gather_json(sync: GradientSync, own: Any) -> list[Any]:
 
 @dataclass
 class BatchSettings:
-    """Settings of the batches of a loop.
+    """Settings of the batches of a training or evaluation loop.
 
     Attributes
     ----------
     batch_size : int or None
-        Rows of a batch over all workers together; None for a function that does without.
+        Rows of a global batch; None for a data function that does not need it.
     feature_cols, label_cols : sequence of str or None
-        Of batches that are dicts, their keys. With `weighted` the last label column holds the
-        weights of the rows.
+        Columns, or the keys of batches that are dicts. With `weighted` the last label column holds
+        the sample weights.
     num_steps : int, optional
-        Batches of an evaluation by each worker at most.
+        Maximum number of evaluation batches per worker; default all.
     weighted : bool
     inputs : list or None
         Types of the features in an earlier fit, as in ``BatchSource.types``.
@@ -862,9 +862,9 @@ class BatchSettings:
         shard : Shard or LoaderShard
         worker : Worker
         config : dict
-            For a function that makes a loader.
+            Argument of a function that creates a loader.
         made : DataLoader or Dataset, optional
-            What the worker has made of a loader's shard; default: what :func:`as_loader` makes.
+            Result of a data function that was already called; default unpickles the shard.
 
         Returns
         -------
@@ -893,20 +893,20 @@ class BatchSettings:
 
 
 def as_loader(loader: Any, config: dict[str, Any], batch_size: int) -> DataLoader[Any]:
-    """The DataLoader that an input stands for.
+    """Convert an input to a DataLoader.
 
     Parameters
     ----------
     loader : DataLoader, Dataset or callable
     config : dict
-        For a function, and ``num_workers``, ``collate_fn``, ... for the loader of a Dataset.
+        Argument of a function; options such as ``num_workers`` for the loader of a Dataset.
     batch_size : int
-        Of this worker, which is an argument of a function.
+        Batch size of this worker.
 
     Raises
     ------
     UsageError
-        If it is something else, or a loader whose batches cannot be cut anew.
+        If it is no loader, or one with a custom batch sampler.
     """
     from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
@@ -928,8 +928,8 @@ def as_loader(loader: Any, config: dict[str, Any], batch_size: int) -> DataLoade
         return loader
     if loader.batch_sampler is None or type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(
-            "A DataLoader with batch_sampler= or without a batch size cannot be shared out, since "
-            "the batches are cut by the batch_size of fit; pass sampler= instead",
+            "A DataLoader with batch_sampler= or without a batch size is not supported, since the "
+            "batch_size of fit determines the batches; pass sampler= instead",
             code="unsupported",
             argument="batch_sampler",
         )
@@ -941,7 +941,7 @@ _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "
 
 @dataclass
 class _Epoch:
-    """The order of one epoch, and the batches that are being loaded ahead."""
+    """Row order of one epoch, and the iterator of its prefetched batches."""
 
     indices: np.ndarray
     seeds: tuple[int, ...]
@@ -949,7 +949,7 @@ class _Epoch:
 
 
 class LoaderBatches(BatchSource):
-    """A worker's part of a map-style DataLoader, read live.
+    """A worker's part of a map-style DataLoader, read on demand.
 
     Parameters
     ----------
@@ -977,7 +977,7 @@ class LoaderBatches(BatchSource):
         elif type(sampler) is RandomSampler:
             plain = not sampler.replacement and sampler.num_samples == count
             self._sampler, self._shuffles = (None, True) if plain else (sampler, False)
-        elif type(sampler) is DistributedSampler:  # we share out ourselves, without its padding
+        elif type(sampler) is DistributedSampler:  # rows are split here, without its padding
             self._sampler, self._shuffles = None, sampler.shuffle
         if self._sampler is not None:
             count = len(self._sampler)
@@ -985,22 +985,22 @@ class LoaderBatches(BatchSource):
         self.rows = len(range(rank, count, world_size))
         self.drop_last = bool(loader.drop_last)
         self.fingerprint = zlib.crc32(str(count).encode())
-        self._current: _Epoch | None = None  # whose batches are loaded ahead
+        self._current: _Epoch | None = None  # epoch whose batches are prefetched
         self._processes: _Processes | None = None
-        self._form: Any = None  # of the first batch
+        self._form: Any = None  # form of the first batch
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
     def take_types(self, types: list[Any] | None, training: BatchSource) -> None:
-        """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
+        """Cast numbers to the dtypes of the batches that `training` made so far."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
     def window(self, memory: int) -> int:
-        """Nothing is shuffled in windows: samples are read where they are."""
+        """Return 0, since samples are shuffled without a window."""
         return 0
 
     def order(self, of: Pass) -> _Epoch:
-        """The order of a pass, whose batches are loaded ahead."""
+        """Return the order of a pass, and start to prefetch its batches."""
         indices = self._indices(self._shuffles, of.seed, of.number)
         return self._start(_Epoch(indices, (of.seed, of.number)), of.ranges())
 
@@ -1015,7 +1015,7 @@ class LoaderBatches(BatchSource):
         return self._start(_Epoch(share.astype(np.int64), (of.seed, of.number)), of.ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
-        """The order of an evaluation in batches of so many rows."""
+        """Return the order of an evaluation in batches of `batch_size` rows."""
         starts = range(0, self.rows, batch_size)
         ranges = ((start, min(start + batch_size, self.rows)) for start in starts)
         return self._start(self._evaluation(), ranges)
@@ -1024,7 +1024,7 @@ class LoaderBatches(BatchSource):
         return _Epoch(self._indices(False, 0, 0), (0, 0))
 
     def _indices(self, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
-        """Return the samples that this worker takes, in its order."""
+        """Return the sample indices of this worker, in its order."""
         if self._sampler is None:
             indices = np.arange(self._rank, self._count, self._size)
             return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
@@ -1038,7 +1038,7 @@ class LoaderBatches(BatchSource):
             drawn = list(itertools.islice(iter(self._sampler), self._count))
         if len(drawn) != self._count:
             raise UsageError(
-                f"The sampler gave {len(drawn)} samples in an epoch, but its length is "
+                f"The sampler yielded {len(drawn)} samples in an epoch, but its length is "
                 f"{self._count}; make both equal",
                 code="data-shape",
             )
@@ -1048,7 +1048,7 @@ class LoaderBatches(BatchSource):
 
     def _start(self, epoch: _Epoch, ranges: Iterator[tuple[int, int]]) -> _Epoch:
         if self._current is not None:
-            self._current.ahead = None  # its next batches are made one by one
+            self._current.ahead = None  # its next batches are loaded one by one
         self._current = epoch
         if self._loader.num_workers:
             if self._processes is None:
@@ -1063,14 +1063,14 @@ class LoaderBatches(BatchSource):
         return (start, stop), seeds, epoch.indices[start:stop].tolist()
 
     def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list[Any]:
-        """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
+        """Load the samples `start`...`stop` of an order; by default that of an evaluation."""
         if order is None:
             order = self._evaluation()
         loaded = None
         if order.ahead is not None:
             expected, loaded = next(order.ahead, ((), None))
-            if tuple(expected) != (start, stop):  # pinned memory makes a list of it
-                order.ahead = loaded = None  # somebody reads in another order than was announced
+            if tuple(expected) != (start, stop):  # pinning memory converts the tuple to a list
+                order.ahead = loaded = None  # batches are read in another order than announced
         if loaded is None:
             _, loaded = self._one_by_one[self._item(order, start, stop)]
         loaded = list(loaded) if isinstance(loaded, tuple | list) else loaded
@@ -1081,17 +1081,17 @@ class LoaderBatches(BatchSource):
         return loaded
 
     def close(self) -> None:
-        """End the processes that load."""
+        """End the loader processes."""
         if self._processes is not None:
             self._processes.close()
             self._processes = None
 
 
 class _BatchMaker:
-    """Makes batches of samples, each under a seed of its own; in this or in another process.
+    """Dataset of batches, each collated under a separate seed.
 
-    An item is the place of a batch in an order, its seeds and the indices of its samples; it gives
-    the place and the batch.
+    An item has the bounds of a batch in an order, its seeds and its sample indices. The result has
+    the bounds and the batch.
     """
 
     def __init__(self, dataset_and_collate: tuple[Any, Callable[[list[Any]], Any]]):
@@ -1117,10 +1117,10 @@ class _BatchMaker:
 
 
 class _Processes:
-    """The loader's own processes; they live until the end of the fit or evaluation.
+    """Loader processes that live until the end of the fit or evaluation.
 
-    They are forked from a server that has imported torch and done nothing else: those forked from
-    this process would inherit locks of its threads. The server goes with this process.
+    They are forked from a server that has only imported torch, since processes forked from this one
+    would inherit locks of its threads. The server ends with this process.
     """
 
     def __init__(self, loader: DataLoader[Any]):
@@ -1132,7 +1132,7 @@ class _Processes:
         context.set_forkserver_preload(["torch", __name__])
         self._items: Iterator[_Item] = iter(())
         init = loader.worker_init_fn
-        maker: Any = _BatchMaker((loader.dataset, loader.collate_fn))  # has no length
+        maker: Any = _BatchMaker((loader.dataset, loader.collate_fn))  # without a length
         self._loader: DataLoader[Any] = DataLoader(
             maker,
             sampler=self,
@@ -1148,14 +1148,14 @@ class _Processes:
         )
 
     def load(self, items: Iterator[_Item]) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Yield what a :class:`_BatchMaker` gives for items, loaded ahead."""
+        """Yield the results of a :class:`_BatchMaker` for items, prefetched."""
         self._items = items
         with isolated_rng(0):  # torch draws a seed for the processes, which need none
-            under_way = iter(self._loader)
-        yield from under_way
+            batches = iter(self._loader)
+        yield from batches
 
     def close_epoch(self) -> None:
-        """Announce nothing more of the epoch before."""
+        """Discard the items of the previous epoch."""
         self._items = iter(())
 
     def __iter__(self) -> Iterator[_Item]:
@@ -1169,7 +1169,7 @@ class _Processes:
 
 
 class _ByValue:
-    """A value that arrives as itself where this is unpickled, even a class of ``__main__``."""
+    """Value that is pickled by value, including classes of ``__main__``."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -1191,16 +1191,16 @@ def spooled(
     feature_cols: Sequence[str] | None,
     label_cols: Sequence[str] | None,
 ) -> tuple[Shard, list[str] | None]:
-    """The rows of an iterable loader, read to its end, as a spool in a folder.
+    """Spool all rows of an iterable loader to a folder.
 
     Returns
     -------
     Shard, list of str or None
-        The keys of batches that are dicts: those that are named, or all of them.
+        The shard of the rows, and the keys if batches are dicts: the columns, or all keys.
     """
     from torch.utils.data import DataLoader
 
-    if loader.num_workers:  # a stream that is not cut for processes would come several times
+    if loader.num_workers:  # every loader process would read the whole stream
         loader = DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
     writer = SpoolWriter(folder, 0, "rows", [])
     keys = None
@@ -1222,6 +1222,6 @@ def spooled(
             writer.append(0, sequence, len(ready[0]), leaves, ready)
         except SourceError as error:
             raise error.with_message(
-                f"Iterable data must give numbers of equal shapes: {error}"
+                f"Iterable data must yield numbers of equal shapes: {error}"
             ) from None
     return Shard(writer.finish()), keys

@@ -1,4 +1,4 @@
-"""Charts of figures that come one after the other, such as those of the epochs of a fit."""
+"""Charts of metrics over time, such as those of the epochs of a fit."""
 
 from __future__ import annotations
 
@@ -22,63 +22,64 @@ _PHASES = {"mean_fetch_s": "fetch", "mean_fwd_s": "forward", "mean_bwd_s": "back
 
 
 def _short(value: float, digits: int) -> str:
-    """Return a number with so many digits; thousands are written out."""
+    """Format a number with `digits` significant digits; thousands are written in full."""
     return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.{digits}g}"
 
 
 class PanelChart(Chart):
-    """Panels of lines or stacked bars, one below the other, over the same places.
+    """Stacked panels of lines or bars over a common x axis.
 
     Parameters
     ----------
     name : str
-        Of what is counted by the places, e.g. ``"epoch"``.
-    places : sequence of int
+        Name of the x axis, e.g. ``"epoch"``.
+    ticks : sequence of int
+        Values of the x axis.
     panels : sequence of (str, dict of str to sequence of float, bool)
-        Of each panel the title, the values by their label, and whether they are stacked.
+        Title of each panel, its values by label, and whether they are stacked.
     width, height : float
-        Of a panel, in pixels.
+        Size of a panel in pixels.
     """
 
     def __init__(
         self,
         name: str,
-        places: Sequence[int],
+        ticks: Sequence[int],
         panels: Sequence[tuple[str, Mapping[str, Sequence[float]], bool]],
         width: float = 640.0,
         height: float = 170.0,
     ):
         super().__init__(width, height * len(panels))
-        self._name, self._places = name, places
+        self._name, self._ticks = name, ticks
         self._right, self._panel = width - _RIGHT, height
-        self._step = (self._right - _LEFT) / len(places)
+        self._step = (self._right - _LEFT) / len(ticks)
         for number, (title, values, is_stacked) in enumerate(panels):
             draw = self._draw_bars if is_stacked else self._draw_lines
             draw(number * height, title, values)
 
     def _draw_frame(self, top: float, title: str, values: Sequence[float]) -> AxisScale:
-        """Draw the grid of a panel; return the scale of its values."""
+        """Draw the grid and title of a panel; return the scale of its values."""
         bottom = top + self._panel - _BOTTOM
         known = [value for value in values if math.isfinite(value)]
         up = AxisScale(known or [0.0, 1.0], bottom, top + _TOP)
         for tick in up.ticks():
             self.line([(_LEFT, up(tick)), (self._right, up(tick))], "#ddd")
             self.text(_short(tick, 3), _LEFT - 6, up(tick) + 4, "end")
-        for number in sorted({0, len(self._places) // 2, len(self._places) - 1}):
+        for number in sorted({0, len(self._ticks) // 2, len(self._ticks) - 1}):
             middle = _LEFT + (number + 0.5) * self._step
-            self.text(f"{self._places[number]}", middle, bottom + 16, "middle")
+            self.text(f"{self._ticks[number]}", middle, bottom + 16, "middle")
         self.text(title, _LEFT, top + 16)
         return up
 
     def _draw_lines(self, top: float, title: str, values: Mapping[str, Sequence[float]]) -> None:
         up = self._draw_frame(top, title, list(itertools.chain(*values.values())))
-        for number, (label, those) in enumerate(values.items()):
+        for number, (label, series) in enumerate(values.items()):
             points = [
-                (_LEFT + (place + 0.5) * self._step, up(value))
-                for place, value in enumerate(those)
+                (_LEFT + (index + 0.5) * self._step, up(value))
+                for index, value in enumerate(series)
                 if math.isfinite(value)
             ]
-            last = f"{label} {_short(those[-1], 4)}".strip()
+            last = f"{label} {_short(series[-1], 4)}".strip()
             self.line(points, _COLOURS[number], 2, dots=2.5, title=last)
             self._draw_key(top, number, last)
 
@@ -86,13 +87,13 @@ class PanelChart(Chart):
         sums = [math.fsum(each) for each in zip(*values.values(), strict=True)]
         up = self._draw_frame(top, title, [0.0, *sums])
         base = [0.0] * len(sums)
-        for number, (label, those) in enumerate(values.items()):
-            for place, value in enumerate(those):
-                low, high = up(base[place]), up(base[place] + value)
-                left = _LEFT + (place + 0.1) * self._step
-                told = f"{self._name} {self._places[place]}, {label}: {value:.3g} ms"
-                self.box(left, high, 0.8 * self._step, low - high, _COLOURS[number], told)
-                base[place] += value
+        for number, (label, series) in enumerate(values.items()):
+            for index, value in enumerate(series):
+                low, high = up(base[index]), up(base[index] + value)
+                left = _LEFT + (index + 0.1) * self._step
+                tooltip = f"{self._name} {self._ticks[index]}, {label}: {value:.3g} ms"
+                self.box(left, high, 0.8 * self._step, low - high, _COLOURS[number], tooltip)
+                base[index] += value
             self._draw_key(top, number, label)
 
     def _draw_key(self, top: float, number: int, label: str) -> None:
@@ -102,21 +103,21 @@ class PanelChart(Chart):
 
 
 def table_of(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return rows of figures by name as text."""
+    """Format rows of metrics as a text table."""
     import pandas as pd
 
     return pd.DataFrame(rows).to_string(index=False, float_format="{:.6g}".format)
 
 
 class FitChart:
-    """Epochs as lines and bars, one panel for the loss, for each metric, for speed and for time.
+    """Chart of a fit's epochs, with panels for loss, each metric, throughput and time.
 
-    In a notebook it shows itself.
+    A notebook displays it as SVG.
 
     Parameters
     ----------
     epochs : sequence of dict
-        Figures of epochs, as a run keeps them.
+        Epoch entries of a run's history.
     """
 
     def __init__(self, epochs: Sequence[dict[str, Any]]):
@@ -128,7 +129,7 @@ class FitChart:
         Parameters
         ----------
         path : str or Path
-            Ends with ``.html`` or ``.svg``, or with what matplotlib writes, such as ``.png``.
+            Path ending in ``.html`` or ``.svg``, or in a format of matplotlib, such as ``.png``.
 
         Raises
         ------
@@ -141,7 +142,7 @@ class FitChart:
         return self._chart().svg()
 
     def _table(self) -> str:
-        """Return the figures as text."""
+        """Return the metrics of all epochs as a text table."""
         rows = [{"epoch": e["epoch"], **headline(e), **self._speed(e)} for e in self._epochs]
         return table_of(rows)
 
@@ -151,7 +152,7 @@ class FitChart:
         return {"rows/s": entry["num_samples"] / seconds}
 
     def _panels(self) -> list[tuple[str, dict[str, list[float]], bool]]:
-        """Return title, values by name, and whether they are stacked, of each panel."""
+        """Return each panel's title, values by label, and whether they are stacked."""
         values = [headline(entry) for entry in self._epochs]
         names = list(dict.fromkeys(name for row in values for name in row))
         panels: dict[str, dict[str, list[float]]] = {}

@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Checkpoints: the complete state of a run, from which training resumes exactly.
 
-A :class:`Checkpoint` is a manifest (JSON) and a few files (bytes).  It is written by rank 0 in a
-:class:`CheckpointDirectory` on any fsspec URL, or sent over the channel to the driver.  A
-directory holds one folder per run and in it one folder per checkpoint::
+A :class:`Checkpoint` is a manifest (JSON) and a few files (bytes).  Rank 0 writes it to a
+:class:`CheckpointDirectory` at any fsspec URL, or sends it over the channel to the driver.  A
+``model_dir`` has one folder per run, which has one folder per checkpoint::
 
     <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
         manifest.json     position, seed, history, size and checksum of the files
@@ -10,9 +10,9 @@ directory holds one folder per run and in it one folder per checkpoint::
         rows.*.npy        rows of sharded tables (bigdl.training.slices), and ids of the
                           remaining rows of an epoch (bigdl.training.remaining_rows)
 
-The numbers are the finished epochs and the finished steps of the epoch after them.
-A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
-Without its manifest a checkpoint does not exist.  The files load with
+The numbers are the finished epochs, and the finished steps of the current epoch.  A checkpoint is
+written to a temporary folder and renamed; on stores without rename the manifest is written last.
+A checkpoint without a manifest does not count.  The files load with
 ``torch.load(..., weights_only=True)``.
 """
 
@@ -50,16 +50,16 @@ _NAME = re.compile(r"checkpoint-\d{6,}-\d{8,}")
 
 @dataclass
 class Checkpoint:
-    """The state of a run at one point.
+    """State of a run at one position: a manifest and files.
 
     Attributes
     ----------
     manifest : dict
-        JSON-able: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and what
-        the batches depend on.
+        JSON-able: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and the
+        settings that determine the batches.
     files : dict of str to bytes
     url : str or None
-        The folder that it was read from, where the slices lie that its manifest names.
+        Folder that it was read from, which has the files of its slices.
     """
 
     manifest: dict[str, Any]
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @property
     def slices(self) -> SavedSlices | None:
-        """The rows of tables that lie in slices, if it has any."""
+        """Saved slices of sharded tables, or None."""
         described = self.manifest.get("slices")
         if not described or self.url is None:
             return None
@@ -76,7 +76,7 @@ class Checkpoint:
 
     @property
     def left(self) -> SavedSlices | None:
-        """Ids of the rows that are left of an epoch, see :mod:`bigdl.training.remaining_rows`."""
+        """Ids of an epoch's remaining rows, see :mod:`bigdl.training.remaining_rows`; or None."""
         described = self.manifest.get(IDS)
         if not described or self.url is None:
             return None
@@ -87,32 +87,32 @@ class Checkpoint:
         return Position.of(self.manifest)
 
     def need(self, *names: str) -> None:
-        """Refuse a manifest without fields that are needed to go on within an epoch.
+        """Raise an error if the manifest lacks fields that a mid-epoch resume needs.
 
         Raises
         ------
         UsageError
-            With the checkpoint and the fields.
+            Names the checkpoint and the fields.
         """
         try:
             check_fields(self.manifest, names)
         except ValueError as error:
             which = "" if self.url is None else f" {self.url}"
             raise UsageError(
-                f"The checkpoint{which} was taken in the middle of an epoch, but {error}; go on "
-                "from one of an epoch's end",
+                f"The checkpoint{which} was taken in the middle of an epoch, but {error}; resume "
+                "from one at the end of an epoch",
                 code="checkpoint-damaged",
             ) from None
 
     def pack(self) -> tuple[dict[str, Any], bytes]:
-        """Return it as one message: a JSON-able description and one blob."""
+        """Serialize the checkpoint to a JSON-able description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
         doc = {"manifest": self.manifest, "sizes": sizes, "url": self.url}
         return doc, b"".join(self.files.values())
 
     @classmethod
     def unpack_head(cls, doc: dict[str, Any]) -> Checkpoint:
-        """Return the checkpoint of a message without its files."""
+        """Build a checkpoint from a description, without its files."""
         return cls(doc["manifest"], url=doc.get("url"))
 
     @classmethod
@@ -125,32 +125,32 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The checkpoints of one run.
+    """Folder with the checkpoints of one run.
 
     Parameters
     ----------
     url : str
         Folder of the run; a local path or any fsspec URL.
     keep : int
-        How many of the newest checkpoints stay.
+        Number of newest checkpoints to keep.
 
     Attributes
     ----------
     pinned : str or None
-        Name of a checkpoint that stays, too.
+        Name of a checkpoint that is never removed.
     """
 
     pinned: str | None = None
 
     def __init__(self, url: str, keep: int = 2):
         self._fs, self._root = open_file_system(url)
-        # a relative path would be another one where a worker has another working directory
+        # a relative path would differ in a worker with another working directory
         self.url = self._root if is_local_storage(self._fs) else url.rstrip("/")
         self.keep = keep
 
     @classmethod
     def create(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory:
-        """A new run's folder below `model_dir`."""
+        """Create the folder of a new run below `model_dir`."""
         now = time.time()
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{now % 1:.6f}"[1:]
         name = f"run-{stamp}-{secrets.token_hex(3)}"
@@ -174,7 +174,7 @@ class CheckpointDirectory:
 
     @classmethod
     def latest_run(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory | None:
-        """The newest run below `model_dir` that has a complete checkpoint, or None."""
+        """Return the newest run below `model_dir` that has a complete checkpoint, or None."""
         for name in sorted(_names_in(*open_file_system(model_dir)), reverse=True):
             if name.startswith("run-"):
                 directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
@@ -183,11 +183,11 @@ class CheckpointDirectory:
         return None
 
     def is_shared(self) -> bool:
-        """Return True if this machine sees what the driver created."""
+        """Return True if this machine can read the folder that the driver created."""
         return bool(self._fs.exists(f"{self._root}/.probe"))
 
     def names(self) -> list[str]:
-        """Complete checkpoints, oldest first."""
+        """Return the names of the complete checkpoints, oldest first."""
         self._fs.invalidate_cache(self._root)
         return sorted(
             name
@@ -196,11 +196,11 @@ class CheckpointDirectory:
         )
 
     def newest(self) -> str:
-        """Name of the newest complete checkpoint, or an empty string."""
+        """Return the name of the newest complete checkpoint, or an empty string."""
         return (self.names() or [""])[-1]
 
     def prepare(self, name: str) -> str:
-        """Return a new folder in which the files of a checkpoint are written first."""
+        """Create a temporary folder for the files of a checkpoint; return its path."""
         with self._writing(name):
             return self._prepare(name)
 
@@ -215,14 +215,14 @@ class CheckpointDirectory:
         return aside
 
     def _remove(self, name: str) -> None:
-        """Remove a checkpoint that an attempt from an earlier point writes again."""
+        """Remove a checkpoint that is about to be written again."""
         if self._fs.exists(f"{self._root}/{name}"):
             self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def write_slices(
         self, aside: str, arrays: dict[str, Any], rank: int
     ) -> dict[str, dict[str, Any]]:
-        """Write the slices of one rank to a folder that :meth:`prepare` made.
+        """Write the slices of one rank to a folder that :meth:`prepare` created.
 
         Parameters
         ----------
@@ -233,7 +233,7 @@ class CheckpointDirectory:
         Returns
         -------
         dict
-            What the manifest says of each.
+            Description of each slice for the manifest.
         """
         described = {}
         with self._writing(posixpath.basename(aside).lstrip(".").rpartition("-")[0]):
@@ -244,20 +244,20 @@ class CheckpointDirectory:
         return described
 
     def write(self, snapshot: Checkpoint, aside: str | None = None) -> str:
-        """Write a checkpoint and remove the oldest ones; returns its name.
+        """Write a checkpoint and remove the oldest ones; return its name.
 
         Parameters
         ----------
         snapshot : Checkpoint
         aside : str, optional
-            What :meth:`prepare` returned, where the slices lie already.
+            Folder of :meth:`prepare`, if slices were written to it.
         """
         with self._writing(checkpoint_name(snapshot), aside):
             return self._write(snapshot, aside)
 
     @contextlib.contextmanager
     def _writing(self, name: str, aside: str | None = None) -> Iterator[None]:
-        """Raise one sentence where a checkpoint cannot be written, and leave none of its files."""
+        """Convert write errors to one UsageError and remove the unfinished files."""
         try:
             yield
         except UsageError:
@@ -266,20 +266,20 @@ class CheckpointDirectory:
             cause = disk_error(error) or error
             if not isinstance(cause, OSError):
                 raise
-            with contextlib.suppress(Exception):  # frees what it took of the disk
+            with contextlib.suppress(Exception):  # free the disk space
                 for each in _names_in(self._fs, self._root):
                     if each.startswith(f".{name}-"):
                         self._fs.rm(f"{self._root}/{each}", recursive=True)
             whole = ""
             with contextlib.suppress(Exception):
                 whole = self.newest()
-            rest = "there is no earlier one"
+            advice = "there is no earlier checkpoint"
             if whole:
-                rest = f"{whole} is whole, and fit(resume='auto') goes on from there"
+                advice = f"{whole} is complete, and fit(resume='auto') resumes from it"
             model_dir, _, run = self.url.rpartition("/")
             raise UsageError(
                 f"The checkpoint {run}/{name} cannot be written below model_dir {model_dir!r}: "
-                f"{write_reason(cause, self.url)}; {rest}",
+                f"{write_reason(cause, self.url)}; {advice}",
                 code="path-unusable",
                 argument="model_dir",
                 path=self.url,
@@ -301,7 +301,7 @@ class CheckpointDirectory:
             self._remove(name)
             self._fs.mv(aside, f"{self._root}/{name}", recursive=True)
         complete, listed = self.names(), _names_in(self._fs, self._root)
-        unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # of a dead writer
+        unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # left by a dead writer
         oldest = [n for n in complete[: -self.keep] if n != self.pinned]
         for old in [*unfinished, *oldest]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
@@ -313,7 +313,7 @@ class CheckpointDirectory:
         Raises
         ------
         UsageError
-            If it is damaged or of another format.
+            If it is damaged or has another format.
         """
         files = {}
         with self._reading(name) as manifest:
@@ -325,13 +325,13 @@ class CheckpointDirectory:
         return Checkpoint(manifest, files, f"{self.url}/{name}")
 
     def position(self, name: str) -> Position:
-        """Return the position of a checkpoint, without reading its files."""
+        """Return the position of a checkpoint without reading its files."""
         with self._reading(name) as manifest:
             return Position.of(manifest)
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[dict[str, Any]]:
-        """Give the checked manifest of a checkpoint to a block; say which one fails there."""
+        """Yield the validated manifest of a checkpoint; name the checkpoint in errors."""
         try:
             manifest = json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
             check_manifest(manifest)
@@ -344,23 +344,23 @@ class CheckpointDirectory:
             ) from error
 
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Checkpoint] | None:
-        """The newest checkpoint that can be read; damaged ones are skipped with a warning."""
+        """Return name and content of the newest readable checkpoint; skip damaged ones."""
         for name in reversed(self.names()):
             try:
                 return name, self.read(name)
             except UsageError as error:
                 before = name != self.names()[0]
-                warn(f"{error}; the one before is used" if before else str(error))
+                warn(f"{error}; the previous checkpoint is used" if before else str(error))
         return None
 
 
 def checkpoint_name(snapshot: Checkpoint) -> str:
-    """The name of a snapshot's checkpoint; names sort by position."""
+    """Return the folder name of a checkpoint; names sort by position."""
     return f"checkpoint-{snapshot.manifest['epoch']:06d}-{snapshot.manifest['step']:08d}"
 
 
 def read_checkpoint(path: str) -> Checkpoint | None:
-    """The checkpoint in the folder `path`, or None if `path` is not one."""
+    """Read the checkpoint in the folder `path`; return None if `path` is not one."""
     parent, name = posixpath.split(path.rstrip("/"))
     if not _NAME.fullmatch(name):
         return None
@@ -368,13 +368,13 @@ def read_checkpoint(path: str) -> Checkpoint | None:
 
 
 def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
-    """A checkpoint below a ``model_dir`` or a run's folder.
+    """Return a checkpoint below a ``model_dir`` or a run's folder.
 
     Parameters
     ----------
     path : str
     version : int, optional
-        Optimizer steps after which it was taken; default the newest that can be read.
+        Number of optimizer steps at which it was taken; default the newest readable one.
     """
     run = CheckpointDirectory(path)
     if not run.names():
@@ -387,7 +387,7 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
                 raise UsageError(
                     f"No checkpoint below {path!r} can be read: {' and '.join(damaged)} of "
                     f"{run.url!r} {'is' if len(damaged) == 1 else 'are'} damaged, as the warnings "
-                    "say; restore the files, or train anew in another model_dir",
+                    "say; restore the files, or train again in another model_dir",
                     code="checkpoint-damaged",
                     path=path,
                 )
@@ -402,11 +402,11 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
         try:
             names[run.position(name).global_step] = name
         except UsageError as error:
-            logger.warning("%s; it is passed over", error)
+            logger.warning("%s; it is skipped", error)
     if version not in names:
         raise UsageError(
-            f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
-            f"{sorted(names)}",
+            f"There is no checkpoint of version {version!r} below {path!r}; the existing versions "
+            f"are {sorted(names)}",
             code="checkpoint-missing",
             path=path,
             version=version,
@@ -416,47 +416,47 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
 
 
 def make_private(fs: Any, path: str, mode: int = 0o700) -> None:
-    """Let only its owner use a folder or a file, on this machine and on WebHDFS.
+    """Restrict a file or folder to its owner, on local file systems and WebHDFS.
 
-    Other stores have no permissions of a file, or set them by a setting of their own.
+    Other stores have no file permissions, or configure them elsewhere.
     """
     if is_local_storage(fs):
         os.chmod(path, mode)
     elif "webhdfs" in fs.protocol:
-        with contextlib.suppress(OSError):  # it may belong to somebody else
+        with contextlib.suppress(OSError):  # it may belong to another user
             fs.chmod(path, f"{mode:o}")
 
 
 def _names_in(fs: Any, folder: str) -> list[str]:
-    """Return the names of what is in a folder; none if it is not there."""
+    """Return the names of a folder's entries; an empty list if the folder does not exist."""
     if not fs.exists(folder):
         return []
     return [posixpath.basename(path.rstrip("/")) for path in fs.ls(folder, detail=False)]
 
 
 class BackgroundWriter:
-    """One thing at a time is written by a thread; the next one waits for it.
+    """Background thread for writes, one at a time.
 
-    What it raised is raised by the next call of :meth:`start` or :meth:`wait`.
+    The next call of :meth:`start` or :meth:`wait` raises the error of a failed write.
     """
 
     def __init__(self) -> None:
         self._written: Future[Any] | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Wait for what is being written, then write this."""
+        """Wait for the current write, then start this one."""
         self.wait()
         self._written = in_thread(write)
 
     def wait(self) -> None:
-        """Return when everything is written."""
+        """Wait until the current write has finished."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
 
 
 def in_thread(compute: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, which the end of the process does not wait for."""
+    """Run a function in a daemon thread; return its Future."""
     future: Future[T] = Future()
 
     def run() -> None:

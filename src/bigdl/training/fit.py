@@ -1,15 +1,14 @@
-"""A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
+"""Fits: settings, the epochs of a worker, and the driver's retries, progress and state.
 
-An :class:`EpochRunner` runs epochs from parts that it is given.  :class:`Hooks` are the callbacks
-of a framework.  A :class:`TrainingStep` makes updates of the weights: in a worker, which has a
-part of every batch (:class:`WorkerStep`), or by the ranks of the parameter layer, from the driver
-(``bigdl.orca.parameter_layer.fit``).  A :class:`Checkpointer` keeps states and goes back to
-them.  All share one
-:class:`FitContext` with the :class:`TrainState`.
+An :class:`EpochRunner` runs epochs with three components.  :class:`Hooks` call the callbacks of a
+framework.  A :class:`TrainingStep` updates the weights: in a worker, which has a part of every
+batch (:class:`WorkerStep`), or from the driver through the ranks of the parameter layer
+(``bigdl.orca.parameter_layer.fit``).  A :class:`Checkpointer` saves and restores states.  All share
+one :class:`FitContext` with the :class:`TrainState`.
 
-:class:`TrainingSession` is what an Estimator carries from one fit to the next.  After every
-:class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
-is never retried and never asked about.
+A :class:`TrainingSession` keeps the state of an Estimator between fits.  After every
+:class:`~bigdl.common.errors.WorkerLost` it consults the :class:`FailurePolicy`; errors of user code
+are never retried.
 """
 
 import contextlib
@@ -57,13 +56,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
-_VOTE_STEPS = 10  # between two votes, if these take less than VOTE_S
+_VOTE_STEPS = 10  # steps between two votes, if these take less than VOTE_S
 _UNSAVED = "unsaved"  # topic of a final state that could not be written
-_WARNING = "warning"  # begin of the topics of what workers say to the user
+_WARNING = "warning"  # prefix of the topics of workers' warnings to the user
 
 
 class TrainingSession:
-    """Runs the fits of an Estimator with their retries, and keeps its state between calls.
+    """An Estimator's fits with their retries, and its state between calls.
 
     Parameters
     ----------
@@ -72,14 +71,14 @@ class TrainingSession:
     sync : type
         Class of the GradientSync.
     keep : int
-        How many of the newest checkpoints stay in `model_dir`.
+        Number of newest checkpoints to keep in `model_dir`.
     run_call : callable
-        Runs a :class:`FitCall` and returns the final state; default by the workers of the engine.
+        Runs a :class:`FitCall` and returns the final state; by default in the engine's workers.
 
     Attributes
     ----------
     snapshot : Checkpoint or None
-        What the last fit or load left.
+        State after the last fit or load.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class TrainingSession:
         self._sync, self._keep = sync, keep
         self._run_call = run_call or run_in_workers
         self._seed: int | None = None
-        self._lock = threading.RLock()  # of what trains or replaces the state
-        self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
-        self._is_resumed = False  # whether the snapshot is as `resume` found it
-        # where the last fit ended; the run that was resumed may be further
+        self._lock = threading.RLock()  # held while the state is trained or replaced
+        self._run: CheckpointDirectory | None = None  # checkpoints of this run
+        self._is_resumed = False  # whether the snapshot is unchanged since `resume`
+        # end of the last fit; a resumed run may be further
         self._epochs = self._steps = 0
 
     @property
@@ -106,7 +105,7 @@ class TrainingSession:
 
     @property
     def seed(self) -> int:
-        """The seed of the next fit that names none; chosen at random once."""
+        """Seed of the next fit without an explicit seed; drawn once at random."""
         if self._seed is None:
             self._seed = secrets.randbits(31)
         return self._seed
@@ -119,12 +118,11 @@ class TrainingSession:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait until no other thread trains or loads; the state would be that of the last one."""
+        """Acquire the lock of the training state; log a warning if another thread holds it."""
         if not self._lock.acquire(blocking=False):
             logger.warning(
-                "Another thread trains this Estimator: this call waits, and goes on from where "
-                "that one ends; use an Estimator of its own in each thread to train them at the "
-                "same time"
+                "Another thread trains this Estimator: this call waits and continues from its "
+                "result; use a separate Estimator in each thread to train at the same time"
             )
             self._lock.acquire()
         try:
@@ -133,7 +131,7 @@ class TrainingSession:
             self._lock.release()
 
     def take(self, snapshot: Checkpoint) -> None:
-        """Go on from a state that was loaded."""
+        """Continue from a loaded state."""
         with self._alone():
             self._resume(snapshot)
             self._epochs = self.position.epochs_with_metrics
@@ -157,9 +155,9 @@ class TrainingSession:
         ----------
         engine : bigdl.runtime.engine.Engine
         feed : bigdl.orca.data.feeds.group.FeedGroup
-            ``data`` and perhaps ``validation``.
+            Feed ``data`` and optionally ``validation``.
         program_of : callable
-            Returns the program that the workers run, with settings that are complete.
+            Returns the program that the workers run, for complete settings.
         settings : RunSettings
         progress : str
             A form of :func:`~bigdl.training.progress.progress_form`.
@@ -167,7 +165,7 @@ class TrainingSession:
         Returns
         -------
         list of dict
-            Figures of the epochs of this fit.
+            Metrics of the epochs of this fit.
         """
         with self._alone():
             if resume is None:
@@ -193,10 +191,10 @@ class TrainingSession:
                 settings = replace(settings, stop_at=stop_at, seed=self.seed)
                 self._train(engine, feed, program_of, settings, policy, progress_of(progress))
                 end = self.position.epochs_with_metrics
-            figures = self.position.epoch_metrics(first, end)
+            metrics = self.position.epoch_metrics(first, end)
             self._epochs = end
-            self._steps = figures[-1]["global_step"] if figures else self.position.global_step
-            return figures
+            self._steps = metrics[-1]["global_step"] if metrics else self.position.global_step
+            return metrics
 
     def _train(
         self,
@@ -207,13 +205,13 @@ class TrainingSession:
         policy: FailurePolicy,
         progress: Progress,
     ) -> None:
-        """Run a program whose settings get what this run and its data decide."""
+        """Complete the settings and run their program to the end."""
         start = self.snapshot
-        if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
+        if self._is_resumed and start is not None:  # continue inside the interrupted epoch
             start = replace(start, manifest={**start.manifest, "partial": None})
         if self._model_dir is not None:
             here = "" if self.snapshot is None else checkpoint_name(self.snapshot)
-            # a fit that failed may have left checkpoints that are ahead of this one
+            # a failed fit may have left newer checkpoints than this state
             if self._run is None or self._run.newest() > here:
                 self._run = CheckpointDirectory.create(self._model_dir)
         if feed is not None:
@@ -223,7 +221,7 @@ class TrainingSession:
             if start is not None and start.slices is not None:
                 settings = replace(settings, pinned_checkpoint=checkpoint_name(start))
         elif policy.max_failures == 0:
-            # nobody would use the checkpoints
+            # without retries the checkpoints have no use
             settings = replace(settings, checkpoint_trigger=None)
         program = program_of(settings)
         progress.start(engine.num_workers)
@@ -242,7 +240,7 @@ class TrainingSession:
         progress.finish(self.position.epoch_metrics(first, self.position.epochs_with_metrics))
 
     def _load_resumed(self, resume: Any) -> None:
-        """Take over the checkpoint that `resume` names, if there is one."""
+        """Load the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
             raise UsageError(
                 f'resume should be "auto" or the path of a checkpoint, got {resume!r}',
@@ -271,13 +269,13 @@ class TrainingSession:
         run = self._run or CheckpointDirectory.latest_run(self._model_dir)
         latest = run.latest() if run is not None else None
         if run is None or latest is None:
-            logger.info("No checkpoint below %s: the training starts afresh", self._model_dir)
+            logger.info("No checkpoint below %s: the training starts from scratch", self._model_dir)
             return
         name, snapshot = latest
         if self.snapshot is None or name > checkpoint_name(self.snapshot):
             self._run, self._is_resumed = run, True
             self._resume(snapshot)
-            logger.info("The training goes on from %s/%s", run.url, name)
+            logger.info("The training resumes from %s/%s", run.url, name)
 
     def _resume(self, snapshot: Checkpoint) -> None:
         self.snapshot = snapshot
@@ -286,27 +284,27 @@ class TrainingSession:
 
 @dataclass
 class FitCall:
-    """One call of ``fit``, as it is run in the driver.
+    """One call of ``fit``, as the driver runs it.
 
     Attributes
     ----------
     engine : Engine
     feed : bigdl.orca.data.feeds.group.FeedGroup
     program : callable
-        Runs in the workers; it has ``settings``.
+        Program that the workers run; it has the attribute ``settings``.
     start : Checkpoint or None
-        Where it begins; None for the weights that the model is made with.
+        State to start from; None for the model's initial weights.
     policy : FailurePolicy
     progress : Progress
     sync : type of GradientSync
     run : CheckpointDirectory or None
-        Where the workers write their checkpoints.
+        Folder to which the workers write their checkpoints.
     keep : callable
         Keeps a state in the Estimator that could not be written.
     """
 
     engine: Engine
-    feed: Any  # None or a FeedGroup, of a room below
+    feed: Any  # None or a FeedGroup, of a lower layer
     program: Any  # callable with settings
     start: Checkpoint | None
     policy: FailurePolicy
@@ -318,7 +316,7 @@ class FitCall:
 
 def run_in_workers(call: FitCall) -> Checkpoint:
     """Run a program in workers until it ends or the policy gives up; return the final state."""
-    kept: dict[str, Checkpoint] = {}  # the newest of each topic
+    kept: dict[str, Checkpoint] = {}  # newest checkpoint of each topic
     latest, warned = call.start, set[str]()
 
     def on_event(topic: str, value: Any) -> None:
@@ -329,10 +327,10 @@ def run_in_workers(call: FitCall) -> Checkpoint:
             if not doc["topic"].startswith(_WARNING):
                 kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
                 return
-            # of several workers and about one subject the first
-            what = doc["text"] if doc["topic"] == _WARNING else doc["topic"]
-            if what not in warned:
-                warned.add(what)
+            # show only the first of several workers or about one subject
+            subject = doc["text"] if doc["topic"] == _WARNING else doc["topic"]
+            if subject not in warned:
+                warned.add(subject)
                 logger.warning(doc["text"])
 
     with call.engine.open(call.program, call.feed) as opened:
@@ -350,7 +348,7 @@ def run_in_workers(call: FitCall) -> Checkpoint:
                     raise
                 call.keep(kept[_UNSAVED])
                 raise error.with_message(
-                    f"{error}; what was trained is kept in this Estimator, so save() can "
+                    f"{error}; the trained state is kept in this Estimator, so save() can "
                     "write it elsewhere"
                 ) from None
             except WorkerLost as error:
@@ -359,13 +357,13 @@ def run_in_workers(call: FitCall) -> Checkpoint:
                 is_moved = isinstance(error, WorkersRelocated)
                 reason = "no step is lost" if is_moved else call.policy.allow_retry(error)
                 where = Position() if latest is None else latest.position
-                logger.warning("%s; going on from %s (%s)", error, where, reason)
+                logger.warning("%s; resuming from %s (%s)", error, where, reason)
     name = results[0]["checkpoint"]
     return kept["final"] if name is None else cast("CheckpointDirectory", call.run).read(name)
 
 
 def input_facts(settings: RunSettings, inputs: list[Any] | None) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint says of the input.
+    """Return the manifest fields that describe the input.
 
     Parameters
     ----------
@@ -379,23 +377,23 @@ def input_facts(settings: RunSettings, inputs: list[Any] | None) -> dict[str, An
 
 @dataclass
 class TrainState:
-    """Where a fit stands; its step, its hooks and its checkpoints share it.
+    """Progress of a fit, shared by its step, its hooks and its checkpoints.
 
     Attributes
     ----------
     stop_at : StoppingCriterion
     position : Position
-        Another one once a checkpoint is restored.
+        Position of the training; replaced when a checkpoint is restored.
     stop : bool
         True if a callback or a trigger has ended the fit.
     layout : BatchLayout
-        How the batches of an epoch are cut, once the rows are known.
+        Layout of an epoch's batches, once the rows are known.
     epoch_steps : int or None
-        Steps of an epoch; None if that is not known.
+        Steps of an epoch; None if unknown.
     sums : EpochSums
-        Of this worker and this epoch.
-    rest : RemainingBatches or None
-        What another number of workers has left of an epoch.
+        Sums of this worker in this epoch.
+    remaining : RemainingBatches or None
+        Remaining batches of an epoch that another number of workers began.
     """
 
     stop_at: StoppingCriterion
@@ -404,30 +402,30 @@ class TrainState:
     layout: Any = None
     epoch_steps: int | None = None
     sums: EpochSums = field(default_factory=EpochSums)
-    rest: RemainingBatches | None = None
-    _first: dict[str, Any] | None = None  # what is shown of the first epoch that was finished
-    _last: dict[str, Any] | None = None  # the same of the last one
+    remaining: RemainingBatches | None = None
+    _first: dict[str, Any] | None = None  # headline of the first finished epoch
+    _last: dict[str, Any] | None = None  # headline of the last finished epoch
 
     def close_epoch(self, entry: dict[str, Any]) -> None:
-        """Count an epoch that is whole, with its figures."""
+        """Append the metrics of a finished epoch and reset its sums."""
         self.position.close_epoch(entry)
         self.sums = EpochSums()
         self._last = {**headline(entry), "epoch": entry["epoch"] - self.stop_at.first}
         self._first = self._first or self._last
 
     def entry(self) -> dict[str, Any]:
-        """Return the first figures of the epoch that ends here."""
+        """Return the epoch and step number for the metrics of the current epoch."""
         return {"epoch": self.position.epoch + 1, "global_step": self.position.global_step}
 
     def progress(self, epochs: int, steps: int, loss: float | None) -> dict[str, Any]:
-        """Return how far the fit is, as :class:`~bigdl.training.progress.Progress` takes it.
+        """Return a progress report for :class:`~bigdl.training.progress.Progress`.
 
         Parameters
         ----------
         epochs : int
-            At the end of the fit.
+            Number of epochs at the end of the fit.
         steps : int
-            Of an epoch.
+            Steps of an epoch.
         loss : float or None
         """
         return {
@@ -443,16 +441,16 @@ class TrainState:
 
 @dataclass
 class FitContext:
-    """Settings, state and workers of a fit, for all its parts.
+    """Settings, state and worker of a fit, shared by its components.
 
     Attributes
     ----------
     settings : RunSettings
     state : TrainState
     worker : Worker or None
-        That the fit runs in; None for the driver.
+        Worker that runs the fit; None in the driver.
     sync : GradientSync or None
-        Of the workers.
+        Gradient synchronization of the workers.
     """
 
     settings: Any
@@ -462,7 +460,7 @@ class FitContext:
     _warned: set[str] = field(default_factory=set)
 
     def warn(self, text: str, about: str = "") -> None:
-        """Warn the user, once about each subject; of equal texts of all workers one is shown."""
+        """Log a warning once per subject; of equal warnings of several workers one is shown."""
         if about in self._warned:
             return
         if about:
@@ -475,23 +473,23 @@ class FitContext:
 
 @dataclass
 class Triggers:
-    """The triggers of a fit: when it ends, and when a checkpoint is due.
+    """Triggers of a fit, which decide about its end and its checkpoints.
 
-    Of a trigger that is not reproducible the answer of rank 0 counts.
+    The answer of rank 0 counts for triggers that are not reproducible.
     """
 
     context: FitContext
 
-    def ask(self, **figures: Any) -> bool:
-        """Ask after a step; return True if a checkpoint is due, and stop the fit where it ends.
+    def ask(self, **metrics: Any) -> bool:
+        """Evaluate the triggers after a step; return True if a checkpoint is due.
 
         Parameters
         ----------
-        **figures
-            At the end of an epoch, see :class:`~bigdl.training.position.TriggerState`.
+        **metrics
+            Fields of :class:`~bigdl.training.position.TriggerState` at the end of an epoch.
         """
         settings, state = self.context.settings, self.context.state
-        seen = TriggerState(state.position.epoch, state.position.global_step, **figures)
+        seen = TriggerState(state.position.epoch, state.position.global_step, **metrics)
         answers = []
         for trigger in (settings.end_trigger, settings.checkpoint_trigger):
             answer, sync = trigger is not None and bool(trigger(seen)), self.context.sync
@@ -503,101 +501,101 @@ class Triggers:
 
 
 class Hooks(ABC):
-    """Callbacks of a framework, called around the epochs of a fit, and the files of its model."""
+    """Callbacks of a framework around the epochs of a fit, and the files of its model."""
 
     @property
     @abstractmethod
     def are_called(self) -> bool:
-        """True if there are callbacks, which look at the model at the end of an epoch."""
+        """True if there are callbacks, which may inspect the model after an epoch."""
 
     @abstractmethod
     def begin_fit(self) -> None:
-        """Before the first epoch."""
+        """Run callbacks before the first epoch."""
 
     @abstractmethod
     def end_fit(self) -> bool:
-        """After the last epoch; return True if weights may have changed since the last step."""
+        """Run callbacks after the last epoch; return True if they may have changed weights."""
 
     @abstractmethod
     def begin_epoch(self) -> None:
-        """Before the steps of an epoch."""
+        """Run callbacks before the steps of an epoch."""
 
     @abstractmethod
     def end_epoch(self, entry: dict[str, Any], is_whole: bool) -> dict[str, Any]:
-        """After the steps of an epoch, with its figures; return ``loss`` and ``score``."""
+        """Run callbacks after the steps of an epoch; return its ``loss`` and ``score``."""
 
     def close_epoch(self, entry: dict[str, Any]) -> None:  # noqa: B027 - few have to do it
-        """After an epoch that was counted as a whole one."""
+        """Run callbacks after an epoch was counted as finished."""
 
     @abstractmethod
     def is_stopped(self, *, in_epoch: bool = False) -> bool:
-        """Return True if a callback or a trigger has ended the fit; maybe a collective."""
+        """Return True if a callback or a trigger has ended the fit; may be a collective."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint that are the same for all ranks."""
+        """Return the checkpoint files that are the same on all ranks."""
 
     @abstractmethod
     def load(self, files: dict[str, bytes]) -> None:
-        """Take over what :meth:`files` of any backend returned, or the model's file alone."""
+        """Load files of :meth:`files` of any backend, or only the model's file."""
 
 
 class TrainingStep(ABC):
-    """The training step of a fit: one update, or the group of updates that are made together."""
+    """Training step of a fit: one update, or a group of updates that run together."""
 
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """True if the epoch has had all its steps."""
+        """True if the epoch has no more steps."""
 
     @abstractmethod
     def begin_epoch(self) -> None:
-        """Open the batches that are left of the epoch."""
+        """Open the remaining batches of the epoch."""
 
     @abstractmethod
     def run(self, triggers: Triggers) -> bool:
-        """Make the step and move the position; return True if a checkpoint is due after it."""
+        """Make the step and advance the position; return True if a checkpoint is due."""
 
     @abstractmethod
     def end_epoch(self) -> dict[str, Any] | None:
-        """Return the figures of the epoch and of its validation; None if no step was made."""
+        """Return the epoch's training and validation metrics; None without a step."""
 
     def pull_model(self) -> None:  # noqa: B027 - few have to do it
-        """Bring the model of this process up to date, where other processes train it."""
+        """Copy the current weights from other processes to this process's model."""
 
     def push_model(self) -> None:  # noqa: B027 - few have to do it
-        """Give those processes what callbacks have changed in the model."""
+        """Send the changes that callbacks made in the model to the other processes."""
 
 
 class Checkpointer(ABC):
-    """Keeps the states of a fit.
+    """Interface that saves and restores the states of a fit.
 
     Attributes
     ----------
     keeps_end : bool
-        True if a checkpoint at the end of a fit is more than its result.
+        True if the checkpoint at the end of a fit is saved in addition to its result.
     """
 
     keeps_end = True
 
     @abstractmethod
     def save(self, *, is_last: bool) -> None:
-        """Keep the state as it is now; `is_last` at the end of the fit."""
+        """Save the current state."""
 
     def must_leave(self) -> bool:
-        """Return True if a machine of the workers is about to go; a collective at times."""
+        """Return True if a worker's machine is about to shut down; may be a collective."""
         return False
 
     def leave(self) -> None:  # noqa: B027 - few have to do it
-        """Keep the state and end the workers."""
+        """Save the state and end the workers."""
 
     def recover(self, error: WorkerLost) -> None:
-        """Go back to the newest state after a loss, or raise."""
+        """Restore the newest state after a loss, or raise the error."""
         raise error
 
     @abstractmethod
     def finish(self, is_changed: bool) -> Any:
-        """Leave the final state where the driver finds it, and say where.
+        """Save the final state; return the information with which the driver finds it.
 
         Parameters
         ----------
@@ -608,7 +606,7 @@ class Checkpointer(ABC):
 
 @dataclass
 class EpochRunner:
-    """Runs the epochs of a fit, whoever makes their steps; all workers run them together."""
+    """Loop over the epochs of a fit, which all workers run together."""
 
     context: FitContext
     triggers: Triggers
@@ -617,7 +615,7 @@ class EpochRunner:
     checkpointer: Checkpointer
 
     def run(self) -> Any:
-        """Train to the goal; return what :meth:`Checkpointer.finish` does."""
+        """Train until the stopping criterion; return the result of :meth:`Checkpointer.finish`."""
         state = self.context.state
         self.hooks.begin_fit()
         while True:
@@ -633,7 +631,7 @@ class EpochRunner:
         return self.checkpointer.finish(self.hooks.end_fit())
 
     def run_epoch(self) -> None:
-        """Go on to the end of the epoch."""
+        """Train to the end of the current epoch."""
         state, hooks, step = self.context.state, self.hooks, self.step
         position = state.position
         hooks.begin_epoch()
@@ -648,14 +646,14 @@ class EpochRunner:
             return
         if hooks.are_called:
             step.pull_model()
-        figures = hooks.end_epoch(entry, is_whole)
+        metrics = hooks.end_epoch(entry, is_whole)
         step.push_model()
-        loss = figures["loss"]
+        loss = metrics["loss"]
         if loss is not None and math.isnan(loss):
             self.context.warn(f"The loss of epoch {entry['epoch']} is nan", "nan")
         if is_whole:
             self._close_epoch(entry)
-            self._keep(self.triggers.ask(epoch_finished=True, **figures))
+            self._keep(self.triggers.ask(epoch_finished=True, **metrics))
         else:
             position.partial = entry
 
@@ -664,7 +662,7 @@ class EpochRunner:
         self.hooks.close_epoch(entry)
 
     def _keep(self, is_due: bool) -> None:
-        """Take a checkpoint that is due, and leave a machine that is about to go."""
+        """Save a checkpoint that is due, and leave a machine that is about to shut down."""
         if is_due:
             is_over = self._is_over()
             if self.checkpointer.keeps_end or not is_over:
@@ -673,15 +671,15 @@ class EpochRunner:
             self.checkpointer.leave()
 
     def _is_over(self, *, in_epoch: bool = False) -> bool:
-        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+        """Return True if the fit ends now, equally on every rank; may be a collective."""
         state = self.context.state
         return state.stop_at.is_reached(state.position) or self.hooks.is_stopped(in_epoch=in_epoch)
 
 
 def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
-    """Meet the other workers; return the writer of this worker's checkpoints."""
+    """Connect to the other workers; return the writer of this worker's checkpoints."""
     writer = BackgroundWriter()
-    worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
+    worker.at_exit(writer.wait)  # run after the sync has stopped, since a peer may wait for it
     sync.start()
     return writer
 
@@ -689,15 +687,15 @@ def start(worker: Worker, sync: GradientSync) -> BackgroundWriter:
 def exchange(
     sync: GradientSync, known: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """Return what the workers know of their rows, by rank, and the types of the training data.
+    """Exchange facts about the workers' rows; return them by rank, and the training data's types.
 
     Parameters
     ----------
     sync : GradientSync
     known : dict
-        Of this worker, JSON-able: ``types`` and ``rows`` of its training data;
-        ``validation``, the number of its rows of the validation data, 1 if there is no such
-        data; and whatever else the framework needs to know of all workers.
+        JSON-able facts about this worker: ``types`` and ``rows`` of its training data;
+        ``validation``, its number of validation rows, or 1 without validation data; and other
+        facts that the framework needs from all workers.
     """
     everyone = all_gather_json(sync, known)
     if not sum(each["validation"] for each in everyone):
@@ -708,14 +706,14 @@ def exchange(
 
 
 class WorkerStep(TrainingStep):
-    """A training step in a worker, which has a part of every batch, and state of its own.
+    """Training step in a worker that has a part of every batch.
 
     Attributes
     ----------
     running : RunningState
-        What layers change besides the weights.
+        State that layers change without training.
     source : BatchSource
-        The training data of this worker.
+        Training data of this worker.
     """
 
     running: RunningState
@@ -723,15 +721,15 @@ class WorkerStep(TrainingStep):
     @property
     @abstractmethod
     def source(self) -> BatchSource:
-        """The training data of this worker."""
+        """Training data of this worker."""
 
     @abstractmethod
     def rank_state(self) -> dict[str, Any]:
-        """Return the state that is this rank's alone."""
+        """Return the state that only this rank has."""
 
     @abstractmethod
     def put_rank_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`rank_state`."""
+        """Restore the state that :meth:`rank_state` returned."""
 
     def put_all_ranks(self, states: list[dict[str, Any]]) -> bool:
         """Take over what all ranks of a run had, whatever their number; return True if done.
@@ -744,22 +742,22 @@ class WorkerStep(TrainingStep):
         return False
 
     def put_sums(self, states: list[dict[str, Any]]) -> None:
-        """Add up on this rank what :meth:`rank_state` of all ranks has of an epoch's figures."""
+        """Add the partial epoch metrics of all ranks' :meth:`rank_state` to this rank."""
 
     def slices(self) -> "dict[str, np.ndarray]":
-        """Return this rank's rows of tables that lie in slices; of the same names on all ranks."""
+        """Return this rank's rows of sharded tables, under the same names on all ranks."""
         return {}
 
     def load_slices(self, slices: SavedSlices) -> None:
-        """Take over this rank's rows of tables that lie in slices."""
+        """Load this rank's rows of sharded tables."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what a manifest says of the input, see :func:`input_facts`."""
+        """Return the manifest fields of the input, see :func:`input_facts`."""
 
     @abstractmethod
     def left(self) -> "np.ndarray | None":
-        """Ids of the rows that are left of this epoch to this worker; None if there are none."""
+        """Return ids of this worker's remaining rows of the epoch; None if they have no ids."""
 
 
 class WorkerCheckpointer(Checkpointer):
@@ -779,22 +777,22 @@ class WorkerCheckpointer(Checkpointer):
         self._worker, self._sync = context.worker, context.sync
         self._settings, self._state = context.settings, context.state
         self._hooks, self._step, self._writer = hooks, step, writer
-        self._directory: CheckpointDirectory | None = None  # else the driver gets the snapshots
+        self._directory: CheckpointDirectory | None = None  # None sends the snapshots to the driver
         self.keeps_end = context.settings.run_url is not None
-        self._checkpoint: str | None = None  # name of the newest one, on rank 0
-        self._saved: dict[str, Any] | None = None  # its position
+        self._checkpoint: str | None = None  # name of the newest checkpoint, on rank 0
+        self._saved: dict[str, Any] | None = None  # position of the newest checkpoint
         self._next_vote = self._voted_step = 0  # steps of the votes to leave
         self._voted_at = time.monotonic()
 
     # -- the start -------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Start from the driver's state, or from the model of rank 0: the same on every rank.
+        """Load the driver's state, or the initial model of rank 0, on every rank.
 
         Raises
         ------
         UsageError
-            On rank 0, if the worker does not see the folder of the driver.
+            On rank 0, if the worker cannot read the driver's folder.
         """
         settings, rank, state, step = self._settings, self._sync.rank, self._state, self._step
         if settings.run_url is not None:
@@ -802,7 +800,7 @@ class WorkerCheckpointer(Checkpointer):
             self._directory.pinned = settings.pinned_checkpoint
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
-                    f"The worker on {self._worker.host} does not see model_dir "
+                    f"The worker on {self._worker.host} cannot read model_dir "
                     f"{settings.run_url!r}; pass a folder that the driver and all workers share",
                     code="path-missing",
                     path=settings.run_url,
@@ -813,16 +811,16 @@ class WorkerCheckpointer(Checkpointer):
         step.running.restart()
         if snapshot.slices is not None:
             step.load_slices(snapshot.slices)
-        self._restore_own(files.get("rng.pt"), step.put_rank_state)
+        self._restore_rank(files.get("rng.pt"), step.put_rank_state)
         state.position = snapshot.position
         if "windows" in manifest and manifest.get("rows") == list(state.layout.rows):
-            # they depend on the memory that was free; a run goes on with those that it had
+            # window sizes depend on free memory; a resumed run keeps its sizes
             state.layout = replace(state.layout, windows=manifest["windows"])
         if state.position.batch and not state.position.partial:
             self._restore_epoch(snapshot)
 
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
-        """Go on within an epoch, with the batches that were to come or with the rows of them."""
+        """Resume inside an epoch, with its remaining batches or remaining rows."""
         files, manifest, rank = snapshot.files, snapshot.manifest, self._sync.rank
         layout, running = self._state.layout, self._step.running
         snapshot.need(*BatchLayout.facts, "rows_since_merge", "sums")
@@ -832,12 +830,12 @@ class WorkerCheckpointer(Checkpointer):
         has_others = manifest.get("is_rest") or manifest["rows"] != list(layout.rows)
         if has_others and snapshot.left is not None:
             layout.check(manifest, rank, rows=False)
-            self._state.rest = self._rest_of_epoch(snapshot.left)
+            self._state.remaining = self._remaining_batches(snapshot.left)
         else:
             layout.check(manifest, rank)
         since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
         if len(sums) == self._sync.world_size:
-            self._restore_own(files.get("buffers.pt"), running.put)
+            self._restore_rank(files.get("buffers.pt"), running.put)
             running.rows, self._state.sums = since_merge[rank], EpochSums(**sums[rank])
             return
         running.rows = sum(since_merge) // self._sync.world_size
@@ -845,8 +843,8 @@ class WorkerCheckpointer(Checkpointer):
             self._state.sums = EpochSums.total(EpochSums(**each) for each in sums)
             self._step.put_sums(loads(files["rng.pt"]))
 
-    def _rest_of_epoch(self, left: SavedSlices) -> RemainingBatches:
-        """Share the rows that are left of an epoch among the workers; a collective."""
+    def _remaining_batches(self, left: SavedSlices) -> RemainingBatches:
+        """Distribute the epoch's remaining rows over the workers; a collective."""
         count, share = self._step.source.share_of_remaining(left, self._sync)
         rows = [int(row[0]) for row in self._sync.all_gather([float(count)])]
         layout, position = self._state.layout, self._state.position
@@ -871,8 +869,8 @@ class WorkerCheckpointer(Checkpointer):
         doc = json.loads(cast("bytes", self._sync.broadcast(message)))
         return Checkpoint.unpack(doc, cast("bytes", self._sync.broadcast(blob)))
 
-    def _restore_own(self, data: bytes | None, restore: Callable[..., Any]) -> None:
-        """Give this rank what it had, if there were as many ranks."""
+    def _restore_rank(self, data: bytes | None, restore: Callable[..., Any]) -> None:
+        """Restore this rank's state if the number of ranks is unchanged."""
         everyone = loads(data) if data else []
         if len(everyone) != self._sync.world_size:
             return
@@ -882,16 +880,16 @@ class WorkerCheckpointer(Checkpointer):
             raise
         except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                "The checkpoint was taken by another program: what it has of this worker (random "
-                f"numbers, figures, callbacks, layers' own state) does not fit: {one_line(error)}; "
-                "go on with that program, or load the weights alone and fit without resume",
+                "The checkpoint was taken by another program: its state of this worker (random "
+                f"generators, metrics, callbacks, layers) does not fit: {one_line(error)}; resume "
+                "with that program, or load only the weights and fit without resume",
                 code="checkpoint-mismatch",
             ) from error
 
-    # -- on the way ------------------------------------------------------------------------------
+    # -- during the fit --------------------------------------------------------------------------
 
     def must_leave(self) -> bool:
-        """Ask all ranks, every second or more often, if one knows that a machine is about to go."""
+        """Ask all ranks, about once a second, if a machine is about to shut down."""
         step = self._state.position.global_step
         if not self._worker.may_leave or step < self._next_vote:
             return False
@@ -912,7 +910,7 @@ class WorkerCheckpointer(Checkpointer):
     def save(self, *, is_last: bool, topic: str = "checkpoint") -> None:
         """Write a checkpoint or send it to the driver.
 
-        The state is copied here and written by a thread; the next checkpoint waits for it.
+        The state is copied and written by a background thread; the next checkpoint waits for it.
         """
         directory, aside, slices = self._directory, None, self._step.slices()
         if directory is not None:
@@ -936,14 +934,14 @@ class WorkerCheckpointer(Checkpointer):
             try:
                 self._checkpoint = directory.write(snapshot, aside)
             except UsageError:
-                if is_last and aside is None:  # what was trained is not lost
+                if is_last and aside is None:  # keep the trained state
                     self._worker.send(_UNSAVED, *snapshot.pack())
                 raise
 
         self._writer.start(partial(write, directory, snapshot))
 
     def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
-        """Return ids of the rows that are left of this epoch, if all ranks can write theirs."""
+        """Return ids of the epoch's remaining rows, if all ranks have them."""
         if not self._state.position.batch:
             return {}
         left = self._step.left() if directory.is_shared() else None
@@ -954,10 +952,10 @@ class WorkerCheckpointer(Checkpointer):
     def _write_slices(
         self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
     ) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-        """Write the slices of all ranks at once; returns the folder and their descriptions."""
+        """Write the slices of all ranks; return the folder and descriptions."""
         aside = None
         if self._sync.rank == 0:
-            self._writer.wait()  # it removes folders that are not finished
+            self._writer.wait()  # it removes unfinished folders
             name = checkpoint_name(Checkpoint(self._state.position.to_json()))
             aside = directory.prepare(name).encode()
         folder = cast("bytes", self._sync.broadcast(aside)).decode()
@@ -973,7 +971,7 @@ class WorkerCheckpointer(Checkpointer):
         return {"checkpoint": self._checkpoint}
 
     def _snapshot(self) -> Checkpoint | None:
-        """Return the whole state, on rank 0."""
+        """Return the whole state on rank 0, None on other ranks; a collective."""
         sync, state, step, running = self._sync, self._state, self._step, self._step.running
         position = state.position
         manifest = {**position.to_json(), **vars(state.layout), **step.facts()}
@@ -982,9 +980,11 @@ class WorkerCheckpointer(Checkpointer):
             everyone = sync.all_gather([*astuple(state.sums), float(running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
-            manifest["is_rest"] = state.rest is not None and state.rest.epoch == position.epoch
+            manifest["is_rest"] = (
+                state.remaining is not None and state.remaining.epoch == position.epoch
+            )
             if sync.world_size > 1:
-                files["buffers.pt"] = sync.gather(dumps(running.own()))
+                files["buffers.pt"] = sync.gather(dumps(running.values()))
         with running.merged():
             shared = self._hooks.files() if sync.rank == 0 else {}
         if sync.rank != 0:

@@ -1,10 +1,10 @@
-"""The form of a loss: a mean over rows, a sum, or a mean over what counts in the rows.
+"""Reduction of a loss: a mean over rows, a sum, or a mean over the elements that count.
 
-Several workers compute one batch in parts.  Their gradients add up to that of one process only if
-each part is weighted by what the loss was divided by: the rows, or the labels that are not ignored,
-or the sum of a mask.  For the losses of torch this is known.  For any other loss :func:`read_form`
-reads the divisor of a batch off the first nodes of its autograd graph, which costs nothing, and
-:func:`probe` compares the loss of some rows with the losses of parts of them, in the first batches.
+Each worker computes a part of a batch.  The gradients add up to that of one process only if each
+part is weighted by the divisor of its loss: the number of rows, of labels that are not ignored, or
+the sum of a mask.  For torch losses the divisor is known.  For any other loss :func:`read_form`
+reads it from the first nodes of the autograd graph, which is almost free, and :func:`probe`
+compares the loss of some rows with the losses of parts of them, in the first batches.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ else:
     torch = LazyModule("torch", "orca")
 
 ROWS, SUM, DIVISOR, UNKNOWN = "rows", "sum", "divisor", "unknown"
-_CODES = ("", ROWS, SUM, DIVISOR, UNKNOWN)  # as workers send them; "" is undecided
+_CODES = ("", ROWS, SUM, DIVISOR, UNKNOWN)  # exchanged between workers; "" is undecided
 _PROBED_ROWS = 64
 
 
 @dataclass(frozen=True)
 class LossForm:
-    """Divisors of a loss, as its graph tells them.
+    """Divisors of a loss, read from its autograd graph.
 
     Attributes
     ----------
     divisors : tuple of float
-        What the sums of elements are divided by, of which the loss is made; each divisor once, and
-        up to a factor that does not depend on the batch. It is 1 where nothing is divided.
+        Distinct divisors of the sums of elements that make up the loss, up to a factor that does
+        not depend on the batch. An undivided sum has the divisor 1.
     is_undivided : bool
-        Whether there is neither a mean nor a division, so that the elements are only summed.
+        Whether the loss only sums elements, without a mean or a division.
     is_even : bool
-        Whether the divisors follow from shapes alone. False if that is not known.
+        Whether the divisors follow from shapes alone. False if that is unknown.
     """
 
     divisors: tuple[float, ...]
@@ -49,31 +49,31 @@ class LossForm:
 
     @property
     def divisor(self) -> float:
-        """The count of a part of a batch."""
+        """First divisor; it represents all if the forms are alike."""
         return self.divisors[0]
 
     def is_like(self, other: LossForm) -> bool:
-        """Return True if the terms have divisors of the same ratios, so that one stands for all."""
+        """Return True if the divisors of both losses have the same ratios."""
         if not (any(self.divisors) and any(other.divisors)):
-            return True  # nothing counts
+            return True  # no element counts
         if len(self.divisors) != len(other.divisors) or not (self.divisor and other.divisor):
             return False
         pairs = zip(self.divisors, other.divisors, strict=True)
         return all(
-            math.isclose(mine / self.divisor, its / other.divisor, rel_tol=1e-4)
-            for mine, its in pairs
+            math.isclose(left / self.divisor, right / other.divisor, rel_tol=1e-4)
+            for left, right in pairs
         )
 
 
 @dataclass(frozen=True)
 class _Term:
-    """A term of a loss.
+    """Divisor of one term of a loss.
 
     Attributes
     ----------
     divisor : float
     is_plain : bool
-        Whether the divisor is told by a shape, and not by the numbers in a tensor.
+        Whether the divisor follows from a shape, not from the values of a tensor.
     is_divided : bool
     """
 
@@ -83,19 +83,19 @@ class _Term:
 
 
 class _UnreadableError(Exception):
-    """A node of which the divisor of a loss cannot be read."""
+    """Raised at an autograd node from which no divisor can be read."""
 
 
 def read_form(loss: Any, *, to_leaves: bool = False) -> LossForm | None:
-    """Return the form of a loss, read off its graph; None if it cannot be read.
+    """Read the form of a loss from its autograd graph; return None if that is impossible.
 
     Parameters
     ----------
     loss : torch.Tensor
-        Of one element, with a graph.
+        Loss with one element and an autograd graph.
     to_leaves : bool
-        Look at the whole graph to tell whether the divisor is even; for a graph that begins at the
-        outputs of the model.
+        Inspect the whole graph to determine whether the divisor is even; for a graph whose leaves
+        are the outputs of the model.
     """
     node = getattr(loss, "grad_fn", None)
     if node is None or loss.numel() != 1:
@@ -112,18 +112,18 @@ def read_form(loss: Any, *, to_leaves: bool = False) -> LossForm | None:
             divisors += (term.divisor,)
     is_plain = all(term.is_plain for term in terms)
     if not is_plain and divisors == (1.0,) and float(loss.detach()) == 0.0:
-        divisors = (0.0,)  # nothing counts, and the divisor is clamped to 1
+        divisors = (0.0,)  # no element counts, and the divisor is clamped to 1
     is_even = to_leaves and is_plain and _is_elementwise(node)
     return LossForm(divisors, not any(term.is_divided for term in terms), is_even)
 
 
 def _name(node: Any) -> str:
-    """Return the name of a node without the number of the overload."""
+    """Return the name of an autograd node without the overload number."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
 def ignored_label(loss: Any) -> int | None:
-    """Return the label that a loss over classes ignores, read off its graph; None for another."""
+    """Return the ``ignore_index`` of a classification loss, read from its graph, or None."""
     waiting = [getattr(loss, "grad_fn", None)]
     for _ in range(40):
         node = waiting.pop(0) if waiting else None
@@ -139,7 +139,7 @@ def ignored_label(loss: Any) -> int | None:
 
 
 def label_weights(loss: Any) -> torch.Tensor | None:
-    """Return what each label counts in a mean over classes, read off its graph; else None."""
+    """Return the weight of each label in a mean classification loss, or None for other losses."""
     node = getattr(loss, "grad_fn", None)
     if node is None or _name(node) not in _OVER_CLASSES or node._saved_reduction != 1:
         return None
@@ -173,20 +173,20 @@ _ELEMENTWISE = {
 
 
 def _terms(node: Any, term: _Term) -> list[_Term]:
-    """Return the terms that a number is made of.
+    """Return the terms that add up to the output of an autograd node.
 
     Parameters
     ----------
     node : torch.autograd.graph.Node or None
-        That made the number; None for a constant.
+        Node that computed the number; None for a constant.
     term : _Term
-        What the number is divided by in the loss.
+        Divisor of the number in the loss.
     """
     if node is None:
         return []
     name, inputs = _name(node), [following for following, _ in node.next_functions]
     if name == _LEAF:
-        return []  # a number that is trained, such as the weight of a task
+        return []  # a trained scalar, such as a task weight
     if name in ("Add", "Sub"):
         other = abs(float(getattr(node, "_saved_alpha", 1.0)))
         times = replace(term, divisor=term.divisor / other)
@@ -206,7 +206,7 @@ def _terms(node: Any, term: _Term) -> list[_Term]:
 def _of_product(
     node: Any, name: str, inputs: Sequence[Any], term: _Term, dims: int = 8
 ) -> tuple[Any, _Term]:
-    """Return the factor of a product that has the rows, and what that is divided by."""
+    """Return the factor of a product or quotient that depends on the rows, and its term."""
     is_division = name == "Div"
     if len(inputs) == 1:  # with a Python number
         number, is_plain, following = float(node._saved_other), term.is_plain, inputs[0]
@@ -225,14 +225,14 @@ def _of_product(
         if other is None or other.numel() != 1 or other.ndim > dims:
             raise _UnreadableError(name)
         following, number, is_plain = right if left is None else left, float(other), False
-    if not number:  # nothing counts, or the term is switched off
+    if not number:  # no element counts, or the term is switched off
         return None, _Term(0.0 if is_division else math.inf, False, True)
     number = abs(number) if is_division else 1.0 / abs(number)
     return following, _Term(term.divisor * number, is_plain, term.is_divided or is_division)
 
 
 def _is_trained_number(node: Any) -> bool:
-    """Return True if a number follows from a trained number alone."""
+    """Return True if a node computes a number from one scalar parameter alone."""
     for _ in range(8):
         if node is None:
             return False
@@ -245,7 +245,7 @@ def _is_trained_number(node: Any) -> bool:
 
 
 def _of_torch(node: Any, name: str, term: _Term) -> _Term:
-    """Return the term of a loss of torch."""
+    """Return the term of a torch loss function."""
     if node._saved_reduction != 1:  # a sum, or of one element
         return term
     if name in _OVER_CLASSES:
@@ -254,15 +254,15 @@ def _of_torch(node: Any, name: str, term: _Term) -> _Term:
 
 
 def _count(node: Any) -> int:
-    """Return how many elements of its input each element of a mean is made of."""
+    """Return the number of input elements that each output element of a mean averages."""
     sizes = node._saved_self_sym_sizes
     dims = getattr(node, "_saved_dim", None) or range(len(sizes))
-    # they may be saved as unsigned numbers
+    # dims may be saved as unsigned numbers
     return math.prod(sizes[dim - 2**64 if dim >= 2**63 else dim] for dim in dims)
 
 
 def _of_elements(node: Any, term: _Term) -> list[_Term]:
-    """Return the terms of a mean or a sum; further means and factors below it count, too."""
+    """Return the terms of a mean or sum, including further means and factors below it."""
     is_first = True
     while node is not None:
         name, inputs = _name(node), [following for following, _ in node.next_functions]
@@ -273,7 +273,7 @@ def _of_elements(node: Any, term: _Term) -> list[_Term]:
             return [each for following in inputs for each in _terms(following, term)]
         elif name in ("Mul", "Div"):
             try:
-                # elements of a batch of one row are no number either
+                # a batch of one row has one-element tensors, which are not scalars
                 node, term = _of_product(node, name, inputs, term, dims=0)
             except _UnreadableError:
                 break
@@ -285,7 +285,7 @@ def _of_elements(node: Any, term: _Term) -> list[_Term]:
 
 
 def _is_elementwise(node: Any) -> bool:
-    """Return True if all of a small graph keeps the shapes that follow from its leaves."""
+    """Return True if a small graph has only operations whose shapes follow from its leaves."""
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -303,7 +303,7 @@ def _is_elementwise(node: Any) -> bool:
 
 @contextmanager
 def readable_graph() -> Iterator[None]:
-    """Make graphs within the block, though gradients are off, and keep no large tensor for them."""
+    """Record autograd graphs within the block without storing large tensors."""
 
     def shape_alone(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.numel() <= 1:
@@ -319,19 +319,19 @@ def readable_graph() -> Iterator[None]:
 
 
 def map_tensors(function: Callable[..., Any], value: Any) -> Any:
-    """Return a structure of tensors with `function` applied to each.
+    """Apply a function to each tensor of a nested structure.
 
     Parameters
     ----------
     function : callable
     value : tensor, tuple, named tuple, list, dict, dataclass or None
-        Others, such as a cache, stay as they are.
+        Structure; other objects, such as a cache, are returned unchanged.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
         try:
-            out = copy.copy(value)  # of its own class
+            out = copy.copy(value)  # keep its class
             for key, each in value.items():
                 out[key] = map_tensors(function, each)  # type: ignore[index]
             return out
@@ -349,19 +349,19 @@ def map_tensors(function: Callable[..., Any], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a structure."""
-    found: list[torch.Tensor] = []
+    """Return the tensors of a nested structure."""
+    tensors: list[torch.Tensor] = []
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(take, value)
-    return found
+    return tensors
 
 
 def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """Return some rows of all tensors that have `rows` of them; others are given as they are."""
+    """Select rows of all tensors that have `rows` rows, and detach the others."""
 
     def taken(tensor: torch.Tensor) -> torch.Tensor:
         # some sequences have time first
@@ -374,7 +374,7 @@ def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
 
 
 def requiring_grad(value: Any) -> Any:
-    """Return leaves of the same values that require gradients, where they are real numbers."""
+    """Copy a structure with detached tensors that require gradients where they can."""
 
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
         out = tensor.detach()
@@ -384,21 +384,21 @@ def requiring_grad(value: Any) -> Any:
     return map_tensors(leaf, value)
 
 
-MIXED = "it is a sum of terms that are divided by different counts"
+MIXED = "it is a sum of terms with different divisors"
 
 # -- the probe -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of a probe.
+    """Reduction of a loss that a probe detected.
 
     Attributes
     ----------
     reduction : {"", "rows", "sum", "divisor", "unknown"}
-        "" where it could not be told, as for a loss of 0.
+        How the loss reduces over the batch; "" if undecided, as for a loss of 0.
     reason : str
-        Why it is unknown.
+        Why the reduction is unknown.
     """
 
     reduction: str = ""
@@ -406,17 +406,17 @@ class ProbeResult:
 
     @property
     def code(self) -> float:
-        """The kind as a number, for other workers."""
+        """Reduction as a number, for exchange between workers."""
         return float(_CODES.index(self.reduction))
 
 
 def agreed(codes: Sequence[float]) -> str:
-    """Return the kind of a loss from what workers have found.
+    """Combine the reductions that the workers detected.
 
     Parameters
     ----------
     codes : sequence of float
-        :attr:`ProbeResult.code` of all of them.
+        :attr:`ProbeResult.code` of all workers.
     """
     reductions = {_CODES[int(code)] for code in codes} - {""}
     if len(reductions) <= 1:
@@ -424,34 +424,34 @@ def agreed(codes: Sequence[float]) -> str:
     return DIVISOR if reductions == {ROWS, DIVISOR} else UNKNOWN
 
 
-_TOLERANCES = {"float64": 1e-8, "float32": 5e-5}  # of rounding, by dtype
+_TOLERANCES = {"float64": 1e-8, "float32": 5e-5}  # rounding tolerance by dtype
 
 
 def tolerance_of(dtype: str) -> float:
-    """Return how far sums of losses may be apart, relatively, by rounding."""
+    """Return the relative rounding tolerance for comparing losses of a dtype."""
     return _TOLERANCES.get(dtype.removeprefix("torch."), 3e-2)
 
 
 def probe(loss_of: Callable[[torch.Tensor], Any], rows: int) -> ProbeResult:
-    """Find out how the loss of a batch follows from the losses of its parts.
+    """Detect a loss's reduction by comparing the loss of a batch with the losses of its parts.
 
     Parameters
     ----------
     loss_of : callable
-        ``loss_of(index)``: the loss of the rows of these numbers, with a graph if it has one.
+        ``loss_of(index)`` computes the loss of the rows with these indices.
     rows : int
-        Of the batch, at least 1.
+        Rows of the batch, at least 1.
     """
     return probe_parts(lambda index: PartialLoss.of(loss_of(index), len(index)), rows)
 
 
 def probe_parts(part_of: Callable[[torch.Tensor], PartialLoss], rows: int) -> ProbeResult:
-    """Do as :func:`probe`; `part_of` gives the loss of some rows as a :class:`PartialLoss`."""
+    """Detect a loss's reduction as :func:`probe` does, from :class:`PartialLoss` objects."""
     count = min(rows, _PROBED_ROWS)
     everything = torch.arange(count)
     cut = max(1, count // 3)
     splits = [(everything[:cut], everything[cut:]), (everything[::2], everything[1::2])]
-    if count == 1:  # a row twice
+    if count == 1:  # use the row twice
         everything = torch.zeros(2, dtype=torch.int64)
         splits = [(everything[:1], everything[1:])]
     try:
@@ -460,19 +460,19 @@ def probe_parts(part_of: Callable[[torch.Tensor], PartialLoss], rows: int) -> Pr
     except Exception as error:  # of the user's function
         text = " ".join(str(error).split())[:200]
         return ProbeResult(UNKNOWN, f"it cannot be computed for a part of a batch ({text})")
-    return _judged(whole, pairs)
+    return _classify(whole, pairs)
 
 
 @dataclass(frozen=True)
 class PartialLoss:
-    """The loss of some rows.
+    """Loss of some rows of a batch.
 
     Attributes
     ----------
     loss : float
     rows : int
     form : LossForm or None
-        If it can be read.
+        Form of the loss, if it can be read.
     tolerance : float
         See :func:`tolerance_of`.
     """
@@ -484,7 +484,7 @@ class PartialLoss:
 
     @classmethod
     def of(cls, loss: Any, rows: int) -> PartialLoss:
-        """Return what there is to know of a loss of torch."""
+        """Build the partial loss of a torch loss and its rows."""
         if not isinstance(loss, torch.Tensor):
             return cls(float(loss), rows, None, 2e-4)
         form = read_form(loss, to_leaves=True)
@@ -496,11 +496,11 @@ class PartialLoss:
         return float("nan") if self.form is None else self.form.divisor
 
     def times(self, number: float) -> float:
-        """The loss times a number, also where nothing counts."""
+        """Multiply the loss by a number; 0 times nan is 0."""
         return 0.0 if number == 0.0 else self.loss * number
 
 
-def _judged(whole: PartialLoss, pairs: Sequence[tuple[PartialLoss, PartialLoss]]) -> ProbeResult:
+def _classify(whole: PartialLoss, pairs: Sequence[tuple[PartialLoss, PartialLoss]]) -> ProbeResult:
     parts = [part for pair in pairs for part in pair]
     everything = [whole, *parts]
     forms = [part.form for part in everything]
@@ -548,32 +548,33 @@ def _judged(whole: PartialLoss, pairs: Sequence[tuple[PartialLoss, PartialLoss]]
     one, other = pairs[0]
     return ProbeResult(
         UNKNOWN,
-        f"of {whole.rows} rows it is {whole.loss:.5g}, of {one.rows} and the other {other.rows} of "
-        f"them {one.loss:.5g} and {other.loss:.5g}, which gives neither a mean nor a sum",
+        f"it is {whole.loss:.5g} for {whole.rows} rows, but {one.loss:.5g} for {one.rows} of them "
+        f"and {other.loss:.5g} for the other {other.rows}, which is neither a mean nor a sum",
     )
 
 
-# -- what a loop asks ------------------------------------------------------------------------------
+# -- for training loops --------------------------------------------------------------------------
 
 
 class LossWeights:
-    """Weights of the parts of a batch in its loss, for one loss in one worker.
+    """Weights of the workers' parts of a batch in its loss, for one loss in one worker.
 
-    :meth:`find` is asked for each batch and mostly does nothing. What it finds is told to the other
-    workers, and what they agree on to :meth:`settle`.
+    The loop calls :meth:`is_due` for each batch and probes the loss when it is due. The workers
+    exchange their results and pass the common one to :meth:`settle`.
 
     Parameters
     ----------
     known : {"", "rows", "sum"}
-        What is known of the loss without a look; "" if it has to be looked at.
+        Reduction of a well-known loss; "" if the loss must be probed.
     loss_weight : callable, {"rows", "sum"} or None
-        ``loss_weight`` of the Estimator: ``loss_weight(output, target)`` is what a batch counts.
+        ``loss_weight`` of the Estimator: a reduction, or ``loss_weight(output, target)`` that
+        returns the weight of a batch.
 
     Attributes
     ----------
     reduction : {"", "rows", "sum", "divisor", "unknown"}
     reason : str
-        Why it is unknown.
+        Why the reduction is unknown.
     """
 
     def __init__(self, known: str = "", loss_weight: Any = None):
@@ -584,8 +585,8 @@ class LossWeights:
             self.reduction = known if loss_weight is None else DIVISOR
         self.is_known = bool(self.reduction)
         self.reason = ""
-        self._asked = 0
-        self._last = 1.0  # what a row counted last
+        self._batches = 0
+        self._last = 1.0  # last weight per row
         self._form: LossForm | None = None
 
     @property
@@ -594,25 +595,24 @@ class LossWeights:
 
     @property
     def is_uneven(self) -> bool:
-        """True if workers have to tell each other what their parts count."""
+        """True if the workers must exchange the divisors of their parts."""
         return self.reduction == DIVISOR
 
     def is_due(self) -> bool:
-        """Count a batch; return True if the loss should be looked at with it, on all ranks alike.
+        """Count a batch; return True if the loss should be probed with it, on all ranks alike.
 
-        That is so for the first batches of a loss that is not known, and ever more rarely after
-        that.
+        Every batch is due until the reduction is known; then the intervals double.
         """
-        self._asked += 1
-        return not self.reduction or self._asked & (self._asked - 1) == 0
+        self._batches += 1
+        return not self.reduction or self._batches & (self._batches - 1) == 0
 
     def settle(self, reduction: str, reason: str = "") -> bool:
-        """Take over what workers agree on; return True if that is new and nobody can know it."""
+        """Set the reduction that the workers agreed on; return True if it is newly unknown."""
         if reduction == "" or reduction == self.reduction or self.reduction == UNKNOWN:
             return False
         if reduction == UNKNOWN:
-            # a form that was found stays: the batches in between were right by it
-            is_new, self.reason = not self.reason, reason or "batches differ in what it is"
+            # an earlier reduction stays: it was right for the batches since then
+            is_new, self.reason = not self.reason, reason or "its reduction differs between batches"
             self.reduction = self.reduction or UNKNOWN
             return is_new
         if not self.reduction:
@@ -622,12 +622,12 @@ class LossWeights:
         return False
 
     def of(self, loss: Any, output: Any, target: Any, rows: int) -> float:
-        """Return what a part of a batch counts.
+        """Return the weight of a worker's part of a batch.
 
         Parameters
         ----------
         loss : tensor
-            Of the part, with its graph.
+            Loss of the part, with its autograd graph.
         output, target : object
         rows : int
         """
@@ -637,7 +637,7 @@ class LossWeights:
         return self.divisor_of(loss, rows) if self.reduction == DIVISOR else float(rows)
 
     def divisor_of(self, loss: Any, rows: int) -> float:
-        """Return what the loss of a part of a batch is divided by, as far as it can be read."""
+        """Return the divisor of a part's loss, estimated where it cannot be read."""
         form = read_form(loss)
         if form is None or not math.isfinite(form.divisor):
             return self._last * rows

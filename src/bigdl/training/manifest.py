@@ -1,7 +1,7 @@
-"""Manifests of checkpoints and their checks, field by field.
+"""Manifests of checkpoints and the validation of their fields.
 
-A manifest is a file that anybody can edit, cut off or write with another program, so its fields
-are checked where it is read, before a training relies on them.
+Anybody can edit or truncate a manifest, or write one with another program, so its fields are
+validated when it is read, before a training relies on them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _REQUIRED = ("files", "epoch", "step", "global_step")
 
 
 def check_manifest(manifest: Any) -> None:
-    """Refuse what is no manifest of a checkpoint that this version reads.
+    """Raise an error if a manifest is not one that this version can read.
 
     Parameters
     ----------
     manifest : dict
-        As it was read.
+        Parsed JSON of the manifest.
 
     Raises
     ------
     ValueError
-        With the field, what it should be and what it is.
+        Names the field, what it should be and what it is.
 
     Examples
     --------
@@ -61,12 +61,12 @@ def check_manifest(manifest: Any) -> None:
         raise ValueError("its manifest's 'files' has no 'model.pt'")
     lengths = {name: len(manifest[name]) for name in _OF_WORKERS if name in manifest}
     if len(set(lengths.values())) > 1:
-        told = " and ".join(f"{count} in {name!r}" for name, count in lengths.items())
-        raise ValueError(f"its manifest has entries of different numbers of workers: {told}")
+        counts = " and ".join(f"{count} in {name!r}" for name, count in lengths.items())
+        raise ValueError(f"its manifest has entries of different numbers of workers: {counts}")
 
 
 def check_fields(manifest: dict[str, Any], names: Iterable[str]) -> None:
-    """Refuse a manifest that lacks one of some fields, with a ValueError."""
+    """Raise a ValueError if a manifest lacks one of the fields."""
     missing = [repr(name) for name in names if name not in manifest]
     if missing:
         raise ValueError(f"its manifest has no {', '.join(missing)}")
@@ -98,7 +98,7 @@ def _dict_of(holds: _Check) -> _Check:
 
 
 def _has(**checks: _Check) -> _Check:
-    """Return a check of a dict that has these entries, maybe among others."""
+    """Return a check that a dict has these entries with valid values."""
     return lambda value: (
         isinstance(value, dict)
         and all(name in value and holds(value[name]) for name, holds in checks.items())
@@ -125,7 +125,7 @@ def _is_shape(value: Any) -> bool:
     return _list_of(_is_count)(value) and len(value) > 0
 
 
-_are_figures = _has(epoch=_is_count, global_step=_is_count)
+_are_metrics = _has(epoch=_is_count, global_step=_is_count)
 _are_slices = _list_of(_has(shape=_is_shape, dtype=_is_dtype, size=_is_count, crc32=_is_count))
 _SLICES = "the slices of arrays, each with shape, dtype, size and crc32"
 _OF_WORKERS = ("sums", "rows_since_merge")
@@ -133,19 +133,19 @@ _FIELDS: dict[str, tuple[str, _Check]] = {
     **dict.fromkeys(("epoch", "step", "global_step"), (_COUNT, _is_count)),
     "seed": ("an integer", lambda value: value is None or _is_integer(value)),
     "history": (
-        "a list of an epoch's figures, each with epoch and global_step",
-        _list_of(_are_figures),
+        "a list of epoch metrics, each with epoch and global_step",
+        _list_of(_are_metrics),
     ),
     "partial": (
-        "null, or an epoch's figures with epoch and global_step",
-        lambda value: value is None or _are_figures(value),
+        "null, or an epoch's metrics with epoch and global_step",
+        lambda value: value is None or _are_metrics(value),
     ),
     "ends": ("a dict of numbers of epochs", _dict_of(_is_count)),
-    "files": ("a dict of names of files, each with size and crc32", _are_files),
+    "files": ("a dict of file names, each with size and crc32", _are_files),
     "rows": ("a list of numbers of rows", _list_of(_is_count)),
     "rows_since_merge": ("a list of numbers of rows", _list_of(_is_count)),
     "sums": ("a list of sums of workers", _are_sums),
     "slices": (_SLICES, _dict_of(_are_slices)),
     IDS: (_SLICES, _are_slices),
 }
-"""By name: what a field should be, and whether a value is that."""
+"""By field name: a description of valid values, and the check of a value."""

@@ -1,6 +1,6 @@
-"""Figures of epochs: how they add up in the workers, and the forms in which they are returned.
+"""Epoch metrics: sums over steps and workers, and the formats in which users get them.
 
-The forms are those of BigDL 2.x.
+The formats are those of BigDL 2.x.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from bigdl.training.state import dumps, loads
 
 
 class EvaluationMetrics(dict[str, Any]):
-    """Figures of an evaluation by the names of BigDL 2.x, also found by those of a fit.
+    """Evaluation metrics under their BigDL 2.x names, also readable by the names of ``fit``.
 
-    A figure ``validation_<name>`` is also found as ``val_<name>``; it is listed once.
+    ``validation_<name>`` can also be read as ``val_<name>``; iteration lists it once.
 
     Examples
     --------
     >>> from bigdl.training.metrics import EvaluationMetrics
-    >>> figures = EvaluationMetrics(validation_loss=0.5)
-    >>> figures["val_loss"], "val_loss" in figures, list(figures)
+    >>> metrics = EvaluationMetrics(validation_loss=0.5)
+    >>> metrics["val_loss"], "val_loss" in metrics, list(metrics)
     (0.5, True, ['validation_loss'])
     """
 
@@ -39,7 +39,7 @@ class EvaluationMetrics(dict[str, Any]):
         return super().__contains__(name) or super().__contains__(_other_name(name))
 
     def get(self, name: Any, default: Any = None) -> Any:
-        """Return a figure by either name, or the default."""
+        """Return a metric by either of its names, or the default."""
         try:
             return self[name]
         except KeyError:
@@ -47,17 +47,17 @@ class EvaluationMetrics(dict[str, Any]):
 
 
 def _other_name(name: object) -> str | None:
-    """Return the name that an evaluation lists for a figure of a fit."""
+    """Convert the ``val_<name>`` of ``fit`` to the ``validation_<name>`` of an evaluation."""
     is_of_fit = isinstance(name, str) and name.startswith("val_")
     return f"validation_{str(name).removeprefix('val_')}" if is_of_fit else None
 
 
 @dataclass
 class EpochSums:
-    """Sums over the steps of an epoch in one worker; part of a checkpoint inside an epoch.
+    """One worker's sums over the steps of an epoch; saved in mid-epoch checkpoints.
 
-    A sample counts 1, or its weight. ``loss`` is the sum of the samples' losses times their counts,
-    so the mean loss is the sum of ``loss`` over the workers divided by that of ``counted``.
+    A sample counts 1, or its weight. ``loss`` sums the samples' losses times their counts, so the
+    mean loss is the sum of ``loss`` over the workers divided by the sum of ``counted``.
     """
 
     loss: float = 0.0
@@ -79,11 +79,11 @@ class EpochSums:
         Parameters
         ----------
         loss, counted, rows
-            Of this worker.
+            Loss, sum of sample weights and number of rows of this worker.
         step_s : float
             Seconds of the whole step.
         **seconds
-            ``fetch_s``, ``forward_s`` and ``backward_s`` of it.
+            ``fetch_s``, ``forward_s`` and ``backward_s`` of the step.
         """
         self.loss += loss
         self.counted += counted
@@ -94,7 +94,7 @@ class EpochSums:
             setattr(self, name, getattr(self, name) + value)
 
     def mean(self) -> float | None:
-        """Mean loss of this worker's samples so far."""
+        """Return the mean loss of this worker's samples so far, or None."""
         return self.loss / self.counted if self.counted else None
 
     def _losses(self) -> dict[str, float | None]:
@@ -105,17 +105,17 @@ class EpochSums:
         return asdict(self)
 
     def all_reduce(self, sync: GradientSync) -> dict[str, Any] | None:
-        """Figures of all workers, the same on every rank; None if nobody did anything."""
+        """Return the metrics of all workers, equal on every rank; None if no worker had rows."""
         return self.merged([EpochSums(*values) for values in sync.all_gather(astuple(self))])
 
     @classmethod
     def total(cls, everyone: Iterable[EpochSums]) -> EpochSums:
-        """Sums of workers with these sums."""
+        """Add up the sums of several workers."""
         return cls(*map(sum, zip(*map(astuple, everyone), strict=True)))
 
     @staticmethod
     def merged(everyone: Sequence[EpochSums]) -> dict[str, Any] | None:
-        """Figures of workers with these sums; None if none of them did anything."""
+        """Combine the sums of all workers into epoch metrics; None if no worker had rows."""
         total = EpochSums.total(everyone)
         if not total.rows:
             return None
@@ -138,7 +138,7 @@ class EpochSums:
 
 
 class Timers:
-    """Seconds that callbacks of a worker spend on what they name; of a profile.
+    """Seconds that a worker's callbacks spend on operations that they name, for the profile.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class Timers:
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        """Add the time of a block to those of a name."""
+        """Measure a block and add its seconds to those of `name`."""
         started = time.perf_counter()
         try:
             yield
@@ -162,22 +162,22 @@ class Timers:
             self._seconds.setdefault(name, []).append(time.perf_counter() - started)
 
     def stats(self) -> dict[str, float]:
-        """Mean and last seconds by name, of this worker and of what is not reported yet."""
+        """Return this worker's mean and last seconds of each name since the last report."""
         return {
-            f"{kind}_{name}_s": value
-            for name, those in self._seconds.items()
-            for kind, value in (("mean", sum(those) / len(those)), ("last", those[-1]))
+            f"{statistic}_{name}_s": value
+            for name, seconds in self._seconds.items()
+            for statistic, value in (("mean", sum(seconds) / len(seconds)), ("last", seconds[-1]))
         }
 
     def take(self) -> dict[str, list[float]]:
-        """Return sum and count of each name, and begin anew."""
-        taken = {name: [sum(those), len(those)] for name, those in self._seconds.items()}
+        """Return the sum and the count of each name's seconds, and reset the timers."""
+        taken = {name: [sum(seconds), len(seconds)] for name, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
 
     @staticmethod
     def means(everyone: Iterable[dict[str, list[float]]]) -> dict[str, float]:
-        """``mean_<name>_s`` of what workers gave from :meth:`take`."""
+        """Merge what :meth:`take` returned on all workers into ``mean_<name>_s``."""
         total: dict[str, list[float]] = {}
         for taken in everyone:
             for name, (seconds, count) in taken.items():
@@ -187,17 +187,17 @@ class Timers:
 
 
 class Records:
-    """Numbers that a run records again and again; kept in its checkpoints.
+    """Time series of numbers that a training records; saved in its checkpoints.
 
     Parameters
     ----------
     names : sequence of str
-        Of the numbers of a row.
+        Names of the recorded numbers.
 
     Attributes
     ----------
     rows : list of list of float
-        Optimizer step, time in seconds since 1970, and the numbers.
+        Optimizer step, time in seconds since 1970, then the recorded numbers.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -205,23 +205,23 @@ class Records:
         self.rows: list[list[float]] = []
 
     def add(self, step: int, numbers: Iterable[float]) -> None:
-        """Add a row, as of now."""
+        """Append a row with the current time."""
         self.rows.append([float(step), time.time(), *numbers])
 
     def dump(self) -> bytes:
-        """Return all rows as a file."""
+        """Serialize all rows for a checkpoint file."""
         import torch
 
         return dumps(torch.tensor(self.rows, dtype=torch.float64).reshape(-1, 2 + len(self.names)))
 
     def load(self, data: bytes) -> None:
-        """The inverse of :meth:`dump`; rows of other numbers, of another release, are left out."""
+        """Load rows from :meth:`dump`; ignore those of a release with other columns."""
         tensor = loads(data)
         self.rows = tensor.tolist() if tensor.shape[1] == 2 + len(self.names) else []
 
 
 def summaries_of(rows: list[list[float]], tags: Sequence[str]) -> dict[str, list[list[float]]]:
-    """Return ``[step, number, time]`` of every row of :class:`Records`, by tags of the numbers."""
+    """Convert rows of :class:`Records` to lists of ``[step, value, time]`` by tag."""
     return {
         tag: [[int(row[0]), row[column], row[1]] for row in rows]
         for column, tag in enumerate(tags, 2)
@@ -244,14 +244,14 @@ _DROPPED = ("workers", "global_step", "profile")
 
 @dataclass(frozen=True)
 class LossRule:
-    """Rule by which the losses of workers add up.
+    """Rule for adding up the losses of several workers.
 
     Attributes
     ----------
     weighted : bool
-        True if rows count their weights instead of 1.
+        True if rows count by their weights instead of 1.
     is_sum : bool
-        True if the loss adds up over the rows.
+        True if the loss is a sum over the rows, not a mean.
     """
 
     weighted: bool
@@ -260,16 +260,16 @@ class LossRule:
     def parts(
         self, loss: float, counted: float, total: float, rows: int, batch_rows: int
     ) -> tuple[float, float]:
-        """Return what a worker adds to the sum of losses, and to what that is divided by.
+        """Return a worker's contributions to the sum of losses and to its divisor.
 
         Parameters
         ----------
         loss : float
-            Of this worker's rows.
+            Loss of this worker's rows.
         counted, total : float
-            What the loss was divided by on this worker, and over all of them.
+            Divisor of the loss on this worker, and summed over all workers.
         rows, batch_rows : int
-            Rows of this worker, and of all of them.
+            Rows of the batch on this worker, and on all workers.
         """
         if self.weighted:
             return (loss if self.is_sum else loss * counted), counted
@@ -282,7 +282,7 @@ _NO_HEADLINES = (*_DROPPED, "epoch", "batch_count", "num_samples", "last_train_l
 
 
 def headline(entry: dict[str, Any]) -> dict[str, float]:
-    """The losses and metrics of an epoch of any framework."""
+    """Return the losses and metrics of an epoch entry of any framework."""
     return {
         name: value
         for name, value in entry.get("logs", entry).items()
@@ -290,32 +290,32 @@ def headline(entry: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def validation_names(figures: dict[str, Any]) -> dict[str, Any]:
-    """Figures of an evaluation under the names that they have in an epoch of ``fit``."""
+def validation_names(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Rename evaluation metrics to the ``val_`` names of an epoch of ``fit``."""
     return {
         name if name.startswith("val_") else f"val_{name.lower()}": value
-        for name, value in figures.items()
+        for name, value in metrics.items()
     }
 
 
 def score_of(entry: dict[str, Any]) -> float | None:
-    """The first metric of an epoch, if it has one."""
+    """Return the first validation metric of an epoch, or None."""
     reserved = ("val_loss", "val_num_samples")
     names = [n for n in entry if n.startswith("val_") and n not in reserved]
     return entry[names[0]] if names else None
 
 
-def monitored_metric(figures: dict[str, Any], monitor: str | None, who: str) -> float:
-    """The figure of an epoch that somebody monitors.
+def monitored_metric(metrics: dict[str, Any], monitor: str | None, who: str) -> float:
+    """Return the epoch metric that a callback or scheduler monitors.
 
     Parameters
     ----------
-    figures : dict
+    metrics : dict
     monitor : str or None
-        A name, with or without ``val_``; ``"score"`` is the first metric, None the validation loss
-        or without validation the training loss.
+        A name, with or without ``val_``. ``"score"`` is the first validation metric. None is the
+        validation loss, or the training loss without validation.
     who : str
-        For the message.
+        Name of the monitor, for the error message.
 
     Raises
     ------
@@ -324,17 +324,17 @@ def monitored_metric(figures: dict[str, Any], monitor: str | None, who: str) -> 
     """
     value = None
     if monitor is None:
-        value = figures.get("val_loss", figures.get("train_loss"))
+        value = metrics.get("val_loss", metrics.get("train_loss"))
     elif monitor == "score":
-        value = score_of(figures)
+        value = score_of(metrics)
     else:
         for name in (monitor, f"val_{monitor.lower()}", monitor.lower()):
-            value = figures.get(name) if value is None else value
+            value = metrics.get(name) if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        names = [k for k, v in figures.items() if isinstance(v, int | float) and k not in _DROPPED]
+        names = [k for k, v in metrics.items() if isinstance(v, int | float) and k not in _DROPPED]
         raise UsageError(
-            f"The {who} monitors {monitor or 'val_loss'!r}, which the epoch has no figure of; it "
-            f"has {names}",
+            f"The {who} monitors {monitor or 'val_loss'!r}, which is no metric of the epoch; its "
+            f"metrics are {names}",
             code="name-unknown",
             metric=monitor,
             allowed=names,
@@ -345,40 +345,40 @@ def monitored_metric(figures: dict[str, Any], monitor: str | None, who: str) -> 
 def epoch_as_returned(
     entry: dict[str, Any], reduce_results: bool, profile: bool
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """An epoch of the history: the figures of all workers, or a list of every worker's own."""
+    """Convert a history entry to merged metrics, or to a list with those of each worker."""
     kept = {k: v for k, v in entry["profile"].items() if k.endswith("_s") or k == "bytes_per_step"}
     times = {"profile": kept} if profile else {}
     if not reduce_results:
         return [
-            as_returned({"epoch": entry["epoch"], **figures, **times})
-            for figures in entry["workers"]
+            as_returned({"epoch": entry["epoch"], **metrics, **times})
+            for metrics in entry["workers"]
         ]
     return as_returned({k: v for k, v in entry.items() if k not in _DROPPED} | times)
 
 
 class MetricValue(float):
-    """A figure of a fit or an evaluation: a float that JSON takes.
+    """A metric of ``fit`` or ``evaluate``: a JSON-serializable float.
 
-    Programs for BigDL 2.x have a tensor of one number here: its methods that give the number work,
-    and so do functions of torch.
+    BigDL 2.x returned a one-element tensor here. The tensor methods that return the number still
+    work, and so do torch functions.
     """
 
     ndim, shape = 0, ()
 
     def item(self) -> float:
-        """Return the number."""
+        """Return the value as a Python float."""
         return float(self)
 
     tolist = item
 
     def numpy(self) -> Any:
-        """Return the number as an array without dimensions."""
+        """Return the value as a NumPy array without dimensions."""
         import numpy as np
 
         return np.asarray(float(self), "float32")
 
     def detach(self) -> MetricValue:
-        """Return the figure."""
+        """Return the metric itself."""
         return self
 
     cpu = clone = detach
@@ -391,7 +391,7 @@ class MetricValue(float):
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch with tensors in place of figures."""
+        """Call a torch function with tensors in place of metric values."""
         import torch
 
         def tensor(value: Any) -> Any:
@@ -402,20 +402,20 @@ class MetricValue(float):
 
 
 class MetricDict(dict[str, Any]):
-    """Figures by name, where a metric answers to its name in ``fit`` and to that in ``evaluate``.
+    """Metrics by name, readable by their names in both ``fit`` and ``evaluate``.
 
-    ``evaluate`` gives ``Accuracy`` and the epochs of ``fit`` have ``val_accuracy``, as in BigDL
-    2.x. Each is found under the other name, too, while the dict and its JSON hold it once.
+    As in BigDL 2.x, ``evaluate`` returns ``Accuracy`` and the epochs of ``fit`` ``val_accuracy``.
+    Each can also be read by the other name; the dict and its JSON hold it once.
 
     Examples
     --------
-    >>> figures = MetricDict(num_samples=2, Accuracy=0.5)
-    >>> figures["val_accuracy"], "val_accuracy" in figures, list(figures)
+    >>> metrics = MetricDict(num_samples=2, Accuracy=0.5)
+    >>> metrics["val_accuracy"], "val_accuracy" in metrics, list(metrics)
     (0.5, True, ['num_samples', 'Accuracy'])
     """
 
     def _other(self, key: Any) -> Any:
-        """Return the name that a metric has here; the key itself where there is none."""
+        """Return the name under which a metric is stored; `key` itself if there is none."""
         wanted = _name_of_metric(key)
         if wanted is not None and not super().__contains__(key):
             for name in self:
@@ -433,26 +433,26 @@ class MetricDict(dict[str, Any]):
         return super().__contains__(self._other(key))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return a figure under either of its names."""
+        """Return a metric by either of its names, or the default."""
         return super().get(self._other(key), default)
 
 
 def _name_of_metric(key: Any) -> str | None:
-    """Return what the names of a metric have in common; None of losses and counts."""
+    """Normalize a metric's name; return None for losses and counts."""
     if not isinstance(key, str):
         return None
     name = key.lower().removeprefix("val_").removeprefix("validation_")
     return None if name in ("loss", *_NO_HEADLINES) or "train_loss" in name else name
 
 
-def as_returned(figures: dict[str, Any]) -> dict[str, Any]:
-    """Losses and counts as Python numbers, metrics as numbers; a missing one is nan.
+def as_returned(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Convert losses and counts to Python numbers and metrics to numbers; missing ones to nan.
 
-    A metric of several numbers is a tensor, or a tuple of tensors.
+    A metric with several numbers becomes a tensor, or a tuple of tensors.
     """
     return MetricDict(
         (key, _number(value) if key in _PLAIN or "train_loss" in key else _metric(value))
-        for key, value in figures.items()
+        for key, value in metrics.items()
     )
 
 

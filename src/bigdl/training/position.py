@@ -1,9 +1,9 @@
-"""Position of a training, its goal, and triggers that look at it.
+"""Position of a training, its stopping criterion, and triggers that look at it.
 
-A :class:`Position` is counted over all fits of an Estimator and is part of every checkpoint.  A
-fit can end inside an epoch (``max_steps``, or a callback that stops it).  Its figures for that
-epoch are ``partial``: the next fit of the same Estimator closes the epoch there and starts a new
-one, while a run that is resumed from the checkpoint finishes it.
+A :class:`Position` counts over all fits of an Estimator and is part of every checkpoint.  A fit can
+end inside an epoch (``max_steps``, or a callback that stops it).  Its metrics of that epoch are
+``partial``.  The next fit of the same Estimator closes the epoch there and starts a new one; a run
+that is resumed from the checkpoint finishes the epoch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StoppingCriterion:
-    """End of a fit, counted from the start of the run: after an epoch or after a step.
+    """End of a fit, after an epoch or a step, counted from the start of the run.
 
     Attributes
     ----------
     epochs, steps : int or None
-        One of them.
+        Number of epochs or of optimizer steps; one of the two is set.
     first : int
-        Epochs that had figures when the fit began.
+        Epochs that had metrics when the fit began.
     """
 
     epochs: int | None = None
@@ -51,20 +51,21 @@ class StoppingCriterion:
         return position.epoch >= (self.epochs or 0)
 
     def is_begun(self, position: Position) -> bool:
-        """Return True if some of this fit is done already, as in one that is resumed."""
+        """Return True if part of this fit is already done, as after a resume."""
         is_within_epoch = position.batch > 0 and position.partial is None
         return position.epochs_with_metrics > self.first or is_within_epoch
 
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
-        """The epoch that ends the run, where an epoch has so many batches.
+        """Return the epoch that ends the run, if an epoch has `batches` batches.
 
         Parameters
         ----------
         position : Position
-            Where the run stands.
+            Current position of the run.
         batches : int
+            Batches per epoch.
         accumulate : int
-            Batches of one step.
+            Batches per optimizer step.
         """
         if self.steps is None:
             return self.epochs or 0
@@ -80,23 +81,23 @@ class StoppingCriterion:
 
 @dataclass
 class Position:
-    """Epochs and steps that a training has done, and their figures.
+    """Finished epochs and steps of a training, and its epoch metrics.
 
     Attributes
     ----------
     epoch : int
         Finished epochs.
     batch : int
-        Batches of the current epoch that are done; ``step`` in the manifest of a checkpoint.
+        Finished batches of the current epoch; ``step`` in a checkpoint's manifest.
     global_step : int
-        Optimizer steps done.
+        Finished optimizer steps.
     history : list of dict
-        Figures of every finished epoch; ``epoch`` counts from 1 and ``global_step`` is the one at
+        Metrics of every finished epoch; ``epoch`` counts from 1 and ``global_step`` is the step at
         its end.
     partial : dict, optional
-        Figures of the epoch in which a fit ended.
+        Metrics of the epoch in which a fit ended.
     ends : dict of str to int
-        By a goal's key: how many epochs had figures when that fit ended before its goal.
+        By a criterion's key: number of epochs with metrics when that fit ended early.
     """
 
     epoch: int = 0
@@ -108,7 +109,7 @@ class Position:
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> Position:
-        """The position in the manifest of a checkpoint."""
+        """Build the position that a checkpoint's manifest holds."""
         names = {f.name for f in fields(cls)}
         facts = {"batch" if k == "step" else k: v for k, v in manifest.items()}
         return cls(**{k: v for k, v in facts.items() if k in names})
@@ -118,28 +119,28 @@ class Position:
 
     @property
     def epochs_with_metrics(self) -> int:
-        """Epochs that have figures, an unfinished one included."""
+        """Number of epochs that have metrics, including an unfinished one."""
         return self.epoch + (self.partial is not None)
 
     def close_epoch(self, entry: dict[str, Any]) -> None:
-        """Count the epoch that has these figures as finished."""
+        """Append the metrics of an epoch and count it as finished."""
         self.history.append(entry)
         self.partial = None
         self.epoch += 1
         self.batch = 0
 
     def end_fit(self, criterion: StoppingCriterion) -> None:
-        """Note where a fit has ended, if that is before its goal."""
+        """Record where a fit ended, if it ended before its stopping criterion."""
         if not criterion.is_reached(self):
             self.ends[criterion.key] = self.epochs_with_metrics
 
     def epoch_metrics(self, first: int, last: int) -> list[dict[str, Any]]:
-        """Figures of the epochs after `first`, up to `last`."""
+        """Return the metrics of the epochs after `first`, up to `last`."""
         everything = [*self.history, *([self.partial] if self.partial else [])]
         return [entry for entry in everything if first < entry["epoch"] <= last]
 
     def end_of(self, criterion: StoppingCriterion) -> int | None:
-        """Epoch of the last figures of the fit with this goal; None if it has not ended."""
+        """Return the last epoch of the fit with this criterion; None if it has not ended."""
         if criterion.key in self.ends:
             return self.ends[criterion.key]
         if not criterion.is_reached(self):
@@ -155,20 +156,20 @@ class Position:
 
 @dataclass(frozen=True)
 class TriggerState:
-    """State of a training after one of its optimizer steps, as a trigger sees it.
+    """State of a training after an optimizer step, as a trigger sees it.
 
     Parameters
     ----------
     epoch : int
         Number of finished epochs.
     step : int
-        Number of optimizer steps done, of all workers together (a step on one global batch is 1).
+        Number of finished optimizer steps; a step on one global batch counts 1.
     epoch_finished : bool, default False
-        True if the step just done was the last one of its epoch.
+        True after the last step of an epoch.
     loss : float, optional
         Mean training loss of the epoch that has just ended; None within an epoch.
     score : float, optional
-        Latest validation score, if there is one.
+        Latest validation score, or None.
 
     Examples
     --------
@@ -186,16 +187,16 @@ class TriggerState:
 
 
 class Trigger(ABC):
-    """A yes or no after each optimizer step.
+    """Yes-or-no decision that is evaluated after each optimizer step.
 
-    It keeps no state of its own: retries, ``TriggerOr`` and the parameter layer skip or repeat
-    calls.
+    A trigger must keep no state, since retries, ``TriggerOr`` and the parameter layer skip or
+    repeat calls.
 
     Attributes
     ----------
     is_reproducible : bool
-        True if the answer depends on the state alone, so that every worker finds the same. Of a
-        trigger that looks at other things (the time, say) the answer of rank 0 counts.
+        True if the answer depends on the state alone, so that all workers agree. For other triggers
+        (such as one that reads the clock) the answer of rank 0 counts.
 
     Examples
     --------
@@ -211,12 +212,12 @@ class Trigger(ABC):
 
     @abstractmethod
     def __call__(self, state: TriggerState) -> bool:
-        """Tell whether the trigger fires.
+        """Return True if the trigger fires.
 
         Parameters
         ----------
         state : TriggerState
-            Where the training stands after the step just done.
+            State of the training after the last step.
 
         Returns
         -------
@@ -229,7 +230,7 @@ class Trigger(ABC):
 
     @staticmethod
     def convert_trigger(trigger: Any) -> Trigger:
-        """Accept a trigger or its name.
+        """Convert a trigger or its name to a Trigger.
 
         Parameters
         ----------
@@ -366,7 +367,7 @@ class MaxScore(_Reproducible):
     Parameters
     ----------
     max_score : float
-        In the unit of the score.
+        Threshold in the unit of the score.
 
     Raises
     ------
@@ -394,7 +395,7 @@ class MinLoss(_Reproducible):
     Parameters
     ----------
     min_loss : float
-        In the unit of the loss.
+        Threshold in the unit of the loss.
 
     Raises
     ------
@@ -480,34 +481,34 @@ class TriggerOr(_Combined):
 
 @dataclass
 class RunSettings:
-    """Arguments of ``fit`` that do not depend on the framework, as the workers get them.
+    """Framework-independent arguments of ``fit``, as the workers receive them.
 
     Attributes
     ----------
     stop_at : StoppingCriterion
-        Where to stop; epochs and steps are counted on from fit to fit.
+        When to stop; epochs and steps continue to count from fit to fit.
     batch_size : int
-        Rows of a batch over all workers together.
+        Rows of a global batch, over all workers.
     seed : int
-        Set by :meth:`TrainingSession.fit`: what it was given, else the seed of the fits before.
+        Set by :meth:`TrainingSession.fit`: its argument, else the seed of the previous fits.
     shuffle, drop_last : bool
     checkpoint_trigger : Trigger or None
         When to take a checkpoint before the end.
     end_trigger : Trigger or None
-        When to stop before the goal. It sees losses and scores at the end of epochs only, since
-        those of a batch differ between the workers.
+        When to stop early. It sees losses and scores only at the end of an epoch, since those of a
+        batch differ between workers.
     run_url : str or None
         Folder for checkpoints; None sends them to the driver.
     keep : int
-        How many checkpoints stay in that folder.
+        Number of checkpoints to keep in that folder.
     pinned_checkpoint : str or None
-        Name of a checkpoint that must not be removed during the fit, which reads slices from it.
+        Name of a checkpoint that must stay during the fit, which reads slices from it.
     data_version : object
-        What the Feed says of its version; checkpoints name it.
+        Version of the data as the Feed reports it; checkpoints store it.
     data_identity : object
-        What the Feed says of its rows beside their name; checkpoints compare it.
+        Identity of the rows as the Feed reports it; checkpoints compare it.
     parameter_layer : bigdl.orca.parameter_layer.fit.loop.ParameterLayerOptions, optional
-        Of a fit by the parameter layer.
+        Options of the parameter layer, if it runs the fit.
     """
 
     stop_at: StoppingCriterion

@@ -1,4 +1,4 @@
-"""Progress of a fit or a search, shown by the driver: a bar on a terminal, else lines."""
+"""Progress display of a fit or a search in the driver: a bar on a terminal, else lines."""
 
 import importlib.util
 import sys
@@ -21,21 +21,21 @@ __all__ = [
 
 
 def in_notebook() -> bool:
-    """Return True in the kernel of a notebook."""
+    """Return True in a notebook kernel."""
     python = sys.modules.get("IPython")
     shell = python.get_ipython() if python is not None and hasattr(python, "get_ipython") else None
-    # that ipykernel is imported says nothing
+    # an imported ipykernel does not prove that this is a notebook
     return getattr(shell, "kernel", None) is not None
 
 
 def progress_form(verbose: int | str = "auto") -> str:
-    """Return ``"bar"``, ``"lines"`` or ``"none"``.
+    """Return ``"bar"``, ``"lines"`` or ``"none"`` for a value of ``verbose=``.
 
     Parameters
     ----------
     verbose : int or str
-        As of Keras: 0 for nothing, 2 for a line per epoch, else a bar in a terminal or a notebook,
-        and a line per epoch elsewhere.
+        As in Keras: 0 shows nothing, 2 a line per epoch. Other values show a bar in a terminal or a
+        notebook, and a line per epoch elsewhere.
     """
     if verbose in (0, 2):
         return "lines" if verbose else "none"
@@ -44,36 +44,36 @@ def progress_form(verbose: int | str = "auto") -> str:
 
 
 def progress_of(form: str) -> "Progress":
-    """Return what shows a fit in a form of :func:`progress_form`."""
+    """Create the progress display of a fit in a form of :func:`progress_form`."""
     return {"bar": ProgressBar, "lines": EpochLines, "none": Progress}[form]()
 
 
 class Progress:
-    """Shows nothing."""
+    """Base class of progress displays, which shows nothing."""
 
     def start(self, workers: int) -> None:
-        """Take over how many workers are started, before their start."""
+        """Report the number of workers before they start."""
 
     def update(self, progress: dict[str, Any]) -> None:
-        """Take over what rank 0 reported.
+        """Update the display with a report of rank 0.
 
         Parameters
         ----------
         progress : dict
             ``epoch`` (finished in this fit), ``epochs`` (of this fit), ``step`` (finished in this
             epoch), ``steps`` (of an epoch), ``loss`` (a number or None), and ``first`` and
-            ``last``: figures of the epochs that were finished first and last, or None.
+            ``last``: metrics of the first and the last finished epoch, or None.
         """
 
-    def finish(self, figures: Sequence[dict[str, Any]]) -> None:
-        """Take over the figures of all epochs."""
+    def finish(self, metrics: Sequence[dict[str, Any]]) -> None:
+        """Report the metrics of all epochs at the end of a fit."""
 
     def close(self) -> None:
-        """Leave what is shown as it stands."""
+        """Close the display and leave its last state visible."""
 
 
 class ProgressBar(Progress):
-    """Steps of a fit as a bar of tqdm."""
+    """Progress bar of a fit's steps, by tqdm."""
 
     def __init__(self) -> None:
         self._bar: Any = None  # of tqdm
@@ -91,7 +91,7 @@ class ProgressBar(Progress):
                 from tqdm.notebook import tqdm
             else:
                 from tqdm.std import tqdm
-            # the time before the first report is that of the start, not of steps
+            # the time before the first report is startup, not steps
             self._bar = tqdm(desc=text, total=total, unit="step", initial=done)
         bar = self._bar
         bar.total, bar.n = total, done
@@ -107,10 +107,10 @@ class ProgressBar(Progress):
 
 
 class EpochLines(Progress):
-    """A line of figures on standard error after an epoch.
+    """One line of metrics per epoch, on standard error.
 
-    A worker reports twice a second, so of shorter epochs not every one is shown; the first one and
-    the last one are shown in any case.
+    Workers report twice a second, so some epochs shorter than that are not shown. The first and the
+    last epoch always are.
     """
 
     def __init__(self) -> None:
@@ -125,11 +125,11 @@ class EpochLines(Progress):
         if last is not None and last["epoch"] > self._shown:
             self._show(last, progress["first"])
 
-    def finish(self, figures: Sequence[dict[str, Any]]) -> None:
-        self._epochs = self._epochs or len(figures)
-        if len(figures) > self._shown:
-            first, last = headline(figures[0]), headline(figures[-1])
-            self._show({**last, "epoch": len(figures)}, {**first, "epoch": 1})
+    def finish(self, metrics: Sequence[dict[str, Any]]) -> None:
+        self._epochs = self._epochs or len(metrics)
+        if len(metrics) > self._shown:
+            first, last = headline(metrics[0]), headline(metrics[-1])
+            self._show({**last, "epoch": len(metrics)}, {**first, "epoch": 1})
 
     def _show(self, last: dict[str, Any], first: dict[str, Any] | None) -> None:
         if not self._shown and first is not None and first["epoch"] < last["epoch"]:
@@ -138,34 +138,34 @@ class EpochLines(Progress):
         seconds = time.monotonic() - self._started
         print(f"{self._line(last)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
-    def _line(self, figures: dict[str, Any]) -> str:
-        values = [f"{name} {value:.4g}" for name, value in figures.items() if name != "epoch"]
-        return f"epoch {figures['epoch']}/{self._epochs}: {', '.join(values)}"
+    def _line(self, metrics: dict[str, Any]) -> str:
+        values = [f"{name} {value:.4g}" for name, value in metrics.items() if name != "epoch"]
+        return f"epoch {metrics['epoch']}/{self._epochs}: {', '.join(values)}"
 
 
 def _say_start(workers: int) -> None:
-    """Tell what takes the seconds until the first line."""
+    """Print that workers are starting, since the first line can take seconds."""
     text = f"starting {workers} worker{'s' if workers != 1 else ''}"
     print(text, file=sys.stderr, flush=True)
 
 
 def items_progress(unit: str, total: int, *, bar: bool = False) -> "ItemBar | ItemLines":
-    """Return what shows the methods or trials of a search, and how much time is left.
+    """Create the progress display of a search, with an estimate of the remaining time.
 
     Parameters
     ----------
     unit : str
-        What one item is, e.g. ``"trial"``.
+        Name of one item, e.g. ``"trial"``.
     total : int
         Number of items.
     bar : bool
-        True shows a bar in any case; by default there are lines where there is no terminal.
+        True always shows a bar; by default a process without a terminal shows lines.
     """
     return ItemBar(unit, total) if bar or progress_form() == "bar" else ItemLines(unit, total)
 
 
 class ItemBar:
-    """Items of a search as a bar of tqdm, which shows the time that is left.
+    """Progress bar of a search's items, by tqdm, with an estimate of the remaining time.
 
     Parameters
     ----------
@@ -179,28 +179,28 @@ class ItemBar:
         self._bar = tqdm(total=total, unit=unit)
 
     def begin(self, name: str) -> None:
-        """Show the name of the item that begins."""
+        """Show the name of the item that starts."""
         self._bar.set_description(name)
 
     def end(self, text: str) -> None:
-        """Show the outcome of an item."""
+        """Show the result of an item and advance the bar."""
         self._bar.set_postfix_str(text)
         self._bar.update()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar and leave its last state visible."""
         self._bar.close()
 
 
 class ItemLines:
-    """A line on standard error for each item of a search, with the time that is left.
+    """One line per item of a search on standard error, with an estimate of the remaining time.
 
     Parameters
     ----------
     unit : str
     total : int
     done : int
-        Items that had ended before, of a search that goes on.
+        Items that were finished before a search was resumed.
     """
 
     def __init__(self, unit: str, total: int, done: int = 0):
@@ -210,28 +210,28 @@ class ItemLines:
         self._name = ""
 
     def begin(self, name: str) -> None:
-        """Note the name of the item that begins; the first one gets a line of its own."""
+        """Record the name of the item that starts; print a line for the first item."""
         self._name = f" {name}"
         if not self._done:
             self._print(f"{self._unit} 1/{self.total}{self._name} begins")
 
     def end(self, text: str) -> None:
-        """Print the outcome of an item."""
+        """Print the result of an item."""
         self._done += 1
         elapsed = time.monotonic() - self._started
         left = time_left(elapsed, self._done - self._before, self.total - self._before)
-        place = f"{self._unit} {self._done}/{self.total}{self._name}"
-        self._print(f"{place}: {text} ({in_words(elapsed)}{left})")
+        item = f"{self._unit} {self._done}/{self.total}{self._name}"
+        self._print(f"{item}: {text} ({in_words(elapsed)}{left})")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since lines need no closing."""
 
     def _print(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
 def time_left(elapsed: float, done: int, total: int) -> str:
-    """Return the time that is left after some of the items, as the end of a line.
+    """Format the estimated remaining time after `done` of `total` items.
 
     Examples
     --------
@@ -246,7 +246,7 @@ def time_left(elapsed: float, done: int, total: int) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration in its largest unit."""
+    """Format a duration in its largest unit."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,12 +1,11 @@
-"""Rest of an epoch: rows that a fit has not read yet, shared by any number of workers.
+"""Remaining rows of an epoch: those that a fit has not read yet, for any number of workers.
 
-A checkpoint within an epoch names these rows.  Every worker writes an id of each row that it would
-have read, and workers of another number, whose parts of the data are cut in another way, find by
-the ids which of their own rows are among them.  So every row is read once in the epoch, whatever
-becomes of the workers.
+A mid-epoch checkpoint lists these rows.  Every worker writes an id for each row that it has not
+read.  After a resume with another number of workers, which partition the data differently, each
+worker looks its rows up by these ids.  So every row is read exactly once per epoch.
 
-The id of a row of columns is a hash of its bytes; rows that are equal to the last bit stand for
-each other.  The id of a sample of a DataLoader is its index, which any worker can read.
+The id of a row of columns is a hash of its bytes; bitwise equal rows are interchangeable.  The id
+of a sample of a DataLoader is its index, which any worker can read.
 """
 
 from collections.abc import Sequence
@@ -19,26 +18,26 @@ from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.training.slices import SavedSlices
 
 IDS = "left"
-"""Name of the ids in a checkpoint."""
+"""Name of the array of ids in a checkpoint."""
 
 LARGEST = 8 << 30
-"""Bytes of a worker's rows up to which a checkpoint within an epoch names those that are left."""
+"""Largest data of a worker, in bytes, whose remaining rows a mid-epoch checkpoint lists."""
 
-_PIECE = 1 << 22  # bytes that are hashed at a time
+_PIECE = 1 << 22  # bytes that are hashed at once
 
 
 class RemainingBatches(BatchPlan):
-    """The batches that are left of an epoch, numbered from those that were made.
+    """Plan of an epoch's remaining batches; their numbers continue those of the done ones.
 
     Parameters
     ----------
     rows : sequence of int
-        Rows that are left to each worker.
+        Number of remaining rows of each worker.
     batch_size : int
     drop_last : bool
     epoch : int
     first : int
-        Batches of the epoch that were made.
+        Number of batches of the epoch that are done.
     share : ndarray
         This worker's rows, see :meth:`~bigdl.training.batches.BatchSource.share_of_remaining`.
     """
@@ -62,7 +61,7 @@ class RemainingBatches(BatchPlan):
 
 
 def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Hashes of rows: equal for rows that are equal to the last bit, else almost surely not.
+    """Hash each row: equal rows get equal hashes, others almost surely different ones.
 
     Parameters
     ----------
@@ -81,7 +80,7 @@ def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
     hashes = np.stack([np.full(rows, each) for each in _random_words(2)])
     for number, array in enumerate(arrays, 1):
         width = -(-array[:1].nbytes // 4)
-        # texts are filled up with zeros, which add nothing, however long the longest one is
+        # texts are padded with zeros, which do not change the hash
         factors = [_random_words(width, (2 * number + each) << 32) for each in range(2)]
         step = max(1, _PIECE // max(1, 4 * width))
         for start in range(0, rows, step):
@@ -97,7 +96,7 @@ def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
 
 
 def _random_words(count: int, first: int = 0) -> np.ndarray:
-    """The same random numbers of 64 bits everywhere (SplitMix64; Steele et al. 2014)."""
+    """Generate reproducible 64-bit random numbers (SplitMix64; Steele et al. 2014)."""
     state = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -105,15 +104,16 @@ def _random_words(count: int, first: int = 0) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndarray:
-    """Which of this worker's rows are left; a collective.
+    """Return the mask of this worker's rows that the epoch has not read yet; a collective.
 
-    Of equal rows as many are taken as are left, the first ones of the first ranks.
+    Of n equal rows, as many are selected as remain, from the lowest ranks first.
 
     Parameters
     ----------
     ids : ndarray of uint64
-        Of all of this worker's rows.
+        Ids of all of this worker's rows.
     left : SavedSlices
+        Ids of the remaining rows.
     sync : GradientSync
 
     Returns
@@ -123,13 +123,13 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
     Raises
     ------
     UsageError
-        If some rows that are left are nowhere.
+        If no worker has some of the remaining rows.
     """
     import torch
 
     size, rank = sync.world_size, sync.rank
     unique, counts = np.unique(ids, return_counts=True)
-    assigner = (unique % np.uint64(size)).astype(np.int64)  # the rank that shares out an id
+    assigner = (unique % np.uint64(size)).astype(np.int64)  # rank that assigns an id
     by_assigner = np.argsort(assigner, kind="stable")
     send = np.bincount(assigner, minlength=size).tolist()
     receive = [int(row[rank]) for row in sync.all_gather(list(map(float, send)))]
@@ -137,28 +137,28 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
     def exchange(values: np.ndarray, there: list[int], back: list[int]) -> np.ndarray:
         return np.asarray(sync.all_to_all(torch.from_numpy(values), there, back).numpy())
 
-    asked = exchange(unique[by_assigner].view(np.int64), send, receive).view(np.uint64)
+    requested = exchange(unique[by_assigner].view(np.int64), send, receive).view(np.uint64)
     present = exchange(counts[by_assigner], send, receive)
-    given, missing = _shared_out(_kept(left, rank, size), asked, present, receive)
+    quotas, missing = _assign_rows(_kept(left, rank, size), requested, present, receive)
     missing = int(sync.all_reduce(torch.tensor([missing]))[0])
     if missing:
         raise UsageError(
-            f"The checkpoint was taken in the middle of an epoch, and {missing} of the rows that "
-            "were left of it are not in the data now; go on with the same data, or from a "
-            "checkpoint of an epoch's end",
+            f"The checkpoint was taken in the middle of an epoch, and {missing} of its remaining "
+            "rows are missing in the data; resume with the same data, or from a checkpoint at "
+            "the end of an epoch",
             code="checkpoint-mismatch",
         )
     allowed = np.empty_like(counts)
-    allowed[by_assigner] = exchange(given, receive, send)
+    allowed[by_assigner] = exchange(quotas, receive, send)
     order = np.argsort(ids, kind="stable")
     number = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.empty(len(ids), bool)
-    found[order] = number < np.repeat(allowed, counts)
-    return found
+    is_remaining = np.empty(len(ids), bool)
+    is_remaining[order] = number < np.repeat(allowed, counts)
+    return is_remaining
 
 
 def _kept(left: SavedSlices, rank: int, size: int) -> np.ndarray:
-    """The ids that are left and that a rank shares out."""
+    """Return the ids of the remaining rows that this rank assigns."""
     pieces = []
     for owner in range(left.count(IDS)):
         piece = left.of_owner(IDS, owner)
@@ -166,42 +166,43 @@ def _kept(left: SavedSlices, rank: int, size: int) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def _shared_out(
-    kept: np.ndarray, asked: np.ndarray, present: np.ndarray, sizes: Sequence[int]
+def _assign_rows(
+    kept: np.ndarray, requested: np.ndarray, present: np.ndarray, sizes: Sequence[int]
 ) -> tuple[np.ndarray, int]:
-    """Share rows out to those who ask, in turn; returns how many each may take, and what is over.
+    """Assign remaining rows to ranks; return each requested id's quota and the number left.
 
     Parameters
     ----------
     kept : ndarray of uint64
-    asked, present : ndarray
-        Ids, and how many such rows there are; of one rank after another.
+        Ids of the remaining rows.
+    requested, present : ndarray
+        Ids that the ranks request, concatenated in rank order, and how many rows have each id.
     sizes : sequence of int
-        How many each rank has asked for.
+        Number of ids that each rank requests.
     """
     keys, left = np.unique(kept, return_counts=True)
-    given, start = np.zeros_like(present), 0
+    quotas, start = np.zeros_like(present), 0
     for count in sizes:
-        here = slice(start, start + count)
-        place = np.searchsorted(keys, asked[here])
-        is_known = place < len(keys)
-        is_known[is_known] = keys[place[is_known]] == asked[here][is_known]
-        places = place[is_known]
-        taken = np.minimum(present[here][is_known], left[places])
-        left[places] -= taken
-        given[here][is_known] = taken
+        of_rank = slice(start, start + count)
+        index = np.searchsorted(keys, requested[of_rank])
+        is_known = index < len(keys)
+        is_known[is_known] = keys[index[is_known]] == requested[of_rank][is_known]
+        known = index[is_known]
+        quota = np.minimum(present[of_rank][is_known], left[known])
+        left[known] -= quota
+        quotas[of_rank][is_known] = quota
         start += count
-    return given, int(left.sum())
+    return quotas, int(left.sum())
 
 
 def share_samples(left: SavedSlices, rank: int, size: int) -> np.ndarray:
-    """This worker's part of the samples that are left, in their order."""
+    """Return this worker's part of the remaining samples, in order."""
     owners = range(left.count(IDS))
     return np.concatenate([left.of_owner(IDS, owner) for owner in owners])[rank::size]
 
 
 def as_ids(indices: np.ndarray) -> np.ndarray | None:
-    """Indices of samples as ids; None if some are no whole numbers."""
+    """Convert sample indices to ids; return None if some are not non-negative integers."""
     if indices.dtype == object and not all(
         isinstance(each, int | np.integer) and each >= 0 for each in indices
     ):

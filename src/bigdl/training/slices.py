@@ -1,9 +1,9 @@
-"""Slices of tables in a checkpoint: every worker writes and reads its own rows.
+"""Slices of sharded tables in a checkpoint: every worker writes and reads its rows.
 
-Row ``i`` of a table lies in the slice of rank ``i % N``, as in
-:mod:`bigdl.runtime.collectives.rows`; :meth:`SavedSlices.of_owner` reads what has another order.  A
-checkpoint has one file of NumPy's format ``.npy`` for each array and rank, and a description in its
-manifest; so it can be read by another number of workers, and by anything that reads such files.
+Rank ``i % N`` holds row ``i`` of a table, as in :mod:`bigdl.runtime.collectives.rows`;
+:meth:`SavedSlices.of_owner` reads slices with another order of rows.  A checkpoint has one ``.npy``
+file for each array and rank, and describes them in its manifest.  So any number of workers can read
+it, and any program that reads ``.npy`` files.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.runtime.collectives.rows import rows_of_rank
 
-BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
+BROADCAST = 1 << 30  # bytes of tables up to which a prediction sends them with the model
 _PIECE = 1 << 24  # bytes that are read or written at once
 
 
 def file_name(array: str, rank: int) -> str:
-    """Return the name of a slice's file in the folder of its checkpoint."""
+    """Return the file name of a slice in the checkpoint's folder."""
     return f"rows.{array}.{rank:05d}.npy"
 
 
 def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict[str, Any]:
-    """Write a slice; returns its description.
+    """Write a slice to a file; return its description for the manifest.
 
     Parameters
     ----------
     fs : fsspec file system
     path : str
     rows : ndarray
-        Contiguous; it is read where it lies.
+        Contiguous array; it is not copied.
     """
     buffer = io.BytesIO()
     form = {"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}
@@ -56,7 +56,7 @@ def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict[str, Any]:
 
 
 class SavedSlices:
-    """The slices of a checkpoint.
+    """Slices of sharded arrays in a checkpoint.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class SavedSlices:
         self._described = described
 
     def to_json(self) -> dict[str, Any]:
-        """Return the arguments that make it."""
+        """Return the constructor arguments as JSON-able values."""
         return {"url": self.url, "described": self._described}
 
     @property
@@ -81,11 +81,11 @@ class SavedSlices:
         return list(self._described)
 
     def rows(self, name: str) -> int:
-        """Return how many rows an array has."""
+        """Return the number of rows of an array."""
         return sum(each["shape"][0] for each in self._described[name])
 
     def count(self, name: str) -> int:
-        """Return in how many slices an array lies."""
+        """Return the number of slices of an array."""
         return len(self._described[name])
 
     def _path(self, name: str, rank: int) -> str:
@@ -93,26 +93,26 @@ class SavedSlices:
 
     @property
     def size(self) -> int:
-        """Bytes of all arrays."""
+        """Total size of all arrays in bytes."""
         return sum(each["size"] for slices in self._described.values() for each in slices)
 
     @property
     def is_local(self) -> bool:
-        """True if :meth:`mapped` works, on machines that have the folder."""
+        """True if the files can be memory-mapped by :meth:`mapped`."""
         return is_local_storage(self._fs)
 
     @property
     def stay_in_files(self) -> bool:
-        """True if tasks that predict read rows here, since the tables are too large to travel."""
+        """True if prediction tasks read rows from files, as the tables are too large to send."""
         return self.size > BROADCAST and self.is_local
 
     def mapped(self, name: str, *, at_random: bool = True) -> list[np.ndarray]:
-        """Return the slices of an array, mapped to memory and not checked.
+        """Memory-map the slices of an array, without verifying their checksums.
 
         Parameters
         ----------
         at_random : bool
-            True if a few rows are read, anywhere: the system does not read others around them.
+            True if few rows are read at random: the kernel then does no read-ahead.
 
         Raises
         ------
@@ -126,8 +126,8 @@ class SavedSlices:
             arrays = [np.load(path, mmap_mode="r") for path in paths]
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"Rows of the model cannot be read from its checkpoint ({error}); it must be there "
-                "until a prediction is computed, so keep more of them with num_to_keep=",
+                f"Rows of the model cannot be read from its checkpoint ({error}); it must exist "
+                "until the prediction is computed, so keep more checkpoints with num_to_keep=",
                 code="checkpoint-missing",
             ) from error
         for array in arrays if at_random else ():
@@ -137,12 +137,12 @@ class SavedSlices:
     def read(
         self, name: str, rank: int = 0, world_size: int = 1, into: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the rows that a rank owns; by default all.
+        """Read the rows that a rank owns; by default all rows.
 
         Parameters
         ----------
         into : ndarray, optional
-            Where to put them; replaced by a new array if it has another form.
+            Array to fill; a new one is allocated if its shape or dtype does not fit.
 
         Raises
         ------
@@ -159,17 +159,17 @@ class SavedSlices:
                 continue
             for first, block in self._blocks(name, owner):
                 ids = np.arange(first, first + len(block)) * len(slices) + owner
-                own = ids % world_size == rank
-                into[ids[own] // world_size] = block[own]
+                is_owned = ids % world_size == rank
+                into[ids[is_owned] // world_size] = block[is_owned]
         return into
 
     def of_owner(self, name: str, owner: int, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the slice that one rank wrote.
+        """Read the slice that one rank wrote.
 
         Parameters
         ----------
         rows : ndarray, optional
-            Which rows of it, in ascending order; default all.
+            Indices of the rows to read, in ascending order; default all.
 
         Raises
         ------
@@ -195,24 +195,24 @@ class SavedSlices:
 
 
 def _header(content: bytes) -> tuple[Any, ...]:
-    """Return shape, order and type of the array whose file begins with these bytes."""
+    """Return shape, order and dtype of the array whose ``.npy`` file begins with these bytes."""
     buffer = io.BytesIO(content)
     try:
         npy.read_magic(buffer)
         return npy.read_array_header_1_0(buffer)
-    except Exception as error:  # of NumPy's parser: one of many kinds
-        raise ValueError("it does not begin as a file of NumPy's format") from error
+    except Exception as error:  # NumPy's parser raises many types
+        raise ValueError("it is not a file of NumPy's format") from error
 
 
 def _blocks(fs: Any, path: str, described: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the rows of a file in blocks, with the place of the first; then check them."""
+    """Yield blocks of a file's rows with the index of their first row, then verify the checksum."""
     with fs.open(path, "rb") as file:
         start = file.read(npy.MAGIC_LEN + 2)
         header = start + file.read(int.from_bytes(start[npy.MAGIC_LEN :], "little"))
         form = _header(header)
         shape, dtype = tuple(described["shape"]), np.dtype(described["dtype"])
         if form != (shape, False, dtype):
-            raise ValueError("it is not what the manifest says")
+            raise ValueError("its shape or dtype differs from the manifest")
         checksum = zlib.crc32(header)
         width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         step = max(1, _PIECE // max(1, width))

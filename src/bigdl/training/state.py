@@ -1,6 +1,6 @@
-"""State of a training in a process: device and precision, random generators, changing state.
+"""State of a training in a process: device, precision, random generators and running state.
 
-Bytes of it are those of ``torch.save`` and load with ``weights_only=True``.
+Serialized state is written by ``torch.save`` and loads with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def dumps(value: Any) -> bytes:
-    """Tensors and plain containers as the bytes of ``torch.save``; all tensors on the CPU."""
+    """Serialize tensors and plain containers with ``torch.save``, with all tensors on the CPU."""
     import torch
 
     buffer = io.BytesIO()
@@ -49,15 +49,15 @@ _LOADING = threading.Lock()
 
 
 def loads(data: bytes) -> Any:
-    """The inverse of :func:`dumps`; runs no code of the data.
+    """Deserialize bytes of :func:`dumps` without running code from the data.
 
-    Beside what ``torch.load(weights_only=True)`` takes there may be values of NumPy and of a few
-    types of Python's own library.
+    In addition to what ``torch.load(weights_only=True)`` accepts, the data may contain NumPy values
+    and a few types of Python's standard library.
 
     Raises
     ------
     UsageError
-        If there is an object of another type.
+        If the data contains an object of another type.
     """
     import torch
 
@@ -75,16 +75,16 @@ def loads(data: bytes) -> Any:
                 name = re.search(r"GLOBAL (\S+)", str(error))
                 what = name.group(1) if name else "an object that torch.load refuses"
                 raise UsageError(
-                    f"The state of the model, its optimizer or schedule holds {what}, and a state "
-                    "is loaded without running code: let it hold tensors, NumPy arrays, numbers, "
-                    "strings, and lists and dicts of them",
+                    f"The state of the model, its optimizer or schedule holds {what}, which cannot "
+                    "be loaded without running code: let it hold only tensors, NumPy arrays, "
+                    "numbers, strings, and lists and dicts of them",
                     code="model-copy",
                 ) from error
 
 
 @functools.cache
 def _plain_types() -> list[Any]:
-    """Return what builds NumPy's values, and classes whose objects are values."""
+    """Return NumPy's constructors and the value types that may be loaded safely."""
     builders = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0], _codecs.encode]
     dtypes = [type(np.dtype(code)) for code in np.typecodes["All"]]
     values = [
@@ -97,7 +97,7 @@ def _plain_types() -> list[Any]:
 
 
 def seed_everything(seed: int, rank: int = 0) -> int:
-    """Seed torch, numpy and random; ranks draw different numbers. Returns their seed."""
+    """Seed torch, NumPy and random, differently on each rank; return the derived seed."""
     import torch
 
     mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
@@ -109,7 +109,7 @@ def seed_everything(seed: int, rank: int = 0) -> int:
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Run a block under a seed and leave the random generators of the process as they were."""
+    """Run the block under a seed, then restore the random generators of the process."""
     before = capture_rng()
     try:
         seed_everything(seed)
@@ -119,12 +119,12 @@ def isolated_rng(seed: int) -> Iterator[None]:
 
 
 def mixed_seed(*values: int) -> int:
-    """Return a seed of 63 bits that depends on all of the numbers."""
+    """Derive a 63-bit seed from several numbers."""
     return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of the random generators of torch, numpy and random."""
+    """Return the state of the random generators of torch, NumPy and random."""
     import torch
 
     _, keys, position, has_gauss, cached = cast("tuple[Any, ...]", np.random.get_state())
@@ -137,7 +137,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """The inverse of :func:`capture_rng`."""
+    """Restore the state that :func:`capture_rng` returned."""
     import torch
 
     torch.set_rng_state(state["torch"])
@@ -149,16 +149,16 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 class RunningState(ABC):
-    """State that layers change besides the weights, merged over the workers at every epoch's end.
+    """State that layers change without training, merged over the workers after each epoch.
 
-    A floating value becomes the mean over the workers, weighted by the rows that each has seen
-    since the last merge; an integer one (a counter) becomes the largest.  A value that no worker
-    has changed, such as a mask or a positional encoding, is left alone to the last bit.
+    A floating-point value becomes the mean over the workers, weighted by the rows that each has
+    seen since the last merge. An integer (a counter) becomes the maximum. A value that no worker
+    changed, such as a mask or a positional encoding, stays bitwise the same.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        Of equal values on all ranks.
+        Model with equal values on all ranks.
     sync : GradientSync
 
     Attributes
@@ -172,17 +172,17 @@ class RunningState(ABC):
         self.restart()
 
     def restart(self) -> None:
-        """Count rows and changes from the values as they are now, equal on all ranks."""
+        """Reset the row count and the reference values; all ranks must have equal values."""
         self.rows = 0
-        self._merged = self.own()
+        self._merged = self.values()
 
     @abstractmethod
-    def own(self) -> list[Any]:
-        """A copy of this worker's values, as tensors."""
+    def values(self) -> list[Any]:
+        """Return copies of this worker's values as tensors."""
 
     @abstractmethod
     def put(self, values: list[Any]) -> None:
-        """Set this worker's values, e.g. to what :meth:`own` gave."""
+        """Set this worker's values, as returned by :meth:`values`."""
 
     def merge(self) -> None:
         """Make the values of all workers equal; a collective."""
@@ -191,22 +191,21 @@ class RunningState(ABC):
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
-        """Have merged values for the time of the block; a collective.
+        """Use merged values within the block, then restore the local ones; a collective.
 
-        What a checkpoint holds does not depend on when it is taken, and to take it does not change
-        the run.
+        So a checkpoint has merged values, and taking it does not change the run.
         """
-        own = self.own()
+        local = self.values()
         self.put(self._merge())
         try:
             yield
         finally:
-            self.put(own)
+            self.put(local)
 
     def _merge(self) -> list[Any]:
         import torch
 
-        values = self.own()
+        values = self.values()
         if self._sync.world_size == 1 or not values:
             return values
         changed = [float(not torch.equal(a, b)) for a, b in zip(values, self._merged, strict=True)]
@@ -220,7 +219,7 @@ class RunningState(ABC):
                 values[i] = self._sync.all_reduce(value.to(wide), "max").to(value.dtype)
                 continue
             share = self.rows / rows if rows else 1.0 / len(workers)
-            # what a worker without rows has may be anything, a nan included
+            # the values of a worker without rows may be invalid, such as nan
             part = value * share if share else torch.zeros_like(value)
             values[i] = self._sync.all_reduce(part.contiguous())
         return values
@@ -233,7 +232,7 @@ _PRECISIONS: dict[Any, str] = {
 
 
 def check_precision(precision: str | int | None) -> str:
-    """``"fp32"`` or ``"bf16"`` from what ``precision=`` accepts."""
+    """Convert an accepted value of ``precision=`` to ``"fp32"`` or ``"bf16"``."""
     try:
         return _PRECISIONS[precision]
     except (KeyError, TypeError):
@@ -248,7 +247,7 @@ def check_precision(precision: str | int | None) -> str:
 def precision_of(
     name: str, device: torch.device
 ) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a function that makes the context of a forward pass."""
+    """Return a factory of context managers for forward passes in a precision."""
     if name == "fp32":
         return contextlib.nullcontext
     import torch
@@ -257,10 +256,10 @@ def precision_of(
 
 
 def device_of(worker: Worker, sync: GradientSync) -> torch.device:
-    """The device of a worker: a GPU if every worker has one, else the CPU; a collective.
+    """Return a worker's device: a GPU if every worker has one, else the CPU; a collective.
 
-    The workers of a machine share its GPUs evenly, unless Spark has assigned them, or the option
-    ``use_gpu`` of the attempt is False.
+    The workers of a machine share its GPUs evenly, unless Spark has assigned them. With the option
+    ``use_gpu=False`` of the attempt, all use the CPU.
     """
     import torch
 
@@ -284,10 +283,10 @@ def device_of(worker: Worker, sync: GradientSync) -> torch.device:
 
 
 def device_of_task() -> torch.device:
-    """The device of a task that knows nothing of others: a GPU if its machine has one.
+    """Return the device of an independent task: a GPU if its machine has one, else the CPU.
 
-    The GPU is the one that Spark has assigned, else the partitions take the machine's in turn, and
-    processes that are no tasks of Spark by their numbers.
+    The GPU is the one that Spark has assigned. Otherwise the partition id selects it, or outside
+    Spark the process id.
     """
     import torch
 
@@ -302,24 +301,24 @@ def device_of_task() -> torch.device:
 
 
 def _assigned_gpu(count: int) -> int | None:
-    """The GPU that Spark gave this task, where it schedules them."""
+    """Return the index of the GPU that Spark assigned to this task, or None."""
     context = _spark_task()
     resource = context.resources().get("gpu") if context is not None else None
     if resource is None or not resource.addresses:
         return None
     address = resource.addresses[0]
-    # behind CUDA_VISIBLE_DEVICES the numbers are others
+    # with CUDA_VISIBLE_DEVICES the process sees other indices
     return int(address) if address.isdigit() and int(address) < count else None
 
 
 def _spark_task() -> Any:
-    """The TaskContext of this process, if it runs a task of Spark."""
+    """Return the TaskContext if this process runs a Spark task, else None."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.TaskContext.get()
 
 
 def move(built: Any, device: torch.device) -> None:
-    """Bring the parts of a training to a device; the CPU is where they are made."""
+    """Move a model, its criterion and its optimizer state from the CPU to a device."""
     if device.type == "cpu":
         return
     import torch
@@ -334,12 +333,12 @@ def move(built: Any, device: torch.device) -> None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors in lists, tuples and dicts on a device; everything else as it is."""
+    """Move the tensors in nested lists, tuples and dicts to a device."""
     return value if device.type == "cpu" else _moved(value, device)
 
 
 def to_cpu(value: Any) -> Any:
-    """Tensors in lists, tuples and dicts on the CPU; what is there already is not copied."""
+    """Move the tensors in nested lists, tuples and dicts to the CPU."""
     return _moved(value, "cpu")
 
 

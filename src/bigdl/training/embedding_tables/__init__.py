@@ -1,1 +1,1 @@
-"""Tables of embeddings whose rows lie in slices on the workers."""
+"""Embedding tables whose rows are sharded over the workers."""

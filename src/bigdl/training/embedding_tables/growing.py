@@ -1,12 +1,11 @@
-"""Embeddings whose rows come with the ids that a training reads, and go when these stay away.
+"""Embeddings that add rows for new ids during training, and drop rows that expire.
 
-An id is any integer.  It is mixed to a *key*, and the range of all keys is cut in as many parts as
-there are workers, so that each has about as many rows.  A worker finds the place of a key in its
-slice by :class:`KeyedRows`; row 0 of a slice is zeros, stays so, and stands for every id that has
-no row.
+An id is any integer.  It is hashed to a *key*.  Each worker owns an equal part of the range of
+keys, so all hold about the same number of rows.  :class:`KeyedRows` maps a key to a row of the
+worker's slice.  Row 0 of a slice is always zeros and serves every id that has no row.
 
-The idea is that of TorchRec's managed collision modules and of DeepRec's embedding variables
-(admission by a counter, eviction by global steps).
+TorchRec's managed collision modules and DeepRec's embedding variables work alike (admission by a
+counter, eviction by global steps).
 """
 
 from __future__ import annotations
@@ -28,105 +27,105 @@ from bigdl.training.embedding_tables.sharded import ShardedTable, mapped_tensor,
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
 
-_POOL = 1 << 16  # first values that are drawn; each id takes one of them
+_POOL = 1 << 16  # initial values that are drawn; each id uses one of them
 _FIRST_ROWS = 1 << 10
-_RECENT = 1 << 16  # keys that are kept apart from the many, at least
-_FREE = -1  # instead of the step in which a row was read last
+_RECENT = 1 << 16  # smallest limit of the level of recent keys
+_FREE = -1  # `last_read` of a free row
 _FACTORS = (-7046029254386353131, -4658895280553007687)  # odd, of splitmix64
 _INVERSES = tuple(pow(each, -1, 1 << 64) for each in _FACTORS)
 
 
 def _folded(values: torch.Tensor) -> torch.Tensor:
-    """Return numbers whose lower half has the upper half in it; its own inverse."""
+    """XOR the upper half of each number into its lower half; applying it twice undoes it."""
     return values ^ ((values >> 32) & 0xFFFFFFFF)
 
 
 def keys_of_ids(ids: torch.Tensor) -> torch.Tensor:
-    """Mix ids: each has a key of its own, and neighbours have keys far apart."""
+    """Hash ids to distinct keys, which are spread over the whole range of 64 bits."""
     for factor in _FACTORS:
         ids = _folded(ids * factor)
     return ids
 
 
 def ids_of_keys(keys: torch.Tensor) -> torch.Tensor:
-    """Return the ids that have these keys."""
+    """Invert :func:`keys_of_ids`."""
     for factor in reversed(_INVERSES):
         keys = _folded(keys) * (factor - (1 << 64) if factor >> 63 else factor)
     return keys
 
 
 def _limits(world_size: int) -> torch.Tensor:
-    """Return the first key of every rank but rank 0."""
+    """Return the first key of every rank except rank 0."""
     return torch.tensor([-(1 << 63) + (n << 64) // world_size for n in range(1, world_size)]).long()
 
 
 def owners_of_keys(keys: torch.Tensor, world_size: int) -> torch.Tensor:
-    """Return the rank that has the row of each key."""
+    """Return the rank that owns the row of each key."""
     return torch.bucketize(keys.contiguous(), _limits(world_size), right=True)
 
 
 class KeyIndex:
-    """The places of keys; lookups are binary searches of all keys at once.
+    """Index from keys to rows, which looks up many keys at once by binary search.
 
-    New keys are kept apart until they are an eighth of the others, so that few of them cost little.
+    New keys stay in a small second level until they are an eighth of all, so adding few is cheap.
     """
 
     def __init__(self) -> None:
         empty = torch.empty(0, dtype=torch.int64)
-        self._levels = [(empty, empty), (empty, empty)]  # many and recent, each in order
+        self._levels = [(empty, empty), (empty, empty)]  # many and recent, each sorted
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the place of every key, 0 for one that has none."""
-        places = torch.zeros_like(keys)
+        """Return the row index of every key, 0 for unknown keys."""
+        rows = torch.zeros_like(keys)
         for known, of_known in self._levels:
             if len(known):
                 at = torch.searchsorted(known, keys).clamp_(max=len(known) - 1)
-                places = torch.where(known[at] == keys, of_known[at], places)
-        return places
+                rows = torch.where(known[at] == keys, of_known[at], rows)
+        return rows
 
-    def put(self, keys: torch.Tensor, places: torch.Tensor) -> None:
-        """Add keys that are not there yet."""
+    def put(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add new keys with their row indices."""
         many, recent = self._levels
-        recent = _ordered(torch.cat([recent[0], keys]), torch.cat([recent[1], places]))
+        recent = _ordered(torch.cat([recent[0], keys]), torch.cat([recent[1], rows]))
         if len(recent[0]) > max(_RECENT, len(many[0]) // 8):
             joined = (torch.cat([one, two]) for one, two in zip(many, recent, strict=True))
-            many, recent = _ordered(*joined), (keys[:0], places[:0])
+            many, recent = _ordered(*joined), (keys[:0], rows[:0])
         self._levels = [many, recent]
 
-    def replace(self, keys: torch.Tensor, places: torch.Tensor) -> None:
-        """Have these keys alone."""
-        self._levels = [_ordered(keys, places), (keys[:0], places[:0])]
+    def replace(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Replace the whole index."""
+        self._levels = [_ordered(keys, rows), (keys[:0], rows[:0])]
 
 
-def _ordered(keys: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _ordered(keys: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     keys, order = torch.sort(keys)
-    return keys, places[order]
+    return keys, rows[order]
 
 
 class KeyedRows:
-    """The rows of one worker; see :class:`~bigdl.runtime.collectives.rows.RowTable`.
+    """Rows of one worker by key, a :class:`~bigdl.runtime.collectives.rows.RowTable`.
 
     Parameters
     ----------
     table : GrowingEmbedding
     admit_after : int
-        How often a training has to read an id until it has a row.
+        Number of reads in training after which an id gets a row.
     expire_after : int or None
-        Updates for which a row is kept that no batch reads.
+        Number of updates after which a row that no batch reads is dropped; None keeps all rows.
 
     Attributes
     ----------
     steps : int
-        Updates so far.
+        Number of updates so far.
     used : int
-        Rows up to the last one that was ever in use.
+        Number of rows that were ever in use, including freed ones.
     row_keys, last_read : torch.Tensor
-        Of each row the key, and the update before which it was read last.
+        Key of each row, and the update of its last read.
     candidates : torch.Tensor
-        Keys without a row, and how often each was read.
+        Keys without a row, and their numbers of reads.
     """
 
-    numbers = 2  # key, and how often it was read
+    numbers = 2  # key and number of reads
     is_ordered = False
     has_zero_row = True
 
@@ -138,14 +137,14 @@ class KeyedRows:
         self.row_keys = torch.zeros(len(table.weight), dtype=torch.int64)
         self.last_read = torch.full((len(table.weight),), _FREE)
         self.candidates = torch.empty(0, 2, dtype=torch.int64)
-        self._free = self.row_keys[:0]  # places below `used`, in order
-        self._places = KeyIndex()
+        self._free = self.row_keys[:0]  # free rows below `used`, in order
+        self._index_of_keys = KeyIndex()
 
     @property
     def weight(self) -> torch.nn.Parameter:
         return self._table.weight
 
-    # -- of all workers ---------------------------------------------------------------------------
+    # -- on all workers ---------------------------------------------------------------------------
 
     def keys(self, ids: torch.Tensor, world_size: int) -> torch.Tensor:
         return keys_of_ids(ids)
@@ -157,50 +156,50 @@ class KeyedRows:
     def request(self, keys: torch.Tensor, counts: torch.Tensor, world_size: int) -> torch.Tensor:
         return torch.stack([keys, counts], 1).reshape(-1)
 
-    # -- of this worker ---------------------------------------------------------------------------
+    # -- on this worker ---------------------------------------------------------------------------
 
     def row_indices(self, requests: Sequence[tuple[torch.Tensor, bool]]) -> list[torch.Tensor]:
-        asked = [content.view(-1, 2).t().contiguous() for content, _ in requests]
+        pairs = [content.view(-1, 2).t().contiguous() for content, _ in requests]
         flags = [is_training for _, is_training in requests]
         admitted = iter(
-            self._admit([each for each, flag in zip(asked, flags, strict=True) if flag])
+            self._admit([each for each, flag in zip(pairs, flags, strict=True) if flag])
         )
         return [
             next(admitted) if flag else self.find(each[0])
-            for each, flag in zip(asked, flags, strict=True)
+            for each, flag in zip(pairs, flags, strict=True)
         ]
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the place of each key; 0 for one that has none."""
-        return self._places.find(keys)
+        """Return the row index of each key, 0 for keys without a row."""
+        return self._index_of_keys.find(keys)
 
     def _admit(self, training: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Give rows to keys that have been read often enough; returns where all rows lie then."""
+        """Add rows for keys that were read often enough; return the row index of every request."""
         if not training:
             return []
         keys, counts = torch.cat(list(training), 1)
         distinct = Distinct(keys)
         counts = torch.zeros_like(distinct.keys).index_add_(0, distinct.inverse, counts)
-        places = self.find(distinct.keys)
-        is_new = places == 0
-        self.last_read[places[~is_new]] = self.steps
+        rows = self.find(distinct.keys)
+        is_new = rows == 0
+        self.last_read[rows[~is_new]] = self.steps
         new = distinct.keys[is_new]
         ripe = self._ripe(new, counts[is_new]) if self._admit_after > 1 else new
         if len(ripe):
             self._add(ripe)
-            places[is_new] = self.find(new)
-        return torch.split(places[distinct.inverse], [each.shape[1] for each in training])
+            rows[is_new] = self.find(new)
+        return torch.split(rows[distinct.inverse], [each.shape[1] for each in training])
 
     def _add(self, keys: torch.Tensor) -> None:
-        """Give rows to keys."""
-        places = self._take_places(len(keys))
-        self.row_keys[places], self.last_read[places] = keys, self.steps
+        """Allocate and initialize rows for new keys."""
+        rows = self._take_rows(len(keys))
+        self.row_keys[rows], self.last_read[rows] = keys, self.steps
         with torch.no_grad():
-            self.weight[places] = self._table.first_values(keys)
-        self._places.put(keys, places)
+            self.weight[rows] = self._table.first_values(keys)
+        self._index_of_keys.put(keys, rows)
 
     def _ripe(self, keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return the keys that get a row now; count the others."""
+        """Count reads of keys without a row; return the keys that now get one."""
         both = Distinct(torch.cat([self.candidates[:, 0], keys]))
         times = torch.cat([self.candidates[:, 1], counts])
         sums = torch.zeros_like(both.keys).index_add_(0, both.inverse, times)
@@ -208,16 +207,16 @@ class KeyedRows:
         self.candidates = torch.stack([both.keys[~is_ripe], sums[~is_ripe]], 1)
         return both.keys[is_ripe]
 
-    def _take_places(self, count: int) -> torch.Tensor:
+    def _take_rows(self, count: int) -> torch.Tensor:
         again, self._free = self._free[:count], self._free[count:]
         missing = count - len(again)
         self.make_room(self.used + missing)
-        places = torch.cat([again, torch.arange(self.used, self.used + missing)])
+        rows = torch.cat([again, torch.arange(self.used, self.used + missing)])
         self.used += missing
-        return places
+        return rows
 
     def make_room(self, rows: int) -> None:
-        """Have the weight, and what the optimizer keeps of it, hold so many rows."""
+        """Grow the weight and its optimizer state to at least `rows` rows."""
         old = len(self.weight)
         if rows <= old:
             return
@@ -235,44 +234,44 @@ class KeyedRows:
             self._expire(self.steps - self._expire_after)
 
     def _expire(self, step: int) -> None:
-        """Free the rows that were not read from a step on, and forget candidates."""
+        """Free the rows that were last read before `step`, and reset the candidates."""
         last = self.last_read[: self.used]
-        places = torch.nonzero((last != _FREE) & (last < step))[:, 0]
+        expired = torch.nonzero((last != _FREE) & (last < step))[:, 0]
         self.candidates = self.candidates[:0]
-        if len(places):
-            self.last_read[places] = _FREE
+        if len(expired):
+            self.last_read[expired] = _FREE
             with torch.no_grad():
-                self.weight[places] = 0.0
+                self.weight[expired] = 0.0
                 for value in of_rows(self._table.states(), len(self.weight)).values():
-                    value[places] = value[0].clone()
-            self._index()
+                    value[expired] = value[0].clone()
+            self._rebuild_index()
 
-    def _index(self) -> None:
-        """Look anew which places have which keys."""
+    def _rebuild_index(self) -> None:
+        """Rebuild the index of keys and the list of free rows."""
         is_used = self.last_read[: self.used] != _FREE
-        places = torch.nonzero(is_used)[:, 0]
-        self._places.replace(self.row_keys[places], places)
+        used_rows = torch.nonzero(is_used)[:, 0]
+        self._index_of_keys.replace(self.row_keys[used_rows], used_rows)
         is_used[0] = True
         self._free = torch.nonzero(~is_used)[:, 0]
 
     def take_over(self, saved: SavedTable) -> None:
-        """Have the rows of a table, whose values the weight has already; the first is of zeros."""
+        """Restore keys and counters of a saved table; the weight holds its rows already."""
         more = len(self.weight) - len(saved.keys)
         self.used = len(saved.keys)
         self.row_keys = torch.cat([saved.keys, saved.keys.new_zeros(more)])
         self.last_read = torch.cat([saved.last_read, saved.last_read.new_full((more,), _FREE)])
         self.candidates, self.steps = saved.candidates, saved.steps
-        self._index()
+        self._rebuild_index()
 
 
 @dataclass
 class SavedTable:
-    """The state of a growing table besides its weight.
+    """State of a growing table without its weight.
 
     Attributes
     ----------
     keys, last_read : torch.Tensor
-        Of each row, see :class:`KeyedRows`.
+        Arrays with one entry per row, see :class:`KeyedRows`.
     candidates : torch.Tensor
     steps : int
     """
@@ -288,7 +287,7 @@ class SavedTable:
         return cls(rows.row_keys[:used], rows.last_read[:used], rows.candidates, rows.steps)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return it as arrays by their names."""
+        """Return the state as arrays by name."""
         return {**vars(self), "steps": torch.tensor([self.steps])}
 
     @classmethod
@@ -296,45 +295,45 @@ class SavedTable:
         keys, last_read, candidates = map(read, ("keys", "last_read", "candidates"))
         return cls(keys, last_read, candidates, int(read("steps")[0]))
 
-    def selection(self, place: TablePlacement) -> torch.Tensor:
-        """Return which rows are those of a worker; the first, of zeros, is of every worker."""
-        is_own = owners_of_keys(self.keys, place.world_size) == place.rank
-        is_own &= self.last_read != _FREE
-        is_own[:1] = True
-        return torch.nonzero(is_own)[:, 0]
+    def selection(self, placement: TablePlacement) -> torch.Tensor:
+        """Return the indices of a worker's rows; row 0, of zeros, belongs to every worker."""
+        is_owned = owners_of_keys(self.keys, placement.world_size) == placement.rank
+        is_owned &= self.last_read != _FREE
+        is_owned[:1] = True
+        return torch.nonzero(is_owned)[:, 0]
 
-    def of_place(self, place: TablePlacement, selection: torch.Tensor) -> SavedTable:
-        """Return the part of a worker."""
-        is_own = owners_of_keys(self.candidates[:, 0], place.world_size) == place.rank
+    def of_worker(self, placement: TablePlacement, selection: torch.Tensor) -> SavedTable:
+        """Return a worker's part of the state."""
+        is_owned = owners_of_keys(self.candidates[:, 0], placement.world_size) == placement.rank
         return SavedTable(
-            self.keys[selection], self.last_read[selection], self.candidates[is_own], self.steps
+            self.keys[selection], self.last_read[selection], self.candidates[is_owned], self.steps
         )
 
 
 class KeyedSlices:
-    """A growing table in the files of a checkpoint, as a worker reads it.
+    """One worker's view of a growing table in the files of a checkpoint.
 
     Parameters
     ----------
     slices : SavedSlices
     name : str
-        Of the weight.
-    place : TablePlacement
-        Of the worker; rank 0 of one gets all rows that are in use.
+        Name of the weight.
+    placement : TablePlacement
+        Placement of the worker; a world size of 1 selects all rows in use.
     """
 
-    def __init__(self, slices: SavedSlices, name: str, place: TablePlacement):
+    def __init__(self, slices: SavedSlices, name: str, placement: TablePlacement):
         self._slices = slices
         count = slices.count(name)
-        self._own = place.rank if count == place.world_size else None
-        owners = range(count) if self._own is None else [self._own]
+        self._owner = placement.rank if count == placement.world_size else None
+        owners = range(count) if self._owner is None else [self._owner]
         parts = [SavedTable.from_arrays(partial(self._named, name, owner)) for owner in owners]
-        if self._own is not None:
+        if self._owner is not None:
             self.saved = parts[0]
             return
-        first, *others = [each.selection(place) for each in parts]
-        self._picks = [first, *(each[1:] for each in others)]  # one row of zeros
-        chosen = [each.of_place(place, p) for each, p in zip(parts, self._picks, strict=True)]
+        first, *others = [each.selection(placement) for each in parts]
+        self._picks = [first, *(each[1:] for each in others)]  # keep one row of zeros
+        chosen = [each.of_worker(placement, p) for each, p in zip(parts, self._picks, strict=True)]
         candidates = torch.cat([each.candidates for each in chosen])
         self.saved = SavedTable(
             torch.cat([each.keys for each in chosen]),
@@ -351,35 +350,37 @@ class KeyedSlices:
 
     def read(self, array: str) -> torch.Tensor:
         """Return the worker's rows of an array."""
-        if self._own is not None:
-            return self._tensor(array, self._own)
+        if self._owner is not None:
+            return self._tensor(array, self._owner)
         return torch.cat([self._tensor(array, o, p.numpy()) for o, p in enumerate(self._picks)])
 
 
 class GrowingEmbedding(ShardedTable):
-    """An embedding of any ids, whose rows lie in slices on the workers of an Estimator.
+    """Sharded embedding of arbitrary ids, which gets rows as a training reads new ids.
 
-    An id has a row from when a training has read it often enough, and may lose it when batches do
-    not read it any more. An id without a row reads zeros, which are not trained. In all else it is
-    a :class:`ShardedEmbedding`: owners update their rows, which N workers together hold once, and
-    the updates are those of one process. It grows in the fits of Estimators alone.
+    An id gets a row once a training has read it often enough, and may lose it when batches stop
+    reading it. An id without a row reads zeros, which are not trained. Otherwise it works like
+    :class:`ShardedEmbedding`: N workers hold the table once, owners update their rows, and the
+    updates equal those of one process. The table grows only in the fits of Estimators.
 
     Parameters
     ----------
     embedding_dim : int
         Width of a row.
     fields : int, optional
-        Fields that have ids of their own and one table together; the last dimension of the ids is
-        that of the fields then.
+        Number of fields that share the table, each with separate ids; the last dimension of the ids
+        is then the field.
     admit_after : int
-        How often the rows of a training must have an id until it gets a row.
+        Number of training rows with an id after which it gets a table row. Raise it to skip rare
+        ids.
     expire_after : int, optional
-        Number of updates. After every so many, the rows that none of the last so many batches have
-        read are dropped, with what the optimizer keeps of them, and so are the counts of ids that
-        have no row. By default all stay.
+        Number of updates. After every `expire_after` updates, the rows that none of these batches
+        read are dropped with their optimizer state; the counts of ids without a row are reset. By
+        default all rows stay.
     init : callable, optional
-        ``init(rows)`` sets a tensor of rows to first values; default standard normal. It is called
-        once, for 65,536 rows; an id has the values of one of these, whatever the number of workers.
+        ``init(rows)`` initializes a tensor of rows in place; default standard normal. It is called
+        once, for 65,536 rows; an id takes the values of one of them, which does not depend on the
+        number of workers.
     storage : str
         ``"memory"`` or ``"mmap"``, see :class:`ShardedEmbedding`.
     dtype : torch.dtype
@@ -388,7 +389,7 @@ class GrowingEmbedding(ShardedTable):
     Attributes
     ----------
     weight : torch.nn.Parameter
-        The rows that this process has; some are not in use.
+        The rows that this process holds; some are not in use.
 
     Examples
     --------
@@ -428,31 +429,31 @@ class GrowingEmbedding(ShardedTable):
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
         self._init, self._seed = init, int(torch.randint(1 << 62, ()))
         self._pool: torch.Tensor | None = None
-        rows = 1 if self._place is None else _FIRST_ROWS if self._place.world_size else 0
+        rows = 1 if self._placement is None else _FIRST_ROWS if self._placement.world_size else 0
         self.weight = torch.nn.Parameter(self._new(rows, dtype))
         self.rows = KeyedRows(self, admit_after, expire_after)
-        self._selection = torch.arange(rows)  # what this worker has of whole arrays
+        self._selection = torch.arange(rows)  # indices of this worker's rows in whole arrays
         self._whole_rows = rows
 
     # -- rows -------------------------------------------------------------------------------------
 
     def _new(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
         shape = rows, self.embedding_dim
-        if self.storage == "mmap" and self._place is not None and rows:
-            return mapped_tensor(shape, dtype, self._place.folder)
+        if self.storage == "mmap" and self._placement is not None and rows:
+            return mapped_tensor(shape, dtype, self._placement.folder)
         made = torch.empty(shape, dtype=dtype)
         made[:1] = 0.0
         return made
 
     def resize(self, rows: int) -> None:
-        """Give the weight more rows."""
+        """Grow the weight to `rows` rows."""
         old = self.weight.detach()
         new = self._new(rows, old.dtype)
         new[: len(old)] = old
         self.weight.data = new
 
     def first_values(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return first values of the rows of new keys."""
+        """Return initial values for the rows of new keys."""
         if self._pool is None:
             self._pool = torch.empty(_POOL, self.embedding_dim, dtype=self.weight.dtype)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -461,33 +462,34 @@ class GrowingEmbedding(ShardedTable):
         return self._pool[keys & (_POOL - 1)]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of some ids.
+        """Return the embedding rows of `ids`.
 
         Parameters
         ----------
         ids : torch.Tensor
-            Integers of any shape, whose last dimension is that of the fields if there are several.
+            Integers of any shape; with several fields the last dimension is the field.
 
         Returns
         -------
         torch.Tensor
-            Of the shape of `ids`, and the width of a row; zeros for an id that has no row.
+            Rows, in the shape of `ids` with the embedding dimension appended; zeros for an id
+            without a row.
 
         Raises
         ------
         UsageError
-            If there are more or fewer fields.
+            If the last dimension is not the number of fields, or an id is out of range.
         """
         numbers = self.with_fields(ids.to(torch.int64)).cpu()
         if self.exchange is not None:
             fetched: torch.Tensor = self.exchange.fetch(self._number, numbers)
             return fetched.to(ids.device)
         self._check_met()
-        places = self.rows.find(keys_of_ids(numbers)).to(self.weight.device)
-        return functional.embedding(places, self.weight, padding_idx=0, sparse=True)
+        rows = self.rows.find(keys_of_ids(numbers)).to(self.weight.device)
+        return functional.embedding(rows, self.weight, padding_idx=0, sparse=True)
 
     def with_fields(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return numbers of ids and their fields."""
+        """Combine ids and their fields into one number each."""
         fields = self._fields
         if fields is None:
             return ids
@@ -506,25 +508,25 @@ class GrowingEmbedding(ShardedTable):
 
     def ids(self, field: int = 0) -> torch.Tensor:
         """Return the ids of a field that have a row in this process, in ascending order."""
-        return self._ids_and_places(field)[0]
+        return self._ids_and_rows(field)[0]
 
-    def _ids_and_places(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _ids_and_rows(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
         fields = self.fields
-        places = torch.nonzero(self.rows.last_read[: self.rows.used] != _FREE)[:, 0]
-        numbers = ids_of_keys(self.rows.row_keys[places])
+        rows = torch.nonzero(self.rows.last_read[: self.rows.used] != _FREE)[:, 0]
+        numbers = ids_of_keys(self.rows.row_keys[rows])
         of_field = numbers % fields == field
         ids, order = torch.sort(numbers[of_field] // fields)
-        return ids, places[of_field][order]
+        return ids, rows[of_field][order]
 
     def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, places = self._ids_and_places(field)
-        return ids, self.weight.detach().cpu()[places]
+        ids, rows = self._ids_and_rows(field)
+        return ids, self.weight.detach().cpu()[rows]
 
     @property
     def fields(self) -> int:
         return self._fields or 1
 
-    # -- what Estimators do -----------------------------------------------------------------------
+    # -- for Estimators -----------------------------------------------------------------------
 
     def row_table(self) -> RowTable:
         return self.rows
@@ -534,13 +536,13 @@ class GrowingEmbedding(ShardedTable):
         return self._whole_rows
 
     def _take_over(self, weight: torch.Tensor, whole: SavedTable) -> None:
-        """Have this worker's rows of a whole table."""
-        place = self._place or TablePlacement()
-        if not place.world_size:
+        """Load this worker's rows of a whole table."""
+        placement = self._placement or TablePlacement()
+        if not placement.world_size:
             return
         self._whole_rows = len(whole.keys)
-        self._selection = whole.selection(place)
-        self._put(weight[self._selection], whole.of_place(place, self._selection))
+        self._selection = whole.selection(placement)
+        self._put(weight[self._selection], whole.of_worker(placement, self._selection))
 
     def _put(self, weight: torch.Tensor, saved: SavedTable) -> None:
         self.rows.make_room(len(weight))
@@ -548,20 +550,20 @@ class GrowingEmbedding(ShardedTable):
             self.weight[: len(weight)] = weight
         self.rows.take_over(saved)
 
-    def cut(self, place: TablePlacement) -> None:
+    def cut(self, placement: TablePlacement) -> None:
         weight = self.weight.detach()[: self.rows.used]
         saved = SavedTable.of(self.rows)
-        self._place = place
-        self.weight.data = self._new(_FIRST_ROWS if place.world_size else 0, weight.dtype)
+        self._placement = placement
+        self.weight.data = self._new(_FIRST_ROWS if placement.world_size else 0, weight.dtype)
         self._take_over(weight, saved)
 
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
-        if not (self._place or TablePlacement()).world_size:
+    def local_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        if not (self._placement or TablePlacement()).world_size:
             return whole[:0]
         return self._filled(whole[self._selection])
 
     def _filled(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return an array with a row for each of the weight; those not in use are as the first."""
+        """Pad an array to the length of the weight with copies of its first row."""
         more = len(self.weight) - len(rows)
         return torch.cat([rows, rows[:1].expand(more, *rows.shape[1:])])
 
@@ -579,20 +581,20 @@ class GrowingEmbedding(ShardedTable):
             raise UsageError(
                 f"The checkpoint has no growing table {name}", code="checkpoint-mismatch"
             )
-        found = KeyedSlices(slices, name, self._place or TablePlacement())
-        self._put(found.read(name), found.saved)
+        table = KeyedSlices(slices, name, self._placement or TablePlacement())
+        self._put(table.read(name), table.saved)
         for key in keys:
-            states[key] = self._filled(found.read(f"{name}.{key}"))
+            states[key] = self._filled(table.read(f"{name}.{key}"))
 
     @classmethod
     def whole(
         cls, slices: SavedSlices, name: str, keys: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = KeyedSlices(slices, name, TablePlacement())
+        table = KeyedSlices(slices, name, TablePlacement())
         prefix = name.removesuffix("weight")
-        named = {f"{prefix}{key}": each for key, each in found.saved.arrays().items()}
-        states = {key: found.read(f"{name}.{key}") for key in keys}
-        return {name: found.read(name), **named}, states
+        named = {f"{prefix}{key}": each for key, each in table.saved.arrays().items()}
+        states = {key: table.read(f"{name}.{key}") for key in keys}
+        return {name: table.read(name), **named}, states
 
     def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
         owners = slices.mapped(name)
@@ -601,19 +603,19 @@ class GrowingEmbedding(ShardedTable):
         )
         known = KeyIndex()
         starts = np.cumsum([0, *map(len, owners)])
-        of_row, places = [], []
+        of_row, indices = [], []
         for start, of_owner, last_read in zip(starts, keys, last, strict=False):
             used = np.flatnonzero(np.asarray(last_read) != _FREE)
             of_row.append(torch.from_numpy(np.asarray(of_owner)[used]))
-            places.append(torch.from_numpy(used + start))
-        known.replace(torch.cat(of_row), torch.cat(places))
+            indices.append(torch.from_numpy(used + start))
+        known.replace(torch.cat(of_row), torch.cat(indices))
 
         def read(ids: torch.Tensor) -> np.ndarray:
-            found = known.find(keys_of_ids(ids)).numpy()
-            rows = np.empty((len(found), *owners[0].shape[1:]), owners[0].dtype)
+            index = known.find(keys_of_ids(ids)).numpy()
+            rows = np.empty((len(index), *owners[0].shape[1:]), owners[0].dtype)
             for start, array in zip(starts, owners, strict=False):
-                here = (found >= start) & (found < start + len(array))
-                rows[here] = array[found[here] - start]
+                here = (index >= start) & (index < start + len(array))
+                rows[here] = array[index[here] - start]
             return rows
 
         return read
@@ -655,8 +657,8 @@ class GrowingEmbedding(ShardedTable):
         weight = arrays["weight"]
         if weight.shape[1:] != self.weight.shape[1:] or "keys" not in arrays:
             raise UsageError(
-                f"The weights do not fit the model: what has the shape {tuple(weight.shape)} is no "
-                f"growing table of the width {self.embedding_dim}",
+                f"The weights do not fit the model: an array of shape {tuple(weight.shape)} is no "
+                f"growing table of width {self.embedding_dim}",
                 code="model-mismatch",
             )
         self._take_over(weight, SavedTable.from_arrays(lambda key: arrays[key]))

@@ -1,11 +1,11 @@
-"""The sharded embeddings of a Keras model in a worker.
+"""Sharded embeddings of a Keras model in a worker.
 
-A layer whose rows lie in slices has a weight without rows, the *anchor*, which stands in its place
-among the weights of the model: gradients flow to it, and so a backward pass reaches the layer.  Its
-rows are those of a table of torch (:mod:`bigdl.training.embedding_tables`), which torch updates
-where they lie.  A lookup leaves the graph of TensorFlow, or the compiled step of JAX, by a
-callback, and so do the gradients on their way back.  Both make the callbacks of a step one after
-the other, in the order of the model, so that they meet those of the other workers.
+A sharded layer has a weight without rows, the *anchor*, among the weights of the model.  Gradients
+flow to the anchor, so the backward pass reaches the layer.  A torch table holds its rows
+(:mod:`bigdl.training.embedding_tables`), and a torch optimizer updates them on their owner.
+Lookups and gradients leave the TensorFlow graph or the compiled JAX step through callbacks.  These
+run one after the other in the order of the model, so that all workers call the same collectives in
+the same order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ tf = LazyModule("tensorflow", "tf")
 
 
 class StepErrors:
-    """The errors of callbacks from inside a step, where the backend makes other exceptions of them.
+    """First error of the callbacks in a compiled step, which backends wrap in other exceptions.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class StepErrors:
         self.first: BaseException | None = None
 
     def raising(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, and keep what it raises."""
+        """Call a function; record and re-raise its error."""
         try:
             return function(*arguments)
         except BaseException as error:
@@ -57,9 +57,9 @@ class StepErrors:
     def instead(
         self, value: Callable[[], Any], function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Call a function; after an error return a value, as JAX needs it.
+        """Call a function; after an error return a dummy value, as JAX requires.
 
-        An exception would meet the next training of the process, too.
+        An exception would also break the next training of the process.
         """
         if self.first is None:
             try:
@@ -69,24 +69,24 @@ class StepErrors:
         return value()
 
     def check(self) -> None:
-        """Raise the first error, where the step could not."""
+        """Raise the first recorded error, which the compiled step could not raise."""
         if self.first is not None:
             raise self.first
 
 
 def sharded_layers(model: Any) -> list[Any]:
-    """Return the layers of a model, at any depth, that may have their rows in a table of torch."""
+    """Return the layers of a model, at any depth, that can be backed by a torch table."""
     return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
 
 
 def by_number(model: Any, layers: Sequence[Any]) -> dict[int, Any]:
-    """Return such layers by the numbers of their weights among those of the model."""
+    """Map the index of a layer's weight in ``model.weights`` to the layer."""
     numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
     return {numbers[id(layer.embeddings)]: layer for layer in layers}
 
 
 class LayerRows:
-    """The rows of one layer in a worker, and how its calls reach those of the other workers.
+    """Rows of one layer in a worker, and the lookups of its calls.
 
     Parameters
     ----------
@@ -95,31 +95,31 @@ class LayerRows:
     Attributes
     ----------
     is_connected : bool
-        Before, when the model of a worker is built, all rows are zeros.
+        False while a worker builds its model; lookups then return zeros.
     is_training : bool
-        True if gradients of the rows will come.
+        True if the lookups need gradients.
     errors : StepErrors
-        Of lookups; the tables of a model share it.
+        Errors of lookups; the tables of a model share the object.
     """
 
     def __init__(self, table: ShardedTable):
         self.table = table
         self.is_connected = self.is_training = False
         self.errors = StepErrors()
-        self._lookups: list[torch.Tensor] = []  # of a step, with what autograd knows of them
+        self._lookups: list[torch.Tensor] = []  # of the current step, with their autograd graph
 
     def begin(self, *, is_training: bool) -> None:
-        """Before a step."""
+        """Reset the lookups before a step."""
         self.is_training = is_training
         self._lookups.clear()
 
     def lookup(self, anchor: Any, ids: Any) -> Any:
-        """Return the rows of some ids, as tensors of the backend of Keras.
+        """Return the rows of `ids` as tensors of the Keras backend.
 
         Parameters
         ----------
         anchor : tensor
-            The value of the layer's weight without rows.
+            Value of the layer's anchor weight.
         ids : tensor
             Integers of any shape.
         """
@@ -133,7 +133,7 @@ class LayerRows:
             return cast("torch.Tensor", self.table(ids))
 
     def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
-        """Return rows, and the number by which :meth:`_take_gradient` knows them."""
+        """Return rows, and the number that identifies them in :meth:`_take_gradient`."""
         rows = self._fetch(torch.from_numpy(np.array(ids, "int64")))
         number = len(self._lookups)
         if rows.requires_grad:
@@ -195,7 +195,7 @@ class LayerRows:
                 return np.zeros(shape, anchor.dtype), np.int32(0)
 
             answer = partial(self.errors.instead, zeros, self._answer)
-            # ordered: all lookups come before the gradients of the step meet
+            # ordered: all lookups run before the gradients of the step are all-reduced
             return io_callback(answer, forms, ids, ordered=True)
 
         @jax.custom_vjp
@@ -218,7 +218,7 @@ class LayerRows:
 
 @functools.cache
 def _anchored() -> Callable[..., Any]:
-    """Return the function that lets the gradient of rows reach a layer's anchor, as zeros."""
+    """Return a function that passes the gradient of rows to a layer's anchor as zeros."""
 
     class Anchored(torch.autograd.Function):
         @staticmethod
@@ -235,21 +235,21 @@ def _anchored() -> Callable[..., Any]:
 
 
 class ModelTables:
-    """The sharded embeddings of a worker's model, and what updates their rows.
+    """Sharded embeddings of a worker's model, and the optimizers that update their rows.
 
     Parameters
     ----------
     model : keras.Model
-        Whose weights are made.
+        A model whose weights are built.
     training : bool
-        False without an optimizer, for an evaluation or a prediction.
+        False for evaluation and prediction, which need no optimizer.
 
     Attributes
     ----------
     modules : torch.nn.ModuleDict
-        The tables of torch.
+        The torch tables.
     errors : StepErrors
-        Of lookups inside a step.
+        Errors of lookups inside a step.
     """
 
     def __init__(self, model: Any, *, training: bool = False):
@@ -274,7 +274,7 @@ class ModelTables:
 
     @classmethod
     def of(cls, model: Any, *, training: bool = False) -> ModelTables | None:
-        """Return the sharded embeddings of a model; None if it has none."""
+        """Return the sharded embeddings of a model, or None if it has none."""
         has_tables = any(layer.is_placed for layer in sharded_layers(model))
         return cls(model, training=training) if has_tables else None
 
@@ -283,12 +283,12 @@ class ModelTables:
         return [layer.sharded_rows for layer in self._layers.values()]
 
     def connect(self, sync: GradientSync) -> None:
-        """Let the workers fetch rows from each other."""
+        """Connect the tables of all workers, so that they can fetch each other's rows."""
         self._tables.connect(sync)
         self._connected()
 
     def read_from(self, slices: SavedSlices) -> None:
-        """Read rows from mapped files of a checkpoint."""
+        """Read rows from memory-mapped files of a checkpoint."""
         from bigdl.training.embedding_tables.torch_model import SavedRows
 
         SavedRows(slices, self.modules)
@@ -301,7 +301,7 @@ class ModelTables:
     # -- a step; collectives ---------------------------------------------------------------------
 
     def begin(self, *, is_training: bool) -> None:
-        """Before a step, or several without gradients."""
+        """Prepare the tables for a training step, or for several forward passes."""
         for layer in self._layers.values():
             layer.sharded_rows.begin(is_training=is_training)
             layer.sharded_rows.table.weight.requires_grad_(layer.trainable)
@@ -312,23 +312,23 @@ class ModelTables:
         self._is_open = True
 
     def finish(self) -> None:
-        """Take part in the lookups of the other ranks until their forward passes have ended."""
+        """Serve lookups of the other ranks until their forward passes have ended."""
         if self._is_open:
             self._is_open = False
             self._tables.finish()
             self.errors.check()
 
     def update(self, weight: float) -> None:
-        """Sum the gradients of the rows over the ranks, and update them.
+        """Sum the gradients of the rows over the ranks, and update the rows.
 
         Parameters
         ----------
         weight : float
-            Of this rank's loss in that of the batch.
+            Weight of this rank's loss in the loss of the batch.
         """
         self.finish()
         self._tables.send_gradients(weight)
-        # as torch does by itself, with a warning
+        # torch's default, without its warning
         with torch.sparse.check_sparse_tensor_invariants(enable=False):
             for optimizer in self._optimizers.values():
                 optimizer.step()
@@ -338,11 +338,11 @@ class ModelTables:
     # -- the state -------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
+        """Return this worker's rows and their optimizer state, without copying."""
         return self._tables.arrays()
 
     def files(self) -> dict[str, bytes]:
-        """Return what a checkpoint has besides the rows: the same on all ranks."""
+        """Return the checkpoint files of optimizer state that is equal on all ranks."""
         from bigdl.training.embedding_tables.sharded import of_rows
 
         states = {}
@@ -354,16 +354,16 @@ class ModelTables:
         return {"tables.pt": dumps(states)}
 
     def load(self, slices: SavedSlices) -> None:
-        """Take over the worker's rows of a checkpoint."""
+        """Load this worker's rows from a checkpoint."""
         self._tables.load(slices)
 
     def cut(self, files: dict[str, bytes]) -> dict[str, bytes]:
-        """Take over the worker's rows of a state that has whole tables; returns the rest of it.
+        """Load this worker's rows from whole tables; return the files without them.
 
         Parameters
         ----------
         files : dict of str to bytes
-            Of a checkpoint.
+            Files of a checkpoint.
         """
         from bigdl.training.embedding_tables.sharded import of_rows
 
@@ -381,7 +381,7 @@ class ModelTables:
                 state = self._optimizers[number].state[table.weight]
                 state.update(states.get(number, {}))
                 for key, value in of_rows(state, table.whole_rows).items():
-                    state[key] = table.own(value).clone()
+                    state[key] = table.local_rows(value).clone()
         return {**files, "model.pt": dumps(model)}
 
     def _table(self, number: int) -> ShardedTable:
@@ -390,7 +390,7 @@ class ModelTables:
 
 
 class _States:
-    """The states of several optimizers, each of one weight, as those of one optimizer."""
+    """View of several one-weight optimizers as one optimizer's state."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]):
         self._of = {id(o.param_groups[0]["params"][0]): o for o in optimizers}
@@ -408,11 +408,11 @@ class _States:
 
 @contextlib.contextmanager
 def optimizers_cut() -> Iterator[None]:
-    """Let optimizers of Keras that are read within the block leave out rows of whole tables.
+    """Make Keras optimizers skip whole-table rows when they are loaded within the block.
 
-    What updates the rows of a worker keeps its own state of them.
+    The torch optimizers of the sharded rows keep the state of the rows.
     """
-    kind = keras.optimizers.Optimizer
+    optimizer_class = keras.optimizers.Optimizer
 
     def load(optimizer: Any, store: Any) -> None:
         values = {key: store[key][()] for key in store.keys()}  # noqa: SIM118
@@ -422,19 +422,20 @@ def optimizers_cut() -> Iterator[None]:
                 values[str(number)] = value[:0]
         before(optimizer, values)
 
-    before, is_own = kind.load_own_variables, "load_own_variables" in vars(kind)
-    kind.load_own_variables = load
+    before = optimizer_class.load_own_variables
+    is_defined = "load_own_variables" in vars(optimizer_class)
+    optimizer_class.load_own_variables = load
     try:
         yield
     finally:
-        if is_own:
-            kind.load_own_variables = before
+        if is_defined:
+            optimizer_class.load_own_variables = before
         else:
-            del kind.load_own_variables
+            del optimizer_class.load_own_variables
 
 
 def whole_tables(snapshot: Checkpoint) -> Checkpoint:
-    """Return a checkpoint of a Keras model whose files hold all rows of its tables."""
+    """Return a Keras checkpoint whose files hold all rows of its tables."""
     slices = snapshot.slices
     if slices is None:
         return snapshot

@@ -1,4 +1,4 @@
-"""Where a model is made: whole, or on a worker that has some rows of its tables."""
+"""Placement of a model's tables: whole, or only the rows that one worker owns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bigdl.training.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """Where a model is made.
+    """The rank whose table rows a model is built with.
 
     Attributes
     ----------
     rank, world_size : int
-        Of the worker.
+        Rank of the worker and number of workers.
     folder : str or None
-        Where it may write files.
+        Folder where the worker may write files.
     is_loaded : bool
-        True if rows come from a checkpoint, so that they need no first values.
+        True if the rows come from a checkpoint and need no initialization.
     """
 
     rank: int = 0
@@ -32,27 +32,27 @@ class TablePlacement:
 
     @classmethod
     def of(cls, worker: Worker) -> TablePlacement:
-        """Return the place of a worker."""
+        """Return the placement of a worker."""
         options = worker.options
         has_slices = "snapshot" in options and Checkpoint.unpack_head(options["snapshot"]).slices
         is_loaded = bool(has_slices or options.get("slices"))
         return cls(worker.rank, worker.world_size, worker.local_dir, is_loaded)
 
 
-NO_ROWS = TablePlacement(0, 0)  # a model without the rows of its tables
-_place: ContextVar[TablePlacement | None] = ContextVar("place", default=None)
+NO_ROWS = TablePlacement(0, 0)  # a model without table rows
+_current: ContextVar[TablePlacement | None] = ContextVar("placement", default=None)
 
 
 @contextlib.contextmanager
-def table_placement(place: TablePlacement | None) -> Iterator[None]:
-    """Make models for a place within the block; None leaves it to a block around this one."""
-    token = _place.set(place or _place.get())
+def table_placement(placement: TablePlacement | None) -> Iterator[None]:
+    """Build models with this placement within the block; None keeps the current one."""
+    token = _current.set(placement or _current.get())
     try:
         yield
     finally:
-        _place.reset(token)
+        _current.reset(token)
 
 
 def current_placement() -> TablePlacement | None:
-    """Return the place of the block around this call."""
-    return _place.get()
+    """Return the placement of the enclosing block, or None."""
+    return _current.get()

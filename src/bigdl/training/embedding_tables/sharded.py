@@ -1,8 +1,9 @@
-"""Embeddings whose rows lie in slices on the workers of a fit or an evaluation.
+"""Embeddings whose rows are sharded over the workers of a fit or an evaluation.
 
-A worker makes its model within :func:`~bigdl.training.embedding_tables.placement.placed`, so that a
-:class:`ShardedTable` allocates the worker's rows only.  Its weight is an ordinary parameter with a
-sparse gradient, so the user's optimizer updates the rows, and keeps their state, where they lie.
+A worker builds its model within :func:`~bigdl.training.embedding_tables.placement.table_placement`,
+so that a :class:`ShardedTable` allocates only the worker's rows.  Its weight is an ordinary
+parameter with a sparse gradient, so the user's optimizer updates the rows and keeps their state on
+the worker that owns them.
 """
 
 from __future__ import annotations
@@ -37,62 +38,62 @@ CHUNK_ROWS = 1 << 16  # rows that are initialized under one seed
 
 
 class ShardedTable(torch.nn.Module, ABC):
-    """An embedding whose rows lie in slices on workers.
+    """Base of the embeddings whose rows are sharded over workers.
 
     Attributes
     ----------
     weight : torch.nn.Parameter
-        The rows that this process has.
+        The rows that this process holds.
     exchange : bigdl.runtime.collectives.rows.RowExchange or None
-        By which its rows are fetched on a worker.
+        Exchange that fetches rows from other workers.
     states : callable
-        Returns what the optimizer keeps of the weight.
+        Returns the optimizer state of the weight.
     """
 
-    sparse = True  # gradients of its weight
+    sparse = True  # the weight has sparse gradients
     weight: torch.nn.Parameter
     embedding_dim: int
     storage: str
 
     def __init__(self) -> None:
         super().__init__()
-        self._place = current_placement()
+        self._placement = current_placement()
         self.exchange: RowExchange | None = None
         self._number = 0
         self.states: Callable[[], dict[str, Any]] = dict[str, Any]
 
     @property
     def is_placed(self) -> bool:
-        """True if it holds the rows of a worker, which are no part of the state dict then."""
-        return self._place is not None
+        """True if the table holds one worker's rows; the state dict then omits them."""
+        return self._placement is not None
 
     def connect(self, exchange: RowExchange) -> None:
-        """Fetch rows from the other workers from now on."""
+        """Register the table with an exchange that fetches rows from other workers."""
         self.read_from(exchange, exchange.add(self.row_table()))
 
     def read_from(self, exchange: RowExchange, number: int) -> None:
-        """Fetch rows as the table of this number."""
+        """Set the exchange that fetches rows, and this table's number in it."""
         self.exchange, self._number = exchange, number
 
     def _check_met(self) -> None:
-        if self._place is not None:
+        if self._placement is not None:
             raise UsageError(
-                f"A {type(self).__name__} was called before its workers have met", code="state"
+                f"A {type(self).__name__} was called before its workers are connected", code="state"
             )
 
     def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
-        """Return the ids of a field and their rows, such as for a store of features.
+        """Return the ids of a field and their rows as an Arrow table.
 
         Parameters
         ----------
         id_col, vector_col : str
-            Names of the columns: int64, and lists of as many numbers as a row has.
+            Names of the columns: int64 ids, and fixed-size lists of floats.
         field : int
 
         Returns
         -------
         pyarrow.Table
-            Of the rows in this process, by id; those of ``Estimator.get_model`` are all.
+            The rows in this process, by id; ``Estimator.get_model`` returns a model with all rows.
 
         Examples
         --------
@@ -109,18 +110,18 @@ class ShardedTable(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def fields(self) -> int:
-        """The number of fields that have rows in it."""
+        """Number of fields that share the table."""
 
     @abstractmethod
     def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids of a field, and their rows."""
+        """Return the ids of a field and their rows."""
 
-    # -- what Estimators do ----------------------------------------------------------------------
+    # -- for Estimators ----------------------------------------------------------------------
 
     def expect_reads(self, *, at_random: bool) -> None:
-        """Say how rows in a file will be read next: anywhere, or one after the other.
+        """Advise the kernel whether mapped rows will be read at random or in sequence.
 
-        Around a row that lies anywhere the system would read others, in the end the whole file.
+        Without the advice, read-ahead around random rows would load the whole file.
         """
         if self.storage == "mmap" and self.is_placed and len(self.weight):
             advice = mmap.MADV_RANDOM if at_random else mmap.MADV_NORMAL
@@ -129,59 +130,59 @@ class ShardedTable(torch.nn.Module, ABC):
 
     @abstractmethod
     def row_table(self) -> RowTable:
-        """Return what the other workers fetch rows of."""
+        """Return the row table that other workers fetch rows from."""
 
     @property
     @abstractmethod
     def whole_rows(self) -> int:
-        """Rows of the whole table."""
+        """Number of rows of the whole table."""
 
     @abstractmethod
-    def cut(self, place: TablePlacement) -> None:
-        """Keep the rows of a worker only, of a table that is whole."""
+    def cut(self, placement: TablePlacement) -> None:
+        """Keep only the rows that a worker owns of a whole table."""
 
     @abstractmethod
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this worker's rows of an array that has one for each of the whole table."""
+    def local_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        """Select this worker's rows of an array with one row for each row of the whole table."""
 
     @abstractmethod
     def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Have the rows of a whole table, on a worker those that are its own.
+        """Load a whole table; a worker keeps only the rows that it owns.
 
         Parameters
         ----------
         arrays : dict of str to torch.Tensor
-            Entries of the state dict of a table that is whole.
+            State dict entries of a whole table.
 
         Raises
         ------
         UsageError
-            If it is another table.
+            If the shapes do not fit this table.
         """
 
     def saved(self) -> dict[str, torch.Tensor]:
-        """Return what a checkpoint has of it, by what follows the name of the weight."""
+        """Return the arrays that a checkpoint saves, by the suffix of the weight's name."""
         return {"": self.weight.detach()}
 
     def used(self, array: torch.Tensor) -> torch.Tensor:
-        """Return those rows that a checkpoint has, of an array as long as the weight."""
+        """Return the rows in use of an array that is as long as the weight."""
         return array
 
     @abstractmethod
     def load(
         self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict[str, Any]
     ) -> None:
-        """Take over a worker's rows of a checkpoint.
+        """Load this worker's rows from a checkpoint.
 
         Parameters
         ----------
         slices : SavedSlices
         name : str
-            Of the weight.
+            Name of the weight.
         keys : sequence of str
-            Names of what an optimizer keeps of each row.
+            Names of the optimizer state tensors with one entry per row.
         states : dict
-            What the optimizer has of the weight; is given that.
+            Optimizer state of the weight, which receives these tensors.
         """
 
     @classmethod
@@ -189,17 +190,17 @@ class ShardedTable(torch.nn.Module, ABC):
     def whole(
         cls, slices: SavedSlices, name: str, keys: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return entries of a state dict with all rows, and what an optimizer keeps of them."""
+        """Return state dict entries with all rows, and the optimizer state of the rows."""
 
     @abstractmethod
     def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
-        """Return a function that reads the rows of some ids from mapped files."""
+        """Return a function that reads the rows of given ids from mapped files."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ShardedTable:
         if not self.is_placed:
-            parent: Any = super()  # whose method has no types
+            parent: Any = super()  # torch has no types here
             return cast("ShardedTable", parent._apply(fn, recurse))
-        # rows of a worker stay in its memory, whatever the device of the model
+        # the rows of a worker stay on the CPU, on whichever device the model is
         dtype = fn(self.weight.detach()[:0]).dtype
         if dtype != self.weight.dtype:
             self.weight.data = self.weight.detach().to(dtype)
@@ -209,51 +210,50 @@ class ShardedTable(torch.nn.Module, ABC):
 
 
 class ShardedEmbedding(ShardedTable):
-    """An embedding that is cut in slices on the workers of an Estimator.
+    """Embedding whose rows are sharded over the workers of an Estimator.
 
-    Row i lies on worker ``i % N``. A forward pass fetches the rows of its batch from their owners,
-    and the backward pass sends their gradients back; there the optimizer of the Estimator updates
-    them, and keeps its state of them. So N workers together hold the table once, and make the
-    updates that one process makes with ``torch.nn.Embedding(sparse=True)``. It needs an optimizer
-    for sparse gradients: :class:`RowwiseAdagrad`, ``SGD`` without momentum or ``Adagrad`` of torch,
+    Worker ``i % N`` owns row i. The forward pass fetches the rows of a batch from their owners, and
+    the backward pass sends the gradients back. Each owner updates its rows with the Estimator's
+    optimizer and keeps their optimizer state. So N workers hold the table once, and make the same
+    updates as one process with ``torch.nn.Embedding(sparse=True)``. The optimizer must support
+    sparse gradients: :class:`RowwiseAdagrad`, ``SGD`` without momentum or ``Adagrad`` of torch,
     or :class:`bigdl.nano.pytorch.optim.SparseAdam`.
 
-    Anywhere else, in a program of one's own for example, it is an ordinary embedding with sparse
-    gradients, and so is that of ``Estimator.get_model``.
+    Outside an Estimator, and in the model of ``Estimator.get_model``, it is an ordinary embedding
+    with sparse gradients.
 
     Parameters
     ----------
     num_embeddings : int or sequence of int
-        Rows of the table. Several numbers are those of several fields, whose rows lie in one table,
-        one field after the other, and are fetched together; the last dimension of the ids is that
-        of the fields then.
+        Number of rows. A sequence gives the number of rows of several fields, which share one table
+        and are fetched together; the last dimension of the ids is then the field.
     embedding_dim : int
         Width of a row.
     init : callable, optional
-        ``init(rows)`` sets a tensor of some rows to first values, e.g.
-        ``functools.partial(torch.nn.init.uniform_, a=-0.01, b=0.01)``; default standard normal.
-        They do not depend on the number of workers.
+        ``init(rows)`` initializes a tensor of rows in place, e.g.
+        ``functools.partial(torch.nn.init.uniform_, a=-0.01, b=0.01)``; default standard normal. The
+        values do not depend on the number of workers.
     storage : str
-        ``"memory"``, or ``"mmap"``: a worker keeps its rows in a file that is mapped to memory, so
-        the table may be larger than the memory of the workers. The optimizer's state stays in
-        memory: take :class:`RowwiseAdagrad`, which keeps one number a row.
+        ``"memory"``, or ``"mmap"``: a worker keeps its rows in a memory-mapped file, so the table
+        may be larger than the memory of the workers. The optimizer state stays in memory:
+        :class:`RowwiseAdagrad` needs the least, one number per row.
     dtype : torch.dtype
         ``torch.float32`` or ``torch.float64``.
 
     Attributes
     ----------
     weight : torch.nn.Parameter
-        The rows that this process has.
+        The rows that this process holds.
     num_embeddings : int
-        Rows of the whole table.
+        Number of rows of the whole table.
     exchange : bigdl.runtime.collectives.rows.RowExchange or None
-        By which its rows are fetched on a worker.
+        Exchange that fetches rows from other workers.
 
     Notes
     -----
-    Make the model by a function ``model(config)``: a model instance is made, and sent to the
-    workers, with all rows. An Estimator that trains one needs a ``model_dir``, in whose checkpoints
-    every worker writes its rows.
+    Pass a function ``model(config)`` as the model: a model instance holds all rows when it is built
+    and sent to the workers. An Estimator that trains a sharded table needs a ``model_dir``: every
+    worker writes its rows to the checkpoints there.
 
     Examples
     --------
@@ -295,39 +295,39 @@ class ShardedEmbedding(ShardedTable):
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
         self._starts: torch.Tensor
         self._sizes: torch.Tensor
-        # drawn everywhere, so that what is made next has the same weights on all ranks
+        # drawn on all ranks, so that later layers are initialized alike
         seed = int(torch.randint(1 << 62, ()))
-        place = self._place or TablePlacement()
-        rows = rows_of_rank(self.num_embeddings, place.rank, place.world_size or 1)
-        rows = rows if place.world_size else 0
+        placement = self._placement or TablePlacement()
+        rows = rows_of_rank(self.num_embeddings, placement.rank, placement.world_size or 1)
+        rows = rows if placement.world_size else 0
         shape = rows, self.embedding_dim
         weight = torch.empty(shape, dtype=dtype)
-        if self.storage == "mmap" and self._place is not None and rows:
-            weight = mapped_tensor(shape, dtype, place.folder)
-        if not place.is_loaded:
-            _initialize(weight, self.num_embeddings, place, init, seed)
+        if self.storage == "mmap" and self._placement is not None and rows:
+            weight = mapped_tensor(shape, dtype, placement.folder)
+        if not placement.is_loaded:
+            _initialize(weight, self.num_embeddings, placement, init, seed)
         self.weight = torch.nn.Parameter(weight)
         starts = list(itertools.accumulate(self._fields, initial=0))[:-1]
         self.register_buffer("_starts", torch.tensor(starts), persistent=False)
         self.register_buffer("_sizes", torch.tensor(self._fields), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of some ids.
+        """Return the embedding rows of `ids`.
 
         Parameters
         ----------
         ids : torch.Tensor
-            Integers of any shape, whose last dimension is that of the fields if there are several.
+            Integers of any shape; with several fields the last dimension is the field.
 
         Returns
         -------
         torch.Tensor
-            Of the shape of `ids`, and the width of a row.
+            Rows, in the shape of `ids` with the embedding dimension appended.
 
         Raises
         ------
         UsageError
-            For an id that is not in the table.
+            If an id is not in the table.
         """
         rows = self._rows_of(ids.to(torch.int64))
         if self.exchange is not None:
@@ -337,9 +337,9 @@ class ShardedEmbedding(ShardedTable):
         return functional.embedding(rows, self.weight, sparse=True)
 
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of rows in the whole table."""
-        is_traced = cast("Any", torch.jit).is_tracing()  # which has no types
-        if not (is_traced or torch.compiler.is_compiling()):  # no values are known
+        """Convert ids of the fields to row numbers of the whole table."""
+        is_traced = cast("Any", torch.jit).is_tracing()  # torch has no types here
+        if not (is_traced or torch.compiler.is_compiling()):  # a trace has no values
             self._check(ids)
         return ids + self._starts if self._has_fields else ids
 
@@ -352,25 +352,25 @@ class ShardedEmbedding(ShardedTable):
             )
         wrong = (ids < 0) | (ids >= self._sizes)
         if wrong.any():
-            place = torch.nonzero(wrong)[0]
-            field = int(place[-1]) if self._has_fields else 0
+            position = torch.nonzero(wrong)[0]
+            field = int(position[-1]) if self._has_fields else 0
             where = f" in field {field}" if self._has_fields else ""
             raise UsageError(
-                f"A ShardedEmbedding of {self._fields[field]} rows{where} was asked for row "
-                f"{int(ids[tuple(place)])}",
+                f"A ShardedEmbedding of {self._fields[field]} rows{where} has no row "
+                f"{int(ids[tuple(position)])}",
                 code="data-value",
             )
 
-    # -- what Estimators do ----------------------------------------------------------------------
+    # -- for Estimators ----------------------------------------------------------------------
 
     @property
     def fields(self) -> int:
         return len(self._fields)
 
     def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
-        place = self._place or TablePlacement()
+        placement = self._placement or TablePlacement()
         first = sum(self._fields[:field])
-        numbers = torch.arange(place.rank, self.num_embeddings, place.world_size or 1)
+        numbers = torch.arange(placement.rank, self.num_embeddings, placement.world_size or 1)
         here = (numbers >= first) & (numbers < first + self._fields[field])
         return numbers[here] - first, self.weight.detach().cpu()[here]
 
@@ -381,19 +381,19 @@ class ShardedEmbedding(ShardedTable):
     def whole_rows(self) -> int:
         return self.num_embeddings
 
-    def cut(self, place: TablePlacement) -> None:
-        self._place = place
-        own = self.own(self.weight.detach())
-        if self.storage == "mmap" and len(own):
-            rows = mapped_tensor(own.shape, own.dtype, place.folder)
-            rows.copy_(own)
+    def cut(self, placement: TablePlacement) -> None:
+        self._placement = placement
+        rank_rows = self.local_rows(self.weight.detach())
+        if self.storage == "mmap" and len(rank_rows):
+            rows = mapped_tensor(rank_rows.shape, rank_rows.dtype, placement.folder)
+            rows.copy_(rank_rows)
         else:
-            rows = own.clone()
+            rows = rank_rows.clone()
         self.weight.data = rows
 
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
-        place = self._place or TablePlacement()
-        return whole[place.rank :: place.world_size] if place.world_size else whole[:0]
+    def local_rows(self, whole: torch.Tensor) -> torch.Tensor:
+        placement = self._placement or TablePlacement()
+        return whole[placement.rank :: placement.world_size] if placement.world_size else whole[:0]
 
     def load(
         self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict[str, Any]
@@ -404,13 +404,15 @@ class ShardedEmbedding(ShardedTable):
                 f"The checkpoint has {count} rows of {name}, the model has {self.num_embeddings}",
                 code="checkpoint-mismatch",
             )
-        place, rows = self._place or TablePlacement(), self.weight.detach()
-        found = torch.from_numpy(slices.read(name, place.rank, place.world_size, rows.numpy()))
-        if found.data_ptr() != rows.data_ptr():  # of another dtype
-            rows.copy_(found)
+        placement, rows = self._placement or TablePlacement(), self.weight.detach()
+        saved = torch.from_numpy(
+            slices.read(name, placement.rank, placement.world_size, rows.numpy())
+        )
+        if saved.data_ptr() != rows.data_ptr():  # of another dtype
+            rows.copy_(saved)
         for key in keys:
             into = states[key].numpy() if key in states else None
-            array = slices.read(f"{name}.{key}", place.rank, place.world_size, into)
+            array = slices.read(f"{name}.{key}", placement.rank, placement.world_size, into)
             states[key] = torch.from_numpy(array)
 
     @classmethod
@@ -427,8 +429,8 @@ class ShardedEmbedding(ShardedTable):
             numbers = ids.numpy()
             rows = np.empty((len(numbers), *owners[0].shape[1:]), owners[0].dtype)
             for owner, array in enumerate(owners):
-                own = numbers % len(owners) == owner
-                rows[own] = array[numbers[own] // len(owners)]
+                is_owner = numbers % len(owners) == owner
+                rows[is_owner] = array[numbers[is_owner] // len(owners)]
             return rows
 
         return read
@@ -466,7 +468,7 @@ class ShardedEmbedding(ShardedTable):
                 )
                 return
             with torch.no_grad():
-                self.weight.copy_(self.own(whole))
+                self.weight.copy_(self.local_rows(whole))
 
     def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
         whole = arrays["weight"]
@@ -478,7 +480,7 @@ class ShardedEmbedding(ShardedTable):
             )
         if self.weight.numel():
             with torch.no_grad():
-                self.weight.copy_(self.own(whole))
+                self.weight.copy_(self.local_rows(whole))
 
     def extra_repr(self) -> str:
         rows = self._fields if self._has_fields else self.num_embeddings
@@ -486,15 +488,15 @@ class ShardedEmbedding(ShardedTable):
 
 
 def arrow_of(ids: np.ndarray, rows: np.ndarray, id_col: str, vector_col: str) -> pa.Table:
-    """Return ids and their rows, of shape ``(n, width)``, as a table."""
+    """Build an Arrow table of ids and their vectors, which have the shape ``(n, width)``."""
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
     return pa.table({id_col: pa.array(ids), vector_col: vectors})
 
 
 def _initialize(
-    weight: torch.Tensor, rows: int, place: TablePlacement, init: Callable[..., Any], seed: int
+    weight: torch.Tensor, rows: int, placement: TablePlacement, init: Callable[..., Any], seed: int
 ) -> None:
-    """Set the rows of a place to their first values, a chunk of the table after the other."""
+    """Initialize the rows of one rank, chunk by chunk of the whole table."""
     if not len(weight):
         return
     filled = 0
@@ -504,13 +506,15 @@ def _initialize(
             chunk = weight.new_empty(min(CHUNK_ROWS, rows - start), weight.shape[1])
             with torch.no_grad():
                 init(chunk)
-            own = chunk[(place.rank - start) % place.world_size :: place.world_size]
-            weight[filled : filled + len(own)] = own
-            filled += len(own)
+            rank_rows = chunk[
+                (placement.rank - start) % placement.world_size :: placement.world_size
+            ]
+            weight[filled : filled + len(rank_rows)] = rank_rows
+            filled += len(rank_rows)
 
 
 def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> torch.Tensor:
-    """Return a tensor in a file that goes with this process."""
+    """Create a tensor in a memory-mapped temporary file."""
     size = int(np.prod(shape))
     descriptor, path = tempfile.mkstemp(prefix="bigdl-rows-", dir=folder)
     try:
@@ -528,7 +532,7 @@ def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) 
 
 
 def of_rows(state: dict[str, Any], rows: int) -> dict[str, torch.Tensor]:
-    """Return what an optimizer keeps of each row of a weight."""
+    """Select the optimizer state tensors that have one entry per row of a weight."""
     return {
         key: value
         for key, value in state.items()

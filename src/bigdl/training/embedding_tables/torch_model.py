@@ -1,7 +1,7 @@
-"""The tables of a model whose rows lie in slices on the workers.
+"""Sharded embeddings of a torch model in a worker.
 
-:class:`ShardedTables` are what the loop asks them to do, and their arrays in a checkpoint;
-:class:`SavedRows` reads rows for predictions from its files.
+The training loop calls :class:`ShardedTables` in every step and for checkpoints.
+:class:`SavedRows` reads rows for predictions from the files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
 
 
 def has_tables(model: torch.nn.Module) -> bool:
-    """Return True if rows of a sharded embedding of a model lie on several workers."""
+    """Return True if a model has a sharded embedding whose rows are spread over workers."""
     return any(isinstance(each, ShardedTable) and each.is_placed for each in model.modules())
 
 
-def cut_tables(model: torch.nn.Module, optimizer: Any, place: TablePlacement) -> None:
-    """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
+def cut_tables(model: torch.nn.Module, optimizer: Any, placement: TablePlacement) -> None:
+    """Keep only a worker's rows of a whole model's tables and of their optimizer state."""
     for table in model.modules():
         if isinstance(table, ShardedTable) and not table.is_placed:
-            table.cut(place)
+            table.cut(placement)
             if isinstance(optimizer, torch.optim.Optimizer):
                 state = optimizer.state.get(table.weight, {})
                 for key, value in of_rows(state, table.whole_rows).items():
-                    state[key] = table.own(value).clone()
+                    state[key] = table.local_rows(value).clone()
 
 
 class ShardedTables:
-    """The sharded embeddings of a worker's model, and what the optimizer keeps of their rows.
+    """Sharded embeddings of a worker's model, with the optimizer state of their rows.
 
     Parameters
     ----------
@@ -68,20 +68,20 @@ class ShardedTables:
         self._exchange = exchanges[0] if exchanges else None
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take an optimizer that was made after the tables."""
+        """Set an optimizer that was created after the tables."""
         self._optimizer = optimizer
         for table in self._tables.values():
             table.states = partial(self._state, table)
 
     @property
     def weights(self) -> list[torch.nn.Parameter]:
-        """The slices of this process."""
+        """The weight slices of this process."""
         return [table.weight for table in self._tables.values()]
 
     def without(self, parameters: Sequence[Any]) -> list[Any]:
-        """Return the parameters that all ranks have."""
-        own = {id(weight) for weight in self.weights}
-        return [p for p in parameters if id(p) not in own]
+        """Return the parameters that are replicated on all ranks."""
+        sharded = {id(weight) for weight in self.weights}
+        return [p for p in parameters if id(p) not in sharded]
 
     def _state(self, table: ShardedTable) -> dict[str, Any]:
         state: dict[str, Any] = self._optimizer.state.get(table.weight, {})
@@ -90,20 +90,20 @@ class ShardedTables:
     # -- a step; collectives ---------------------------------------------------------------------
 
     def connect(self, sync: GradientSync) -> None:
-        """Let the workers fetch rows from each other."""
+        """Connect the tables of all workers, so that they can fetch each other's rows."""
         self._exchange = RowExchange(sync)
         for table in self._tables.values():
             table.connect(self._exchange)
 
     def begin(self) -> None:
-        """Allow reads of rows for a forward pass, or for several without gradients."""
+        """Start row reads for a forward pass, or for several without gradients."""
         if self._exchange is not None:
             for table in self._tables.values():
                 table.expect_reads(at_random=True)
             self._exchange.begin()
 
     def finish(self) -> None:
-        """Take part in the reads of the other ranks until their forward passes have ended."""
+        """Serve row reads of the other ranks until their forward passes have ended."""
         if self._exchange is not None:
             self._exchange.finish()
 
@@ -115,9 +115,9 @@ class ShardedTables:
     # -- the state -------------------------------------------------------------------------------
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state dict, without what it keeps of a worker's rows.
+        """Return the optimizer's state dict without the state of sharded rows.
 
-        Of sharded embeddings it says under ``tables`` which of its parameters they are.
+        Its key ``tables`` maps the name of each sharded weight to its parameter number.
         """
         state: dict[str, Any] = self._optimizer.state_dict()
         if not self._tables:
@@ -134,9 +134,10 @@ class ShardedTables:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Keep or cut rows while a block loads a state dict into the optimizer.
+        """Preserve or select row state while the block loads an optimizer's state dict.
 
-        The state has none of the rows, which stay, or those of the whole tables.
+        If the loaded state has no rows, the current ones stay; of whole tables, this worker's rows
+        are selected.
         """
         kept = {
             id(table.weight): of_rows(
@@ -150,14 +151,14 @@ class ShardedTables:
                 continue
             state = self._optimizer.state[table.weight]
             for key, value in of_rows(state, table.whole_rows).items():
-                state[key] = table.own(value).clone()
+                state[key] = table.local_rows(value).clone()
             if state:
                 self._optimizer.state[table.weight] = {**kept[id(table.weight)], **state}
             elif kept[id(table.weight)]:
                 state.update(kept[id(table.weight)])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
+        """Return this worker's rows and their optimizer state, without copying."""
         arrays = {}
         for name, table in self._tables.items():
             table.expect_reads(at_random=False)
@@ -168,7 +169,7 @@ class ShardedTables:
         return arrays
 
     def load(self, slices: SavedSlices) -> None:
-        """Take over the worker's rows of a checkpoint."""
+        """Load this worker's rows from a checkpoint."""
         for name, table in self._tables.items():
             if self._optimizer is None:
                 table.load(slices, name, (), {})
@@ -179,14 +180,14 @@ class ShardedTables:
 
 
 class SavedRows:
-    """Rows that a model reads from the files of a checkpoint, as they are asked for.
+    """On-demand reader of table rows from the files of a checkpoint.
 
     Parameters
     ----------
     slices : SavedSlices
-        On storage that is mapped to memory.
+        Slices on storage that can be memory-mapped.
     model : torch.nn.Module
-        Made :data:`NO_ROWS`; its sharded embeddings read here from now on.
+        Built with the placement :data:`NO_ROWS`; its tables read their rows here from now on.
     """
 
     def __init__(self, slices: SavedSlices, model: torch.nn.Module):
@@ -196,14 +197,14 @@ class SavedRows:
             self._readers.append(table.reader(slices, name))
 
     def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of some ids."""
+        """Return the rows of `ids` in a table."""
         distinct = Distinct(ids)
         rows: torch.Tensor = distinct.expand(torch.from_numpy(self._readers[table](distinct.keys)))
         return rows
 
 
 def whole(snapshot: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose files hold all rows of tables that lie in slices."""
+    """Return a checkpoint whose files hold all rows of the sharded tables."""
     slices = snapshot.slices
     if slices is None:
         return snapshot
@@ -219,16 +220,16 @@ def whole(snapshot: Checkpoint) -> Checkpoint:
 
 
 def whole_table(slices: SavedSlices, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return entries of a state dict with all rows, and what an optimizer keeps of them.
+    """Return state dict entries with all rows, and the optimizer state of the rows.
 
     Parameters
     ----------
     slices : SavedSlices
     name : str
-        Of the weight.
+        Name of the weight.
     """
-    kind = GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
-    return kind.whole(slices, name, _keys(slices, name))
+    table = GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
+    return table.whole(slices, name, _keys(slices, name))
 
 
 def _parameters(optimizer: Any) -> list[Any]:
@@ -236,6 +237,6 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def _keys(slices: SavedSlices, name: str) -> list[str]:
-    """Return names of what the optimizer kept of the rows of a table."""
+    """Return the names of the optimizer state that a checkpoint has of a table's rows."""
     start = f"{name}."
     return [each[len(start) :] for each in slices.names if each.startswith(start)]

@@ -1,1 +1,1 @@
-"""The training loop of Keras models, whoever starts the workers and whatever the input is."""
+"""Training loop of Keras models, for every engine and type of input."""

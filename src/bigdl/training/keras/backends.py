@@ -1,13 +1,12 @@
-"""Keras under TensorFlow, torch and JAX: the backend of a process, its seeds, and compiled steps.
+"""Keras backends TensorFlow, torch and JAX: selection, seeds and compiled steps.
 
-Steps call the model's own ``train_step``, ``test_step`` and ``predict_step``, so that a model which
-overrides them is trained as it says.
+Steps call the model's ``train_step``, ``test_step`` and ``predict_step``, so overridden steps are
+respected.
 
-Workers that compute with JAX do not form a ``jax.distributed``: its programs want as many rows on
-every process (with others they wait for ever), it takes SIGTERM to itself, and a process joins
-once, before it computes anything, while tasks of Spark and actors of Ray come back for the next
-fit.  A step is compiled for one process, and calls the GradientSync where it hands the gradients to
-the optimizer.
+JAX workers do not use ``jax.distributed``: it needs the same number of rows on every process (else
+it hangs), installs a SIGTERM handler, and a process can join only once, before its first
+computation, while Spark tasks and Ray actors are reused for the next fit.  A step is compiled for
+one process and calls the GradientSync before it passes the gradients to the optimizer.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _BACKENDS = ("tensorflow", "torch", "jax")
 
 
 def backend_of_program() -> str:
-    """Return the backend of Keras in the driver, which is that of the workers, too.
+    """Return the Keras backend of the driver, which the workers use as well.
 
     Raises
     ------
@@ -57,7 +56,7 @@ def backend_of_program() -> str:
 def use_backend(
     name: str, config: dict[str, Any] | None = None, threads: int | None = None
 ) -> None:
-    """Import Keras with the driver's backend; in a worker, before anything else imports it.
+    """Import Keras with the driver's backend, before anything else imports it.
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ def use_backend(
     if name == "jax":
         require("jax", "jax")
         if threads is not None:
-            # the only thing that the CPU client of XLA asks for the size of its pools
+            # XLA's CPU client sizes its thread pools by this variable only
             os.environ.setdefault("NPROC", str(threads))
     keras = require("keras", "tf")
     imported = keras.backend.backend()
@@ -91,8 +90,8 @@ def use_backend(
     if name != "tensorflow" or threads is None:
         return
     config = config or {}
-    with contextlib.suppress(RuntimeError):  # a process that has computed already keeps its own
-        # while one waits for the other workers another one can compute
+    with contextlib.suppress(RuntimeError):  # a process that has already computed keeps its pools
+        # while one operation waits for other workers, another can compute
         tf.config.threading.set_inter_op_parallelism_threads(
             int(config.get("inter_op_parallelism", 2))
         )
@@ -102,7 +101,7 @@ def use_backend(
 
 
 def seed_keras(seed: int, rank: int = 0) -> None:
-    """Seed Keras, its backend, numpy and random; ranks draw different numbers."""
+    """Seed Keras, its backend, NumPy and random, differently on each rank."""
     from bigdl.training.state import seed_everything
 
     keras.utils.set_random_seed(seed_everything(seed, rank))
@@ -110,12 +109,12 @@ def seed_keras(seed: int, rank: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Packed:
-    """Objects pickled for a process where Keras may not have been imported.
+    """Pickled objects for a process that may not have imported Keras.
 
     Attributes
     ----------
     backend : str
-        Of Keras, in the driver.
+        Keras backend of the driver.
     payload : bytes
     """
 
@@ -124,7 +123,7 @@ class Packed:
 
     @classmethod
     def of(cls, *objects: Any) -> Packed:
-        """Pickle objects by value, so that lambdas and classes of a notebook work."""
+        """Pickle objects by value, including lambdas and notebook classes."""
         failure = "The model or a callback cannot be shipped to the workers"
         advice = "create such objects inside the model creator instead"
         return cls(backend_of_program(), pickled_by_value(objects, failure, advice))
@@ -132,7 +131,7 @@ class Packed:
     def unpack(
         self, config: dict[str, Any] | None = None, threads: int | None = None
     ) -> tuple[Any, ...]:
-        """Return the objects, in a process that computes with the same backend."""
+        """Select the backend and unpickle the objects."""
         use_backend(self.backend, config, threads)
         objects: tuple[Any, ...] = cloudpickle.loads(self.payload)
         return objects
@@ -142,7 +141,7 @@ class Packed:
 
 
 class Steps:
-    """Training, test and prediction steps of a model as they are: those of the torch backend.
+    """Uncompiled training, test and prediction steps of a model, for the torch backend.
 
     Parameters
     ----------
@@ -153,12 +152,12 @@ class Steps:
         self._model = model
 
     def train(self, batch: tuple[Any, ...]) -> Any:
-        """Make an update from ``(x, y, sample_weight)``; return what the model's step returns."""
+        """Make an update with ``(x, y, sample_weight)`` and return the logs of the model's step."""
         self._model.train()
         return self._model.train_step(_map(_torch_tensor, batch))
 
     def test(self, batch: tuple[Any, ...]) -> Any:
-        """Return the figures of a batch."""
+        """Return the logs of a test step."""
         self._model.eval()
         with torch.no_grad():
             return self._model.test_step(_map(_torch_tensor, batch))
@@ -172,7 +171,7 @@ class Steps:
 
 
 class _TensorFlowSteps(Steps):
-    """Steps as graphs; one of each is traced for batches of any number of rows."""
+    """Steps traced to TensorFlow graphs, once for any number of rows."""
 
     def __init__(self, model: Any):
         super().__init__(model)
@@ -201,10 +200,9 @@ class _TensorFlowSteps(Steps):
 
 
 class _JaxSteps(Steps):
-    """Steps as JAX compiles them, one for every number of rows.
+    """Steps compiled by JAX, once for each number of rows.
 
-    They are those that ``fit`` of Keras makes, so a model with a ``train_step(state, data)`` of its
-    own is trained as it says.
+    They are the functions of Keras ``fit``, so a custom ``train_step(state, data)`` is respected.
     """
 
     def train(self, batch: tuple[Any, ...]) -> Any:
@@ -228,10 +226,10 @@ class _JaxSteps(Steps):
 
         model = self._model
         groups = [model.trainable_variables, model.non_trainable_variables, *more]
-        # the memory of the old state is given to the new one
+        # the old state's memory is donated to the new state
         state = tuple([variable.value for variable in group] for group in groups)
         logs, state = function(state, iter([_map(jax_array, batch)]))
-        jax.block_until_ready(state)  # gradients are on their way until then
+        jax.block_until_ready(state)  # gradients are in flight until then
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)
@@ -239,9 +237,9 @@ class _JaxSteps(Steps):
 
 
 def steps_of(model: Any) -> Steps:
-    """Return the steps of a model under the backend of this process."""
-    kinds = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
-    return kinds[keras.backend.backend()](model)
+    """Return the steps of a model for the backend of this process."""
+    classes = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
+    return classes[keras.backend.backend()](model)
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
@@ -253,7 +251,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def jax_array(value: Any) -> np.ndarray:
-    """Return an array that JAX takes as it is: of wide integers it would keep 32 bits."""
+    """Convert a value to an array for JAX; raise an error if 64-bit integers would be truncated."""
     import jax
 
     array, is_wide = _array(value), jax.config.read("jax_enable_x64")

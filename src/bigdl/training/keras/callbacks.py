@@ -1,8 +1,8 @@
-"""Callbacks of Keras in a worker.
+"""Keras callbacks in a worker.
 
-Every worker calls them, so that what they decide (to stop, or a learning rate) is decided
-everywhere; figures of an epoch are the same on all ranks.  Those that only write files run on rank
-0.  What they keep in numbers is part of checkpoints.
+Every worker calls them, so that all workers make the same decisions (to stop, or a learning rate);
+epoch metrics are the same on all ranks.  Callbacks that only write files run on rank 0.
+Checkpoints include the counters of callbacks.
 """
 
 import inspect
@@ -28,32 +28,32 @@ BATCH_HOOKS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
-"""Hooks that are called for single batches of the training."""
+"""Hooks that Keras calls for each training batch."""
 
 
 def as_callbacks(callbacks: Any) -> list[Any]:
-    """Return a new list of the callbacks that a verb was given.
+    """Return a new list of the callbacks that a user passed.
 
     Raises
     ------
     UsageError
-        For anything else.
+        If it is neither None, a callback, nor a list or tuple of callbacks.
     """
     if callbacks is None:
         return []
-    those = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for callback in those:
+    listed = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in listed:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
                 f"callbacks must be a list of keras.callbacks.Callback, got {callback!r}",
                 code="argument-type",
                 argument="callbacks",
             )
-    return those
+    return listed
 
 
 class WorkerCallbacks:
-    """The callbacks of one worker.
+    """Callbacks of one worker.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ class WorkerCallbacks:
     model : keras.Model
     rank : int
     **params
-        What Keras tells callbacks: ``epochs``, ``steps``, ``verbose``.
+        Parameters that Keras passes to callbacks: ``epochs``, ``steps``, ``verbose``.
 
     Attributes
     ----------
     stops_in_epoch : bool
-        Whether one of them may end the training after a batch, on any rank.
+        Whether a callback of any rank may stop the training after a batch.
     is_empty : bool
-        Whether there are none, on any rank.
+        Whether no rank has callbacks.
     logs : dict
-        The figures of the last epoch, with what callbacks have added, such as a learning rate.
+        Metrics of the last epoch, with additions of callbacks, such as a learning rate.
     """
 
     def __init__(self, callbacks: Sequence[Any], model: Any, rank: int, **params: Any):
@@ -108,11 +108,11 @@ class WorkerCallbacks:
         return [c for c in callbacks if rank == 0 or not _writes_only(c)]
 
     def numbers(self) -> str:
-        """Return what they count and compare, as JSON."""
+        """Serialize the counters and comparisons of the callbacks to JSON."""
         return json.dumps([_numbers(c) for c in self._numbered])
 
     def put_numbers(self, text: str) -> None:
-        """The inverse of :meth:`numbers`, for the same callbacks."""
+        """Restore the counters of :meth:`numbers` for the same callbacks."""
         kept = json.loads(text)
         if len(kept) != len(self._numbered):
             return
@@ -123,15 +123,15 @@ class WorkerCallbacks:
 
 
 class Rank0CallbackBridge(WorkerCallbacks):
-    """Callbacks that run on rank 0 alone and act on all ranks, with the history and progress bar.
+    """Callbacks that run only on rank 0 and whose changes are broadcast to all ranks.
 
-    At the begin of the fit and of each epoch the other ranks take over the weights and the state of
-    the optimizer, with its learning rate, of rank 0.
+    At the start of the fit and of each epoch, rank 0 broadcasts its weights and optimizer state,
+    including the learning rate. Rank 0 also has the history and the progress bar.
 
     Parameters
     ----------
     callbacks : sequence of keras.callbacks.Callback
-        The same on all ranks.
+        Callbacks; the same on all ranks.
     model : keras.Model
     sync : GradientSync
     **params
@@ -156,14 +156,14 @@ class Rank0CallbackBridge(WorkerCallbacks):
 
 
 def _writes_only(callback: Any) -> bool:
-    """Return True for a callback that does nothing but write, such as files."""
+    """Return True for a callback that only writes, such as log files."""
     return getattr(callback, "rank0_only", False) or any(
         c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
     )
 
 
 def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the class of a callback, its numbers, and its comparisons of ``keras.ops``."""
+    """Return a callback's class name, its plain attributes and its ``keras.ops`` comparisons."""
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
         key: value
@@ -181,12 +181,12 @@ def _numbers(callback: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def _redirect(callback: Any) -> RemoteFolder | None:
-    """Let a callback that writes to a URL write to a local folder instead.
+    """Redirect a callback that writes to a URL to a local folder.
 
     Returns
     -------
     RemoteFolder or None
-        None for one that writes locally.
+        None if the callback writes locally.
     """
     for attribute in (*_FILES, *_FOLDERS):
         url = getattr(callback, attribute, None)

@@ -1,24 +1,22 @@
-"""A worker's input as batches that a Keras model takes: ``(x, y)`` or ``(x, y, weights)``.
+"""A worker's input as batches for a Keras model: ``(x, y)`` or ``(x, y, weights)``.
 
-Rows are read again and again; one time is a *pass*.  ``parts`` yields this worker's parts of the
-batches of a pass, on all ranks together.  An epoch is one pass, or, with ``steps_per_epoch``, so
-many batches of one pass after the other.
+A *pass* reads all rows once.  ``parts`` yields this worker's parts of the batches of a pass; all
+ranks iterate together.  An epoch is one pass, or ``steps_per_epoch`` batches of consecutive passes.
 
-A function ``creator(config, batch_size)`` is called in every worker with the global batch size; a
-``tf.data.Dataset`` travels as the graph that TensorFlow makes of it.  Both must give batches.
+Every worker calls a function ``creator(config, batch_size)`` with the global batch size.  A
+``tf.data.Dataset`` is sent to the workers as a TensorFlow graph.  Both must yield batches.
 
-*shared* (the rule)
-    Worker r of N takes the r-th part of each batch, so the batches are those of one process,
-    whatever N is.  All workers must read the same rows: they run the function under one seed, so
-    ``shuffle`` without a seed of its own does the same on all of them.  That the first batches are
-    equal is checked.
+*shared* (the default)
+    Worker r of N takes the r-th part of each batch, so the batches equal those of one process.  All
+    workers must read the same rows: they run the function under one seed, so a ``shuffle`` without
+    a seed shuffles alike on all of them.  The first batches are checked to be equal.
 *sharded by the user*
-    With ``experimental_distribute.auto_shard_policy = OFF`` a worker takes all that its pipeline
-    gives; the function finds ``rank`` and ``size`` in `config`.  A batch of the training is then
-    the batches of all workers together, and one whose rows end first goes on without.
+    With ``experimental_distribute.auto_shard_policy = OFF`` a worker takes all batches of its
+    pipeline; `config` has ``rank`` and ``size`` for the function.  A global batch then consists of
+    one batch of each worker.  Workers whose rows are exhausted take part without rows.
 
-A dataset that tells that it has no end is refused without ``steps_per_epoch``.  To go on from a
-checkpoint, the batches that were seen are read again and dropped.
+An endless dataset needs ``steps_per_epoch``.  A resume from a checkpoint reads the finished batches
+again and drops them.
 """
 
 from __future__ import annotations
@@ -55,10 +53,10 @@ tf = LazyModule("tensorflow", "tf")
 
 @dataclass
 class KerasEvaluationSettings(BatchSettings):
-    """The arguments of ``evaluate``, or what ``fit`` says of its validation."""
+    """Arguments of ``evaluate``, or of the validation of ``fit``."""
 
     def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> BatchArguments:
-        """Return what makes the batches of a model."""
+        """Return the function that builds a model's batches from columns."""
         return BatchArguments.of(
             model, self.feature_cols, self.label_cols, self.weighted, class_weight
         )
@@ -66,24 +64,24 @@ class KerasEvaluationSettings(BatchSettings):
 
 @dataclass(frozen=True)
 class BatchArguments:
-    """Makes the arguments of a training step from the columns of a batch.
+    """Function that builds the arguments of a training step from a batch's columns.
 
     Attributes
     ----------
     names : sequence of str or None
-        Of the feature columns; a model whose input is a dict gets them by name.
+        Names of the feature columns; a model whose input is a dict gets them by name.
     by_name : bool
-        Whether it is such a model.
+        Whether the model's input is a dict.
     weighted : bool
         Whether the last label column holds the weights of the rows.
     class_weight : dict of int to float, optional
     outputs : sequence of str, optional
         Names of the model's outputs that the target columns belong to, in the columns' order.
     order : sequence of str, optional
-        Names of the model's outputs in its order; None of a model that returns a dict or has one
+        Names of the model's outputs in its order; None for a model that returns a dict or has one
         output without a name.
     takes_any : bool
-        Whether the model's own training step takes batches of any form.
+        Whether the model overrides ``train_step``, so that batches may have any structure.
     is_by_position : bool
         Whether the targets have no names.
     """
@@ -106,30 +104,31 @@ class BatchArguments:
         weighted: bool = False,
         class_weight: dict[int, float] | None = None,
     ) -> BatchArguments:
-        """Return the assembly for a model and the columns that it is given."""
+        """Build the batch arguments for a model and its columns."""
         by_name = bool(names) and isinstance(_structure_of(model, "input"), dict)
-        own = list(_names_of_outputs(model) or ())
+        names_of_model = list(_names_of_outputs(model) or ())
         targets = list(labels or ())[: -1 if weighted else None]
-        outputs = targets if own and set(targets) == set(own) else own
-        order = None if isinstance(_structure_of(model, "output"), dict) else own
+        is_same = bool(names_of_model) and set(targets) == set(names_of_model)
+        outputs = targets if is_same else names_of_model
+        order = None if isinstance(_structure_of(model, "output"), dict) else names_of_model
         any_form = has_own_step(model, "train_step")
         loose = not targets or outputs is not targets
         return cls(names, by_name, weighted, class_weight, outputs or None, order, any_form, loose)
 
     def inputs(self, features: Sequence[Any]) -> Any:
-        """Return ``x`` of the feature columns."""
+        """Build the model's input ``x`` from the feature columns."""
         if self.by_name:
             return dict(zip(self.names or (), features, strict=True))
         return features[0] if len(features) == 1 else tuple(features)
 
     def __call__(self, columns: Any) -> Any:
-        """Return the batch of the feature columns and the target, or a tuple of targets."""
+        """Build a batch from feature columns and a target, or a tuple of targets."""
         if isinstance(columns, dict):
             if self.takes_any:
                 return columns
             raise UsageError(
-                "The loader gives batches that are dicts, which only a model with a train_step of "
-                "its own takes; let it give (inputs, targets), where both may be dicts",
+                "The loader yields batches that are dicts, which only a model with a custom "
+                "train_step takes; let it yield (inputs, targets), where both may be dicts",
                 code="data-structure",
             )
         *features, target = columns
@@ -144,18 +143,18 @@ class BatchArguments:
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
 
     def check_order(self, error: Exception) -> None:
-        """Raise what an error of the first step may mean for targets that have no names."""
+        """Explain a failed first step by the order of targets without names."""
         if self.is_by_position and self.outputs is not None and len(self.outputs) > 1:
             raise UsageError(
-                "The training step failed on targets that were given without names, so that they "
-                f"belong to the model's outputs in the order {', '.join(map(repr, self.outputs))}; "
-                f"give them as a dict by these names if that is another order ({one_line(error)})",
+                "The training step failed on targets without names, which are assigned to the "
+                f"model's outputs in the order {', '.join(map(repr, self.outputs))}; pass them as "
+                f"a dict by these names if their order differs ({one_line(error)})",
                 code="model-output",
                 columns=list(self.outputs),
             ) from error
 
     def _of_outputs(self, target: Any) -> Any:
-        """Return targets in the structure of the model's outputs, to which their names belong."""
+        """Arrange targets by name in the structure of the model's outputs."""
         outputs = cast("Sequence[str]", self.outputs)
         if isinstance(target, dict):
             unknown = sorted(set(target) - set(outputs), key=str)
@@ -170,7 +169,7 @@ class BatchArguments:
         elif len(outputs) > 1:
             return target
         if self.order is None or not isinstance(target, dict):
-            # Keras would take a tuple for that of the keys in alphabetical order
+            # Keras would match a tuple to the keys in alphabetical order
             return target
         if set(target) != set(self.order):
             missing = ", ".join(repr(name) for name in self.order if name not in target)
@@ -182,7 +181,7 @@ class BatchArguments:
 
 
 def _names_of_outputs(model: Any) -> list[str] | None:
-    """Return the names of a functional model's outputs, by which targets may be given."""
+    """Return the output names of a functional model, or None."""
     output = _structure_of(model, "output")
     if isinstance(output, dict):
         return list(output)
@@ -191,12 +190,12 @@ def _names_of_outputs(model: Any) -> list[str] | None:
 
 
 def has_own_step(model: Any, name: str) -> bool:
-    """Return True if a model has a ``train_step`` or ``test_step`` other than that of Keras."""
+    """Return True if a model overrides ``train_step`` or ``test_step`` of Keras."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def check_step(model: Any, rows: Any, name: str) -> None:
-    """Refuse batches that are no ``(x, y)`` for a model that trains or tests as Keras does.
+    """Raise an error if the model's step needs ``(x, y)`` batches and the data has others.
 
     Parameters
     ----------
@@ -210,7 +209,7 @@ def check_step(model: Any, rows: Any, name: str) -> None:
         return
     raise UsageError(
         "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or evaluate a "
-        f"model without a {name} of its own, they are {spec}",
+        f"model without a custom {name}, they are {spec}",
         code="data-structure",
     )
 
@@ -220,7 +219,7 @@ def _is_pair(spec: Any) -> bool:
 
 
 def _structure_of(model: Any, name: str) -> Any:
-    """Return a functional model's ``input`` or ``output``; None of one that is not built yet."""
+    """Return a model's ``input``, ``output`` or ``output_names``; None before it is built."""
     try:
         return getattr(model, name)
     except (AttributeError, ValueError):
@@ -228,9 +227,9 @@ def _structure_of(model: Any, name: str) -> Any:
 
 
 def with_class_weight(batch: tuple[Any, ...], table: dict[int, float]) -> tuple[Any, ...]:
-    """Return a batch whose rows weigh what their class does, besides their own weight.
+    """Multiply the sample weights of a batch by the weights of the rows' classes.
 
-    Classes are whole numbers, or the largest entry of a one-hot row; one without an entry weighs 1.
+    Classes are integers, or the largest entry of a one-hot row; classes not in the table weigh 1.
     """
     import torch
 
@@ -241,7 +240,7 @@ def with_class_weight(batch: tuple[Any, ...], table: dict[int, float]) -> tuple[
     x, y, *weights = batch
     if isinstance(y, dict | list | tuple):
         raise UsageError(
-            "class_weight is for models of one output; use weights of the rows",
+            "class_weight is for models of one output; use sample weights",
             code="argument-conflict",
             argument="class_weight",
         )
@@ -263,9 +262,9 @@ class WorkerBatch(NamedTuple):
     batch : tuple or None
         ``(x, y)`` or ``(x, y, weights)``; None without rows.
     rows : int
-        Of this worker.
+        Rows of this worker.
     total : int
-        Of all workers; 0 at the end of a pass.
+        Rows of all workers; 0 at the end of a pass.
     """
 
     batch: Any
@@ -274,13 +273,13 @@ class WorkerBatch(NamedTuple):
 
 
 class ColumnRows:
-    """Rows of one worker that can be reached by number, for training or evaluation.
+    """Indexable rows of one worker, for training or evaluation.
 
     Parameters
     ----------
     data : TensorShard or LoaderBatches
     config : dict
-        ``shuffle_memory``: bytes that shuffled rows may take.
+        ``shuffle_memory``: memory limit for shuffled rows, in bytes.
     worker : Worker
 
     Attributes
@@ -288,22 +287,22 @@ class ColumnRows:
     known : dict
         Facts that the workers exchange, see :meth:`~bigdl.training.batches.BatchSource.facts`.
     is_endless : bool
-        True of an input that tells that it has no end.
+        True if the input declares that it has no end.
     steps : int or None
-        Batches of a pass, where that is known once :meth:`plan` was called.
+        Batches of a pass, if known after :meth:`plan`.
     """
 
     known: dict[str, Any]
     is_endless = False
     steps: int
-    _current: tuple[BatchPlan, Any] | None = None  # batches and order of the pass that is read
+    _current: tuple[BatchPlan, Any] | None = None  # batches and order of the current pass
 
     def __init__(self, data: BatchSource, config: dict[str, Any], worker: Any):
         self._data = data
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
     def example(self, types: list[Any] | None, assembly: BatchArguments) -> tuple[Any, ...]:
-        """Return a batch of one row, of zeros where the types of the columns are known."""
+        """Return a one-row batch, of zeros if the column types are known."""
         if types is not None:
             inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
             target = targets[0] if len(targets) == 1 else tuple(targets)
@@ -316,58 +315,57 @@ class ColumnRows:
         return cast("tuple[Any, ...]", assembly(self._data.batch(0, 1)))
 
     def plan(self, settings: RunSettings, everyone: list[dict[str, Any]]) -> BatchLayout:
-        """Cut the rows of all workers into batches."""
+        """Plan the batches of all workers."""
         self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
         return batches
 
     def take_types(self, types: list[Any] | None, training: Any) -> None:
-        """Give out numbers in the dtypes that they have in the training data."""
+        """Convert columns to the dtypes of the training data."""
         self._data.take_types(types, training._data)
 
     def start(
         self, assembly: BatchArguments, settings: RunSettings, rank: int, window: int
     ) -> None:
-        """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
+        """Prepare for training, with a shuffle window of `window` rows, or 0 for all rows."""
         self._assembly, self._settings, self._rank = assembly, settings, rank
         self._window = window
 
     @property
     def source(self) -> BatchSource:
-        """The rows themselves."""
+        """The underlying batch source."""
         return self._data
 
-    def steps_of_pass(self, rest: RemainingBatches | None, number: int) -> int:
-        """Batches of a pass; `rest` has those that are left of one."""
-        return self._plan_of_pass(rest, number).steps
+    def steps_of_pass(self, remaining: RemainingBatches | None, number: int) -> int:
+        """Return the number of batches of a pass, or of the `remaining` ones of a resumed pass."""
+        return self._plan_of_pass(remaining, number).steps
 
-    def _plan_of_pass(self, rest: RemainingBatches | None, number: int) -> BatchPlan:
-        return rest if rest is not None and rest.epoch == number else self._plan
+    def _plan_of_pass(self, remaining: RemainingBatches | None, number: int) -> BatchPlan:
+        return remaining if remaining is not None and remaining.epoch == number else self._plan
 
     def ids_from(self, step: int) -> np.ndarray | None:
-        """Ids of this worker's rows from a batch on of the pass that is being read."""
+        """Return ids of this worker's rows from batch `step` of the current pass on, or None."""
         if self._current is None:
             return None
         plan, order = self._current
         return self._data.ids_from(order, plan.batch(step, self._rank)[0])
 
     def parts(
-        self, number: int, step: int, *, wrap: bool, rest: RemainingBatches | None = None
+        self, number: int, step: int, *, wrap: bool, remaining: RemainingBatches | None = None
     ) -> Iterator[WorkerBatch]:
-        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
+        """Yield this worker's parts of the batches of a pass, from batch `step` on.
 
-        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
-        belongs to them.
+        With `wrap` the following passes are read, too, and `step` may exceed the length of a pass.
         """
         settings, rank, window = self._settings, self._rank, self._window
         if wrap:
             number, step = number + step // self.steps, step % self.steps
         while True:
-            plan = self._plan_of_pass(rest, number)
+            plan = self._plan_of_pass(remaining, number)
             order = self._data.order_of_pass(plan, settings, number, rank, window, step)
             self._current = plan, order
-            for place in range(step, plan.steps):
-                start, stop, total = plan.batch(place, rank)
+            for index in range(step, plan.steps):
+                start, stop, total = plan.batch(index, rank)
                 rows = stop - start
                 batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
                 yield WorkerBatch(batch, rows, total)
@@ -378,26 +376,26 @@ class ColumnRows:
     def batches(
         self, assembly: BatchArguments, batch_size: int | None, world_size: int, limit: int | None
     ) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """Yield batch and number of rows, of this worker's rows in their order."""
+        """Yield batches of this worker's rows in order, with their numbers of rows."""
         size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
             yield assembly(batch), rows
 
 
 def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
-    """Refuse to read rows to their end that have none.
+    """Raise an error if unlimited reading is requested of an endless dataset.
 
     Parameters
     ----------
     data : ColumnRows or DatasetRows
     what : str
-        For the message.
+        Purpose of the data, for the message.
     argument, limit
-        Name and value of what limits the number of batches.
+        Name and value of the argument that limits the number of batches.
     """
     if limit is None and data.is_endless:
         raise UsageError(
-            f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
+            f"The tf.data.Dataset of the {what} data repeats forever; pass {argument}=, or "
             "end it by .take or by .repeat with a number",
             code="data-endless",
             argument=argument,
@@ -407,7 +405,7 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
 def open_rows(
     worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any], sync: Any
 ) -> Rows:
-    """Return the rows of a shard.
+    """Open the rows of a shard.
 
     Parameters
     ----------
@@ -416,7 +414,7 @@ def open_rows(
     settings : KerasEvaluationSettings
         ``batch_size``, ``feature_cols`` and ``label_cols`` of the input.
     config : dict
-        For a function that makes a dataset.
+        Argument of a function that creates a dataset.
     sync : GradientSync
 
     Returns
@@ -434,7 +432,7 @@ def open_rows(
 def open_data(
     worker: Any, shard: Any, settings: KerasEvaluationSettings, config: dict[str, Any]
 ) -> Any:
-    """Return the data of a shard.
+    """Open the data of a shard.
 
     Parameters
     ----------
@@ -452,8 +450,8 @@ def open_data(
 
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):
-        place = {"rank": worker.rank, "size": worker.world_size}
-        made = made({**config, **place}, settings.batch_size)
+        ranks = {"rank": worker.rank, "size": worker.world_size}
+        made = made({**config, **ranks}, settings.batch_size)
     if is_dataset(made):
         return made
     if not isinstance(made, DataLoader | Dataset):
@@ -467,19 +465,19 @@ def open_data(
 
 
 def is_dataset(data: Any) -> bool:
-    """Return True for a ``tf.data.Dataset``; does not import TensorFlow."""
+    """Return True for a ``tf.data.Dataset``, without importing TensorFlow."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(data, tf.data.Dataset)
 
 
 def build_for(model: Any, batch: tuple[Any, ...]) -> None:
-    """Make all variables of a model, its metrics and its optimizer, as ``fit`` of Keras does.
+    """Build all variables of a model, its metrics and its optimizer, as Keras ``fit`` does.
 
     Parameters
     ----------
     model : keras.Model
     batch : tuple
-        A batch that it takes.
+        An example batch.
     """
 
     def array(value: Any) -> Any:
@@ -490,7 +488,7 @@ def build_for(model: Any, batch: tuple[Any, ...]) -> None:
         value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
         return keras.ops.convert_to_tensor(value) if value.dtype.kind == TEXT else value
 
-    if not isinstance(batch, tuple) and model.built:  # for a step of its own
+    if not isinstance(batch, tuple) and model.built:  # for a custom step
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         return
@@ -498,60 +496,60 @@ def build_for(model: Any, batch: tuple[Any, ...]) -> None:
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        cause = str(error).rpartition("Exception encountered:")[2]  # after advice of Keras
+        cause = str(error).rpartition("Exception encountered:")[2]  # skip the advice of Keras
         shown = one_line(type(error)(cause.replace("\033[1m", "").replace("\033[0m", "")))
         raise UsageError(
-            f"The model does not take rows of this form: {shown}", code="model-input"
+            f"The model does not accept these rows: {shown}", code="model-input"
         ) from error
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return what a batch has for the model; all of one that is no tuple."""
+    """Return the model inputs of a batch; a batch that is no tuple is returned whole."""
     return batch[0] if isinstance(batch, tuple) else batch
 
 
 def _check_texts(model: Any, inputs: Any) -> None:
-    """Refuse texts for an input of numbers and the other way round, if a model tells its inputs."""
+    """Raise an error for text where the model takes numbers, and the reverse."""
     try:
-        takes = model.inputs
+        expected = model.inputs
     except (AttributeError, ValueError):  # not built yet
         return
     leaves = keras.tree.flatten(inputs)
-    if takes is None or len(takes) != len(leaves):
+    if expected is None or len(expected) != len(leaves):
         return
-    for place, value in zip(takes, leaves, strict=True):
+    for tensor, value in zip(expected, leaves, strict=True):
         are_texts = value.dtype == "string" or getattr(value.dtype, "kind", None) == TEXT
-        if are_texts and place.dtype != "string":
+        if are_texts and tensor.dtype != "string":
             raise UsageError(
-                f"The model's input '{place.name}' takes {place.dtype} and the data has texts for "
-                "it; encode them as numbers first, or let the model look them up",
+                f"The model's input '{tensor.name}' takes {tensor.dtype} and the data has text for "
+                "it; encode it as numbers first, or let the model look it up",
                 code="data-dtype",
-                column=place.name,
+                column=tensor.name,
             )
-        if not are_texts and place.dtype == "string":
+        if not are_texts and tensor.dtype == "string":
             raise UsageError(
-                f"The model's input '{place.name}' takes texts and the data has {value.dtype} for "
-                "it; give it a column of texts",
+                f"The model's input '{tensor.name}' takes text and the data has {value.dtype} for "
+                "it; pass a text column",
                 code="data-dtype",
-                column=place.name,
+                column=tensor.name,
             )
 
 
 # -- tf.data: every worker has the whole pipeline and takes a part of its batches ------------------
 
-_SEED = 1  # of shuffles that have none: the same on all workers
+_SEED = 1  # for shuffles without a seed: the same on all workers
 
 
 # -- on the driver --------------------------------------------------------------------------------
 
 
 def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
-    """Return a dataset as a function that makes it again in a worker.
+    """Convert a dataset to a picklable function that rebuilds it in a worker.
 
     Raises
     ------
     UsageError
-        If it depends on what cannot leave this process.
+        If the dataset depends on state of this process.
     """
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
@@ -563,7 +561,7 @@ def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
         raise UsageError(
             f"The dataset given as {name} cannot be shipped to the workers, since it runs Python "
             "code or depends on state of this process (from_generator, py_function, a lookup "
-            "table); pass a function (config, batch_size) that makes it instead",
+            "table); pass a function (config, batch_size) that creates it instead",
             code="data-type",
             argument=name,
         ) from error
@@ -573,10 +571,10 @@ def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
 
 
 def with_seeds(graph: bytes, seed: int) -> bytes:
-    """Give a pipeline's shuffles the same seeds wherever it is loaded; `seed` for those without.
+    """Fix the shuffle seeds in a pipeline's graph; shuffles without a seed get `seed`.
 
-    Newer kinds of the operation keep their seeds outside of the graph, where loading it finds
-    others, and a seed of (0, 0) means a random one.
+    Newer shuffle operations keep their seeds outside of the graph, so a loaded graph would have
+    different ones. A seed of (0, 0) means a random seed.
     """
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = {node.name: node for node in definition.node}
@@ -594,7 +592,7 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
 
 
 class DatasetGraph:
-    """The graph of a dataset, which a worker calls like a function of the user's."""
+    """Serialized graph of a dataset, callable like a user's dataset function."""
 
     def __init__(self, graph: bytes, spec: Any, is_off: bool):
         self._graph, self._spec, self._is_off = graph, spec, is_off
@@ -614,28 +612,28 @@ class DatasetGraph:
 
 
 def check_elements(dataset: Any) -> None:
-    """Refuse a dataset whose elements are no batches."""
+    """Raise an error if a dataset's elements are single rows instead of batches."""
     if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(dataset.element_spec)):
         raise UsageError(
-            "The tf.data.Dataset gives single rows; end it with .batch(batch_size)",
+            "The tf.data.Dataset yields single rows; end it with .batch(batch_size)",
             code="data-structure",
         )
 
 
 class DatasetRows:
-    """The batches of a ``tf.data.Dataset``, in the place of :class:`ColumnRows`.
+    """Batches of a ``tf.data.Dataset``, with the interface of :class:`ColumnRows`.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
-        Of batches ``(x, y)`` or ``(x, y, weights)``, or of any form for a model whose own step
-        takes it.
+        Batches ``(x, y)`` or ``(x, y, weights)``, or of any structure for a model with a custom
+        step.
     sync : GradientSync
 
     Attributes
     ----------
     spec : nested tf.TypeSpec
-        Of the batches.
+        Element spec of the batches.
     """
 
     def __init__(self, dataset: Any, sync: Any):
@@ -648,7 +646,7 @@ class DatasetRows:
         self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
         self.steps: int | None = None
         self._class_weight: dict[int, float] | None = None
-        self._passes = 0  # that were begun
+        self._passes = 0  # passes that were started
 
     def example(self, types: Any, assembly: BatchArguments) -> Any:
         def zeros(spec: Any) -> Any:
@@ -661,7 +659,7 @@ class DatasetRows:
         return BatchLayout.of(settings, [])
 
     def take_types(self, types: Any, training: Any) -> None:
-        """Leave the tensors as the pipeline makes them."""
+        """Do nothing, since a pipeline determines its dtypes."""
 
     def start(self, assembly: BatchArguments, settings: Any, rank: int, window: int) -> None:
         self._class_weight = settings.class_weight
@@ -676,18 +674,18 @@ class DatasetRows:
 
     @property
     def source(self) -> BatchSource:
-        raise TypeError("a dataset cannot be read by number")
+        raise TypeError("a dataset cannot be read by index")
 
-    def steps_of_pass(self, rest: RemainingBatches | None, number: int) -> int | None:
+    def steps_of_pass(self, remaining: RemainingBatches | None, number: int) -> int | None:
         return self.steps
 
     def ids_from(self, step: int) -> None:
-        """Return None: batches of a dataset have no ids."""
+        """Return None, since batches of a dataset have no row ids."""
 
     def parts(
-        self, number: int, step: int, *, wrap: bool, rest: RemainingBatches | None = None
+        self, number: int, step: int, *, wrap: bool, remaining: RemainingBatches | None = None
     ) -> Iterator[WorkerBatch]:
-        while self._passes < number:  # a dataset counts the times that it was shuffled
+        while self._passes < number:  # the shuffle order depends on the number of iterations
             iter(self._dataset)
             self._passes += 1
         batches = itertools.islice(self._read(wrap), step, None)
@@ -708,9 +706,9 @@ class DatasetRows:
             yield WorkerBatch(part if rows else None, rows, total)
 
     def _read(self, wrap: bool) -> Iterator[tuple[Any, bool]]:
-        """Yield the batches of a pass (or of all from it on) and True for the first of a pass."""
+        """Yield the batches of a pass and whether each is the first; repeat if `wrap`."""
         is_first = False
-        while not is_first:  # as it is after a pass without rows
+        while not is_first:  # still True after a pass without rows
             self._passes += 1
             is_first = True
             for batch in self._dataset:
@@ -720,7 +718,7 @@ class DatasetRows:
                 return
 
     def _check_equal(self, batch: Any) -> None:
-        """Refuse rows that differ between the workers: some would be read twice, others never."""
+        """Raise an error if the workers read different rows."""
         checksum = 0
         for leaf in tf.nest.flatten(batch):
             values = np.asarray(leaf.numpy())

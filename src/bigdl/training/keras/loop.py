@@ -1,9 +1,9 @@
-"""The training loop of Keras: one step, one epoch, one fit.
+"""Training loop of Keras: a step, an epoch, a fit.
 
-Like the loop of PyTorch it knows neither which engine runs it nor what the input was.  The step is
-the model's own ``train_step``; gradients meet where it hands them to the optimizer
+Like the PyTorch loop it is independent of the engine and the type of input.  A step calls the
+model's ``train_step``; gradients are all-reduced before they reach the optimizer
 (:mod:`~bigdl.training.keras.reducer`).  A rank without rows of a batch makes the step with a row of
-zeros that weighs nothing, and then restores its own state.
+zeros of weight 0, and then restores its local state.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class KerasFitSettings(KerasEvaluationSettings, RunSettings):
-    """The arguments of ``fit``, and those of its validation; callbacks travel with the model.
+    """Arguments of ``fit`` and its validation; callbacks are sent with the model.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class KerasFitSettings(KerasEvaluationSettings, RunSettings):
     steps_per_epoch : int, optional
         Batches of an epoch; default all rows once.
     validation_freq : int or sequence of int
-        Validate after every so many epochs, or after those with these numbers (from 1).
+        Number of epochs between validations, or the numbers (from 1) of the epochs to validate.
     """
 
     initial_epoch: int = 0
@@ -93,7 +93,7 @@ class KerasFitSettings(KerasEvaluationSettings, RunSettings):
     loss_weight: Any = None
 
     def validates_after(self, epoch: int) -> bool:
-        """Return True if the epoch with this number (from 1) is followed by a validation."""
+        """Return True if a validation follows the epoch with this number (from 1)."""
         if isinstance(self.validation_freq, int):
             return epoch % self.validation_freq == 0
         return epoch in self.validation_freq
@@ -101,12 +101,12 @@ class KerasFitSettings(KerasEvaluationSettings, RunSettings):
 
 @dataclass
 class KerasProgram(ABC):
-    """The program of the workers, as it is shipped to them.
+    """Base of the programs that Keras workers run.
 
     Attributes
     ----------
     packed : Packed
-        The parts of the model, and the callbacks.
+        The components of the model, and the callbacks.
     config : dict
     sync : type
         Class of the GradientSync.
@@ -125,12 +125,12 @@ class KerasProgram(ABC):
     def _run(
         self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list[Any]
     ) -> dict[str, Any]:
-        """Compute in a worker."""
+        """Run the program in a worker."""
 
 
 @dataclass
 class KerasFitProgram(KerasProgram):
-    """A fit."""
+    """Program of a Keras fit."""
 
     settings: KerasFitSettings
 
@@ -156,7 +156,7 @@ class KerasHooks(Hooks):
     context : FitContext
     model : keras.Model
     open_callbacks : callable
-        Returns the :class:`WorkerCallbacks` of this process, from keywords ``epochs``, ``steps``
+        Returns the :class:`WorkerCallbacks` of this process for the keywords ``epochs``, ``steps``
         and ``verbose``.
     tables : ModelTables, optional
         The sharded embeddings of the model.
@@ -172,13 +172,13 @@ class KerasHooks(Hooks):
         self._model, self._settings = model, context.settings
         self._state, self._sync = context.state, context.sync
         self._open_callbacks, self._tables = open_callbacks, tables
-        self._callbacks = WorkerCallbacks((), model, 0)  # until the steps of an epoch are known
+        self._callbacks = WorkerCallbacks((), model, 0)  # replaced by `open`
         self._is_open = False
-        self._numbers = ""  # what callbacks had counted
-        self._has_step = False  # whether a batch of this epoch was made here
+        self._numbers = ""  # counters of callbacks from a checkpoint
+        self._has_step = False  # whether this process made a batch of the epoch
 
     def open(self) -> None:
-        """Open the callbacks, once the steps of an epoch are known."""
+        """Open the callbacks; called once the steps of an epoch are known."""
         settings, self._is_open = self._settings, True
         self._callbacks = self._open_callbacks(
             epochs=settings.initial_epoch + (settings.stop_at.epochs or 0) - settings.stop_at.first,
@@ -197,7 +197,7 @@ class KerasHooks(Hooks):
 
     @property
     def number(self) -> int:
-        """Number of the epoch in its own fit, which is what callbacks count by."""
+        """Number of the current epoch within its fit, as callbacks count it."""
         settings = self._settings
         number: int = settings.initial_epoch + self._state.position.epoch - settings.stop_at.first
         return number
@@ -211,7 +211,7 @@ class KerasHooks(Hooks):
             self.put_numbers()
 
     def put_numbers(self) -> None:
-        """Restore what callbacks had counted in this fit."""
+        """Restore the counters of callbacks from a checkpoint of this fit."""
         if self._numbers:
             self._callbacks.put_numbers(self._numbers)
 
@@ -226,10 +226,10 @@ class KerasHooks(Hooks):
         self._has_step = False
         self.list.on_epoch_begin(self.number)
 
-    def end_batch(self, number: int, figures: dict[str, Any]) -> None:
-        """Call the hooks after a batch of training."""
+    def end_batch(self, number: int, metrics: dict[str, Any]) -> None:
+        """Run callbacks after a training batch."""
         self._has_step = True
-        self.list.on_train_batch_end(number, figures)
+        self.list.on_train_batch_end(number, metrics)
 
     def end_epoch(self, entry: dict[str, Any], is_whole: bool) -> dict[str, Any]:
         self.list.on_epoch_end(self.number, dict(entry["logs"]))
@@ -271,17 +271,17 @@ class KerasHooks(Hooks):
 def entry_of(
     state: TrainState, sums: dict[str, Any], logs: dict[str, Any], memory: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the figures of an epoch as they are kept.
+    """Build the history entry of an epoch.
 
     Parameters
     ----------
     state : TrainState
     sums : dict
-        Of :class:`~bigdl.training.metrics.EpochSums`, merged.
+        Merged :class:`~bigdl.training.metrics.EpochSums`.
     logs : dict
-        Of the model.
+        Metrics of the model.
     memory : sequence of int
-        The most bytes that each rank's process has had.
+        Peak memory of each rank's process in bytes.
     """
     return {
         **state.entry(),
@@ -294,9 +294,9 @@ def entry_of(
 
 @dataclass(eq=False)
 class KerasStep(WorkerStep):
-    """The ``train_step`` of a Keras model in one worker.
+    """Training step that calls the ``train_step`` of a Keras model in one worker.
 
-    A checkpoint holds the random state of every rank (also that of layers), its metrics of an
+    A checkpoint has the random state of every rank, including that of layers, its metrics of an
     unfinished epoch, and the callback counters of rank 0.
     """
 
@@ -312,9 +312,9 @@ class KerasStep(WorkerStep):
         self._initial_metrics = values_of(model.metrics_variables)
         self._epoch_steps = self.context.state.epoch_steps
         self._parts: Iterator[WorkerBatch] | None = None
-        self._logs: dict[str, Any] = {}  # of the last step
-        self._is_ended = False  # whether the epoch has no more rows
-        self._is_first = True  # no step of this fit has succeeded yet
+        self._logs: dict[str, Any] = {}  # logs of the last step
+        self._is_ended = False  # whether the rows of the epoch are exhausted
+        self._is_first = True  # whether no step of this fit has succeeded yet
 
     # -- an epoch ------------------------------------------------------------------------------
 
@@ -323,13 +323,16 @@ class KerasStep(WorkerStep):
         return self._is_ended or self.context.state.position.batch == self._epoch_steps
 
     def begin_epoch(self) -> None:
-        position, rest, data = self.context.state.position, self.context.state.rest, self.rows.data
+        state, data = self.context.state, self.rows.data
+        position, remaining = state.position, state.remaining
         if not position.batch:
             self.model.reset_metrics()
         self._logs, self._is_ended = {}, False
         if not self.context.settings.steps_per_epoch:
-            self._epoch_steps = data.steps_of_pass(rest, position.epoch)
-            self._parts = data.parts(position.epoch, position.batch, wrap=False, rest=rest)
+            self._epoch_steps = data.steps_of_pass(remaining, position.epoch)
+            self._parts = data.parts(
+                position.epoch, position.batch, wrap=False, remaining=remaining
+            )
         elif self._parts is None:
             self._parts = data.parts(0, position.global_step, wrap=True)
 
@@ -356,7 +359,7 @@ class KerasStep(WorkerStep):
                 rows.assembly.check_order(error)
             raise
         self._is_first = False
-        figures = numbers_of(logs)
+        metrics = numbers_of(logs)
         step_s = time.perf_counter() - started
         position.batch += 1
         position.global_step += 1
@@ -368,19 +371,19 @@ class KerasStep(WorkerStep):
             forward_s=step_s,
             step_s=fetch_s + step_s,
         )
-        self.hooks.end_batch(number, figures)
+        self.hooks.end_batch(number, metrics)
         epochs, steps = state.stop_at.epochs or 0, self._epoch_steps or position.batch
-        self.context.worker.progress(**state.progress(epochs, steps, figures.get("loss")))
+        self.context.worker.progress(**state.progress(epochs, steps, metrics.get("loss")))
         return logs
 
     def end_epoch(self) -> dict[str, Any]:
         if self.is_done:
             self.running.merge()
         model, sync, rows = self.model, self.context.sync, self.rows
-        with kept_values(model.metrics_variables):  # the epoch may go on
+        with kept_values(model.metrics_variables):  # the epoch may continue
             seen = int(self.context.state.sums.rows)
             logs = metrics_of(model, self._logs, seen, sync, self._initial_metrics)
-            # an epoch has rows
+            # not None, since an epoch has rows
             sums = cast("dict[str, Any]", self.context.state.sums.all_reduce(sync))
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             peaks = [int(row[0]) for row in sync.all_gather([float(peak)])]
@@ -399,10 +402,10 @@ class KerasStep(WorkerStep):
             settings.num_steps,
         )
         with self.running.merged():
-            figures = evaluate_batches(
+            metrics = evaluate_batches(
                 self.model, self.steps, batches, sync, self.hooks.list, self._tables
             )
-        return {f"val_{name}": value for name, value in figures.items()}
+        return {f"val_{name}": value for name, value in metrics.items()}
 
     # -- the state -----------------------------------------------------------------------------
 
@@ -451,13 +454,13 @@ class KerasStep(WorkerStep):
 
 
 class WorkerRows:
-    """The rows of one worker, and how they become batches of a model.
+    """Training and validation rows of one worker, and their conversion to batches.
 
     Parameters
     ----------
     context : FitContext
     model : keras.Model
-        Gets its variables.
+        Model whose variables are built here.
     open_shard : callable
         ``open_shard(shard)`` returns the rows of a shard.
 
@@ -496,22 +499,21 @@ class WorkerRows:
 
 
 class KerasFit:
-    """A Keras fit in one worker, put together from its parts.
+    """Keras fit in one worker, assembled from its components.
 
     Parameters
     ----------
     worker : Worker
     sync : GradientSync
     parts : KerasParts
-        Or what else has ``build(training=True)``.
+        Any object with ``build(training=True)``.
     settings : KerasFitSettings
     callbacks : sequence of keras.callbacks.Callback
     config : dict
     open_shard : callable, optional
-        ``open_shard(shard, model)`` returns the rows of a shard that is read in another way.
+        ``open_shard(shard, model)`` returns the rows of a shard; replaces the default reader.
     open_callbacks : callable, optional
-        Returns the callbacks of this process, like :class:`WorkerCallbacks`, if one process calls
-        those of all.
+        Replaces :class:`WorkerCallbacks`, such as for callbacks that run on one rank for all.
 
     Attributes
     ----------
@@ -537,9 +539,9 @@ class KerasFit:
         rank, self.state = sync.rank, TrainState(settings.stop_at)
         context = FitContext(settings, self.state, worker, sync)
 
-        # creators run under one seed, so that all ranks start from the same weights
+        # creators run under one seed, so that all ranks start with the same weights
         seed_keras(settings.seed)
-        # rows of tables need a folder to be written to
+        # sharded tables need a folder for their rows
         with table_placement(None if settings.run_url is None else TablePlacement.of(worker)):
             self.model = model = parts.build(training=True)
         check_optimizer(model)
@@ -551,7 +553,7 @@ class KerasFit:
             lambda text: context.warn(text, "loss"),
         )
         writer = start(worker, sync)
-        seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
+        seed_keras(settings.seed)  # a dataset shuffles alike on all ranks
 
         def rows_of(shard: Any) -> Rows:
             if open_shard is not None:
@@ -575,11 +577,11 @@ class KerasFit:
 
 
 def _check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse what sharded embeddings do not go with."""
+    """Raise an error for callbacks that sharded embeddings do not support."""
     if any(getattr(c, "restore_best_weights", False) for c in callbacks):
         raise UsageError(
-            "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
-            "rows are on all workers; leave it out, and load a checkpoint of model_dir",
+            "restore_best_weights of a callback is not supported with a ShardedEmbedding, whose "
+            "rows are on all workers; remove it, and load a checkpoint of model_dir",
             code="argument-conflict",
             argument="restore_best_weights",
         )
@@ -596,14 +598,14 @@ def evaluate_batches(
     callbacks: Any,
     tables: ModelTables | None,
 ) -> dict[str, float]:
-    """Return the figures of a model over the batches of all workers; a collective.
+    """Evaluate a model on the batches of all workers and return its metrics; a collective.
 
     Parameters
     ----------
     model : keras.Model
     steps : Steps or WorkerSteps
     batches : iterable of (batch, rows)
-        Of this worker.
+        Batches of this worker.
     sync : GradientSync
     callbacks : keras.callbacks.CallbackList
     tables : ModelTables or None
@@ -622,25 +624,25 @@ def evaluate_batches(
         callbacks.on_test_batch_end(index, numbers_of(logs))
     if tables is not None:
         tables.finish()
-    figures = metrics_of(model, logs, rows, sync, initial)
-    callbacks.on_test_end(figures)
-    return figures
+    metrics = metrics_of(model, logs, rows, sync, initial)
+    callbacks.on_test_end(metrics)
+    return metrics
 
 
 def metrics_of(
     model: Any, logs: dict[str, Any], rows: int, sync: GradientSync, initial: list[Any]
 ) -> dict[str, float]:
-    """Return the figures of an epoch, merged over the workers; a collective.
+    """Return the metrics of an epoch or evaluation, merged over the workers; a collective.
 
-    Where a step returns figures other than the model's metrics, their means are returned.
+    If a step returns values other than the model's metrics, their means are returned.
 
     Parameters
     ----------
     model : keras.Model
     logs : dict
-        What the last step of this worker returned.
+        Logs of this worker's last step.
     rows : int
-        That this worker has seen.
+        Number of rows that this worker has seen.
     sync : GradientSync
     initial : list of tensor
         See :func:`merge_metrics`.
@@ -650,8 +652,8 @@ def metrics_of(
     names: list[str] = next((each for each in all_gather_json(sync, sorted(logs)) if each), [])
     if not names or set(names) <= set(metrics):
         return metrics
-    figures = numbers_of(logs)
-    everyone = sync.all_gather([float(rows), *(figures.get(name, 0.0) for name in names)])
+    values = numbers_of(logs)
+    everyone = sync.all_gather([float(rows), *(values.get(name, 0.0) for name in names)])
     total = sum(row[0] for row in everyone) or 1.0
     return {
         name: sum(row[0] * row[1 + i] for row in everyone) / total for i, name in enumerate(names)
@@ -659,7 +661,7 @@ def metrics_of(
 
 
 def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures as Python numbers (or lists of them)."""
+    """Convert metrics to Python numbers, or lists of them."""
 
     def number(value: Any) -> Any:
         array = array_of(value)
@@ -670,7 +672,7 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class KerasEvaluateProgram(KerasProgram):
-    """An evaluation, as shipped to the workers."""
+    """Program of a Keras evaluation."""
 
     settings: KerasEvaluationSettings
     seed: int

@@ -1,19 +1,18 @@
-"""Steps that all workers make together: gradients meet between ``backward`` and the optimizer.
+"""Data-parallel training steps of Keras, whose gradients are all-reduced before the optimizer.
 
 ``optimizer.apply`` of a compiled model first replaces every gradient by the sum over the ranks of
-``weight * gradient``.  So clipping, accumulation, loss scaling and averages of the weights, which
-Keras does in ``apply``, see the gradients of the whole batch, and a model with a training step of
-its own needs no change.  (``tf.distribute`` cannot do this: ``fit`` of Keras 3 fails under
-``MultiWorkerMirroredStrategy``.)
+``weight * gradient``.  So clipping, accumulation, loss scaling and weight averages, which Keras
+does in ``apply``, use the gradients of the global batch, and a custom step needs no change.
+(``tf.distribute`` cannot do this: ``fit`` of Keras 3 fails under ``MultiWorkerMirroredStrategy``.)
 
-With TensorFlow it is a ``tf.numpy_function`` inside the graph of the training step, with JAX an
-``io_callback`` inside the compiled step. They call the GradientSync that PyTorch uses, too, with
-the memory of the gradients, which is copied once, into the buckets that travel.
+With TensorFlow the all-reduce is a ``tf.numpy_function`` inside the graph of the training step,
+with JAX an ``io_callback`` inside the compiled step.  Both use the same GradientSync as PyTorch.
+The gradients are copied once, into the buckets that are sent.
 
-``keras.layers.BatchNormalization(synchronized=True)``, which Keras has for TensorFlow, asks
-``tf.distribute`` for the moments of all replicas, and a worker is one replica to it.  Here such a
-layer sends its row count and its sums to the other workers inside the graph of the training step,
-and so do the gradients on their way back through them.  N workers normalize as one process does.
+``keras.layers.BatchNormalization(synchronized=True)`` (TensorFlow only) requests the moments of all
+replicas from ``tf.distribute``, which sees each worker as the only replica.  Here such a layer
+all-reduces its row count and sums inside the graph of the training step, and the backward pass
+all-reduces their gradients.  So N workers normalize as one process does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -57,24 +56,24 @@ _SUMMED = ("float32", "float64")  # others are widen_texts first
 
 
 class WorkerSteps:
-    """The steps of one worker's model, of which training steps are made by all workers together.
+    """Steps of one worker's model; training steps are collectives.
 
     Parameters
     ----------
     model : keras.Model
-        Compiled.
+        A compiled model.
     sync : GradientSync
     batch_rows : int
         See :class:`GradientReducer`.
     loss_weight : callable or str, optional
-        Of the Estimator.
+        Argument of the Estimator.
     warn : callable, optional
-        Called with a text when the parts of a batch cannot be weighted as in one process.
+        Called with a message if the parts of a batch cannot be weighted exactly.
 
     Attributes
     ----------
     running : RunningWeights
-        What layers change besides the trained weights.
+        Weights that layers change without training.
     tables : ModelTables or None
         The sharded embeddings of the model.
     """
@@ -96,11 +95,11 @@ class WorkerSteps:
         self._reducer = GradientReducer(sync, batch_rows)
 
     def attach(self) -> None:
-        """Let the optimizers of the model, whose variables are there now, ask all workers."""
+        """Make the built model's optimizers all-reduce gradients."""
         model = self._model
         if self._sync.world_size > 1:
             self._loss.check_sum()
-        if self._sync.rank:  # random layers of the other ranks draw other numbers
+        if self._sync.rank:  # random layers draw different numbers on each rank
             for variable in seed_states(model):
                 entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
                 drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
@@ -118,7 +117,7 @@ class WorkerSteps:
     def train(
         self, batch: tuple[Any, ...] | None, rows: int, total: int, zero_row: tuple[Any, ...]
     ) -> dict[str, Any]:
-        """Make a step; a collective.
+        """Make a training step; a collective.
 
         Parameters
         ----------
@@ -127,12 +126,12 @@ class WorkerSteps:
         rows, total : int
             Rows of `batch`, and of the parts of all workers.
         zero_row : tuple
-            A batch of one row, with which a worker without rows takes part; it weighs nothing.
+            A batch of one row of weight 0, with which a worker without rows takes part.
 
         Returns
         -------
         dict
-            What the step of the model returned; nothing without rows.
+            Logs of the model's step; empty without rows.
         """
         reducer = self._reducer
         reducer.weight, reducer.has_rows = self._weight(batch, rows, total), bool(rows)
@@ -140,10 +139,10 @@ class WorkerSteps:
         if self.tables is not None:
             self.tables.begin(is_training=bool(rows))
         try:
-            mine = cast("tuple[Any, ...]", batch)  # None only without rows
-            logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
+            rank_batch = cast("tuple[Any, ...]", batch)  # None only without rows
+            logs = self._steps.train(rank_batch) if rows else self._train_without_rows(zero_row)
         except Exception:
-            self._check()  # the backend has made another exception of it
+            self._check()  # the backend wraps the original error
             raise
         finally:
             reducer.is_active = False
@@ -154,22 +153,22 @@ class WorkerSteps:
         return logs
 
     def _check(self) -> None:
-        """Raise what went wrong inside the step."""
+        """Raise the errors that occurred inside the step."""
         if self.tables is not None:
             self.tables.errors.check()
         self._reducer.errors.check()
 
     def _weight(self, batch: tuple[Any, ...] | None, rows: int, total: int) -> float:
-        """Return the weight of this worker's loss in that of the whole batch."""
+        """Return the weight of this worker's loss in the loss of the global batch."""
         if self._sync.world_size == 1:
             return 1.0
         loss = self._loss
         if not loss.weights.is_known and loss.weights.is_due():
-            finding = ProbeResult("" if self.tables is None else ROWS)
+            result = ProbeResult("" if self.tables is None else ROWS)
             if batch is not None and rows and self.tables is None:
-                finding = loss.find(batch)
-            codes = [row[0] for row in self._sync.all_gather([finding.code])]
-            if loss.weights.settle(agreed(codes), finding.reason):
+                result = loss.find(batch)
+            codes = [row[0] for row in self._sync.all_gather([result.code])]
+            if loss.weights.settle(agreed(codes), result.reason):
                 self._warn(loss.sentence())
             loss.check_sum()
         if loss.is_sum:
@@ -187,26 +186,26 @@ class WorkerSteps:
 
 
 class GradientReducer:
-    """Gives the optimizers of one worker the gradients of all.
+    """All-reduce of gradients before an optimizer applies them.
 
     Parameters
     ----------
     sync : GradientSync
     batch_rows : int
-        Rows of a global batch: a table of far more rows keeps the gradients of an embedding sparse.
+        Rows of a global batch; a table with far more rows keeps its embedding gradients sparse.
 
     Attributes
     ----------
     weight : float
-        Of this rank's loss in that of the batch; 0 for a rank that takes part with zeros.
+        Weight of this rank's loss in the loss of the batch; 0 for a rank without rows.
     has_rows : bool
-        Whether this rank's rows are rows of the batch, and not made up to take part.
+        Whether this rank has rows of the batch, instead of a row of zeros.
     is_active : bool
-        False while others than the loop train the model, e.g. a callback: they do so alone.
+        False outside the training loop: a callback that trains the model does not all-reduce.
     end_forward : callable
-        Called before gradients meet.
+        Called before gradients are all-reduced.
     errors : StepErrors
-        Of the sums inside a graph.
+        Errors of all-reduces inside a graph.
     """
 
     def __init__(self, sync: GradientSync, batch_rows: int):
@@ -218,19 +217,19 @@ class GradientReducer:
         self.errors = StepErrors()
 
     def attach(self, model: Any, others: Sequence[Any] = ()) -> None:
-        """Let the optimizers of a model, and others, reduce gradients before they apply them.
+        """Make the optimizers of a model, and others, all-reduce gradients.
 
-        Layers that want the moments of the whole batch get them, too.
+        Synchronized BatchNormalization layers all-reduce their moments, too.
         """
         backend = keras.backend.backend()
         if self._sync.world_size == 1:
             for optimizer in [*optimizers_of(model), *others] if backend == "tensorflow" else ():
                 object.__setattr__(optimizer, "apply", partial(self._apply, optimizer, _coalesced))
             return
-        # instances keep their classes, so a file of the model tells nothing of this
+        # patch instances, not classes, so that saved models are unaffected
         for optimizer in [*optimizers_of(model), *others]:
             if backend == "jax":
-                # one that scales the loss looks at the gradients before it calls its ``apply``
+                # a loss-scaling optimizer reads the gradients before it calls ``apply``
                 apply = partial(self._stateless_apply, optimizer)
                 object.__setattr__(optimizer, "stateless_apply", apply)
             else:
@@ -246,7 +245,7 @@ class GradientReducer:
         grads: Iterable[Any],
         trainable_variables: Sequence[Any] | None = None,
     ) -> Any:
-        """Stand for ``apply`` of an optimizer."""
+        """All-reduce the gradients, then call the optimizer's ``apply``."""
         grads = list(grads)
         if not grads:
             return None
@@ -262,7 +261,7 @@ class GradientReducer:
         grads: Iterable[Any],
         trainable_variables: Sequence[Any],
     ) -> Any:
-        """Stand for ``stateless_apply`` of an optimizer."""
+        """All-reduce the gradients, then call the optimizer's ``stateless_apply``."""
         grads = self._in_step(list(grads), list(trainable_variables))
         return type(optimizer).stateless_apply(
             optimizer, optimizer_variables, grads, trainable_variables
@@ -295,62 +294,63 @@ class GradientReducer:
         indices = [tf.cast(gradients[i].indices, tf.int64) for i in tables]
         sent = [*(_wide(tf.convert_to_tensor(gradients[i])) for i in dense), *values, *indices]
         shapes = [tuple(variables[i].shape) for i in tables]
-        kinds = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
+        specs = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
 
         def reduce(*arrays: np.ndarray) -> Any:
-            return self.errors.raising(self._sum_of_all, kinds, arrays)
+            return self.errors.raising(self._sum_of_all, specs, arrays)
 
-        back = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
-        pieces, out = iter(back if isinstance(back, list | tuple) else [back]), list(gradients)
+        received = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
+        is_list = isinstance(received, list | tuple)
+        pieces, out = iter(received if is_list else [received]), list(gradients)
         for i in dense:
             total = next(pieces)
             total.set_shape(variables[i].shape)
             out[i] = tf.cast(total, gradients[i].dtype)
-        rows, places = [next(pieces) for _ in tables], [next(pieces) for _ in tables]
-        for i, shape, row, place in zip(tables, shapes, rows, places, strict=True):
+        rows, indices = [next(pieces) for _ in tables], [next(pieces) for _ in tables]
+        for i, shape, row, index in zip(tables, shapes, rows, indices, strict=True):
             row.set_shape((None, *shape[1:]))
-            place.set_shape((None,))
+            index.set_shape((None,))
             row = tf.cast(row, gradients[i].dtype)
-            out[i] = tf.IndexedSlices(row, place, tf.constant(shape, tf.int64))
+            out[i] = tf.IndexedSlices(row, index, tf.constant(shape, tf.int64))
         return out
 
     def _sum_of_all(
-        self, kinds: Sequence[tuple[Any, ...]], arrays: Sequence[np.ndarray]
+        self, specs: Sequence[tuple[Any, ...]], arrays: Sequence[np.ndarray]
     ) -> list[Any]:
-        """Return the sums of what a graph has sent: gradients, then values and indices of rows."""
+        """Sum the arrays that a graph sent: dense gradients, then sparse ones."""
         self.end_forward()
-        first = len(arrays) - 2 * len(kinds)
+        first = len(arrays) - 2 * len(specs)
         dense = [np.asarray(array) for array in arrays[:first]]
         sums = self._sync.sum_arrays(dense, self.weight) if dense else []
-        if not kinds:
+        if not specs:
             return sums
-        values, indices = arrays[first : first + len(kinds)], arrays[first + len(kinds) :]
-        rows, places = zip(*self._sum_of_rows(kinds, values, indices), strict=True)
-        return [*sums, *rows, *places]
+        values, indices = arrays[first : first + len(specs)], arrays[first + len(specs) :]
+        rows, row_indices = zip(*self._sum_of_rows(specs, values, indices), strict=True)
+        return [*sums, *rows, *row_indices]
 
     def _sum_of_rows(
         self,
-        kinds: Sequence[tuple[Any, ...]],
+        specs: Sequence[tuple[Any, ...]],
         all_values: Sequence[np.ndarray],
         all_indices: Sequence[np.ndarray],
     ) -> list[tuple[Any, ...]]:
-        """Return values and indices of the rows of each table that any rank has."""
-        key = tuple(kinds)
+        """Return values and indices of each table's summed sparse gradient."""
+        key = tuple(specs)
         if key not in self._tables:  # the same objects each time: the sync keeps buffers for them
-            # in the place of the tables: of their shapes and dtypes, in the memory of one element
+            # placeholders with the tables' shapes and dtypes, in the memory of one element
             self._tables[key] = [
-                torch.zeros(1, dtype=getattr(torch, dtype)).expand(shape) for shape, dtype in kinds
+                torch.zeros(1, dtype=getattr(torch, dtype)).expand(shape) for shape, dtype in specs
             ]
         parts = self._tables[key]
         for part, values, indices in zip(parts, all_values, all_indices, strict=True):
-            # copied: the memory is TensorFlow's, and the sum is written to it
+            # copied, since the memory is TensorFlow's and the sum is written in place
             rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
-            places = torch.from_numpy(indices.copy()).reshape(1, -1)
-            part.grad = torch.sparse_coo_tensor(places, rows, part.shape, check_invariants=False)
+            index = torch.from_numpy(indices.copy()).reshape(1, -1)
+            part.grad = torch.sparse_coo_tensor(index, rows, part.shape, check_invariants=False)
         self._sync.all_reduce_gradients(parts, self.weight, parts)
         out = []
         for part in parts:
-            if part.grad is None:  # the rows of all ranks weigh nothing
+            if part.grad is None:  # the rows of all ranks have weight 0
                 part.grad = torch.zeros_like(part)
             summed = part.grad.to_sparse(1).coalesce()
             out.append((summed.values().numpy(), summed.indices()[0].numpy()))
@@ -364,17 +364,17 @@ class GradientReducer:
         from jax.experimental import io_callback
 
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        kinds = [gradients[i].dtype.name for i in present]
+        dtypes = [gradients[i].dtype.name for i in present]
         sent = [
-            gradients[i] if kind in _SUMMED else keras.ops.cast(gradients[i], "float32")
-            for i, kind in zip(present, kinds, strict=True)
+            gradients[i] if dtype in _SUMMED else keras.ops.cast(gradients[i], "float32")
+            for i, dtype in zip(present, dtypes, strict=True)
         ]
         forms = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent]
-        # ordered: a step with two optimizers meets the others in the same order on all ranks
-        back = io_callback(self._sum_or_zeros, forms, *sent, ordered=True)
+        # ordered: a step with two optimizers makes its all-reduces in the same order on all ranks
+        received = io_callback(self._sum_or_zeros, forms, *sent, ordered=True)
         out = list(gradients)
-        for i, kind, value in zip(present, kinds, back, strict=True):
-            out[i] = keras.ops.cast(value, kind)
+        for i, dtype, value in zip(present, dtypes, received, strict=True):
+            out[i] = keras.ops.cast(value, dtype)
         return out
 
     def _sum_or_zeros(self, *arrays: Any) -> Any:
@@ -392,19 +392,19 @@ class GradientReducer:
     # -- moments of BatchNormalization -------------------------------------------------------------
 
     def _moments(self, layer: Any, inputs: Any, mask: Any) -> tuple[Any, ...]:
-        """Mean and variance of a layer's inputs on all workers."""
+        """Compute mean and variance of a layer's inputs over all workers."""
         if mask is None:
             mean, variance = keras.ops.moments(inputs, axes=layer._reduction_axes)
             count = tf.size(inputs) / tf.size(mean)
         else:
             mean, variance = type(layer)._moments(layer, inputs, mask)
             count = tf.reduce_sum(tf.cast(mask, tf.float64))
-        # sums of squares would cancel in the layer's own precision
+        # sums of squares would cancel in the layer's precision
         count = tf.reshape(tf.cast(count, tf.float64), (1,))
-        own_mean = tf.reshape(tf.cast(mean, tf.float64), (-1,))
-        own_square = tf.reshape(tf.cast(variance, tf.float64), (-1,)) + own_mean**2
-        sums = self._summed_moments(tf.concat([count, count * own_mean, count * own_square], 0))
-        count, *sums = tf.split(sums, [1, tf.size(own_mean), tf.size(own_mean)])
+        local_mean = tf.reshape(tf.cast(mean, tf.float64), (-1,))
+        local_square = tf.reshape(tf.cast(variance, tf.float64), (-1,)) + local_mean**2
+        sums = self._summed_moments(tf.concat([count, count * local_mean, count * local_square], 0))
+        count, *sums = tf.split(sums, [1, tf.size(local_mean), tf.size(local_mean)])
         both_mean, both_square = (each / count for each in sums)
         both_variance = tf.maximum(both_square - both_mean**2, 0)
         return tuple(
@@ -413,7 +413,7 @@ class GradientReducer:
         )
 
     def _summed_moments(self, values: Any) -> Any:
-        """The sum over all workers, with its gradient."""
+        """Sum values over all workers, with a gradient."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def summed(values: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -430,45 +430,45 @@ class GradientReducer:
         return self.errors.raising(self._sync.sum_arrays, [values], float(self.has_rows))[0]
 
     def _backward(self, gradient: np.ndarray) -> Any:
-        """Return the gradient of the batch's loss, as this worker's before it is weighted."""
+        """Return the gradient of the global loss, divided by this worker's weight."""
         weight = self.weight if self.has_rows else 0.0
         total = self.errors.raising(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
 
 
 def _coalesced(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return gradients that have each row once, as the sum over several workers has it.
+    """Sum the duplicate rows of sparse gradients, as an all-reduce does.
 
-    Optimizers of Keras that square a gradient would take an id that stands in a batch twice for two
-    rows.
+    Keras optimizers that square a gradient would treat a repeated id in a batch as two rows.
     """
     out = list(gradients)
     for i, gradient in enumerate(gradients):
         if isinstance(gradient, tf.IndexedSlices):
-            places, numbers = tf.unique(gradient.indices)
-            values = tf.math.unsorted_segment_sum(gradient.values, numbers, tf.size(places))
-            out[i] = tf.IndexedSlices(values, places, gradient.dense_shape)
+            indices, segments = tf.unique(gradient.indices)
+            values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.size(indices))
+            out[i] = tf.IndexedSlices(values, indices, gradient.dense_shape)
     return out
 
 
 def _wide(tensor: Any) -> Any:
-    """In a dtype that gradients are summed in."""
+    """Cast a tensor to a dtype in which gradients are summed."""
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
 
 class KerasLoss:
-    """Weights of the parts of a batch in the loss of a compiled model.
+    """Weights of the workers' parts of a batch in the loss of a compiled model.
 
-    The losses of Keras are known: means over the rows, sums, or means over the weights of rows or
-    the labels that ``ignore_class`` leaves. Others, and those of models whose layers make masks,
-    are compared with the losses of parts of the first batches.
+    Keras losses are known: means over the rows, sums, or means over the sample weights or over the
+    labels that are not ``ignore_class``. Other losses, and those of models with mask layers, are
+    probed with parts of the first batches.
 
     Parameters
     ----------
     model : keras.Model
-        Compiled.
+        A compiled model.
     loss_weight : callable or str, optional
-        ``loss_weight(x, y)``: what the loss of these rows is divided by; ``"rows"`` or ``"sum"``.
+        ``loss_weight(x, y)`` returns the divisor of the loss of these rows; or ``"rows"`` or
+        ``"sum"``.
 
     Attributes
     ----------
@@ -477,11 +477,11 @@ class KerasLoss:
     Raises
     ------
     UsageError
-        For losses that are divided by different things, or left undivided in rows.
+        If the losses have different divisors, or one is not reduced.
     """
 
     def __init__(self, model: Any, loss_weight: Any = None):
-        self._model, self._given = model, loss_weight if callable(loss_weight) else None
+        self._model, self._loss_weight = model, loss_weight if callable(loss_weight) else None
         losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
         self._ignored = [getattr(loss, "ignore_class", None) for loss in losses]
         self._divisor = _loss_divisor(losses, self._ignored)
@@ -490,26 +490,28 @@ class KerasLoss:
         if any(map(_is_unknown, losses)) or (not is_sum and _masks(model)):
             known = ""
         if type(model).train_step is not keras.Model.train_step:
-            known = known or ROWS  # which makes of its loss what it likes
+            known = known or ROWS  # a custom step may use its loss freely
         self.weights = LossWeights(known, loss_weight)
 
     @property
     def is_sum(self) -> bool:
-        """True if the loss adds up over the rows."""
+        """True if the loss is a sum over the rows."""
         return self.weights.is_sum
 
     @property
     def is_uneven(self) -> bool:
-        """True if a part of a batch may count something else than its rows."""
-        return self._given is not None or (not self.weights.is_sum and self._divisor != "rows")
+        """True if the divisor of a part's loss may differ from its number of rows."""
+        return self._loss_weight is not None or (
+            not self.weights.is_sum and self._divisor != "rows"
+        )
 
     def count(self, batch: Any, rows: int) -> float:
-        """Return what the loss of a batch is divided by."""
-        if not isinstance(batch, tuple):  # of a training step of the user's own
+        """Return the divisor of the loss of a batch."""
+        if not isinstance(batch, tuple):  # of a custom training step
             return float(rows)
         x, y, weights = (*batch, None, None)[:3]
-        if self._given is not None:
-            return float(self._given(x, y))
+        if self._loss_weight is not None:
+            return float(self._loss_weight(x, y))
         kept = np.ones(rows)
         if self._divisor == "labels":
             labels = np.asarray(y)
@@ -519,16 +521,16 @@ class KerasLoss:
         return float(kept.sum()) if self.is_uneven else float(rows)
 
     def check_sum(self) -> None:
-        """Refuse a sum beside regularization."""
+        """Raise an error for a summed loss with regularization."""
         if self.is_sum and self._model.losses:
             raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "A loss with reduction='sum' does not support regularization, which every worker "
                 "would add; use reduction='sum_over_batch_size'",
                 code="loss-unsupported",
             )
 
     def find(self, batch: tuple[Any, ...]) -> ProbeResult:
-        """Compare the loss of a batch with those of parts of it; the model stays as it is."""
+        """Probe the loss with parts of a batch, without changing the model."""
         model = self._model
         if model.optimizer is None or not isinstance(batch, tuple):
             return ProbeResult(ROWS)
@@ -551,23 +553,23 @@ class KerasLoss:
             return probe_parts(part_of, rows)
 
     def sentence(self) -> str:
-        """Return what the user is told of a loss whose parts nobody can weigh."""
+        """Return the warning for a loss whose parts cannot be weighted exactly."""
         name, what = f"The loss of {self._model.name}", self.weights.reason
         if _masks(self._model):
-            what += "; a mask of its layers may decide what counts"
+            what += "; a mask of its layers may exclude elements"
         return (
-            f"{name} is no mean and no sum over the rows of a batch: {what}. So workers do not "
-            "give what one process gives with the whole batch; each counts by its rows. Pass "
-            "loss_weight= to Estimator.from_keras, a function (x, y) that returns what the loss of "
-            'these rows is divided by; loss_weight="rows" says that it is meant so'
+            f"{name} is no mean and no sum over the rows of a batch: {what}. So the result differs "
+            "from that of one process with the whole batch; workers are weighted by their rows. "
+            "Pass loss_weight= to Estimator.from_keras, a function (x, y) that returns the divisor "
+            'of the loss of these rows; loss_weight="rows" accepts the weights by rows'
         )
 
 
 def _is_unknown(loss: Any) -> bool:
-    """Return True for a loss that is not of Keras."""
+    """Return True for a loss that Keras does not define."""
     if isinstance(loss, str | dict):
         return False
-    function = getattr(loss, "fn", loss)  # of a function that Keras has wrapped
+    function = getattr(loss, "fn", loss)  # the function that Keras wrapped
     name = getattr(function, "__module__", None) or ""
     if function is loss and not callable(getattr(loss, "get_config", None)):
         return not name.startswith("keras.")
@@ -575,7 +577,7 @@ def _is_unknown(loss: Any) -> bool:
 
 
 def _masks(model: Any) -> bool:
-    """Return True if a layer of the model makes a mask."""
+    """Return True if a layer of the model creates a mask."""
     return any(
         getattr(layer, "mask_zero", False) or type(layer).__name__ == "Masking"
         for layer in model._flatten_layers()
@@ -583,7 +585,7 @@ def _masks(model: Any) -> bool:
 
 
 def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
-    """Return what the loss of a batch is divided by: ``"rows"``, ``"weights"``, ..."""
+    """Return what divides a batch's loss: ``"rows"``, ``"labels"``, ``"weights"`` or ``"none"``."""
     divisors = set()
     for loss, label in zip(losses, ignored, strict=True):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
@@ -593,19 +595,19 @@ def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
                 "'sum_over_batch_size' or 'sum'",
                 code="loss-unsupported",
             )
-        kind = {"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows")
-        divisors.add("labels" if kind == "rows" and label is not None else kind)
+        divisor = {"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows")
+        divisors.add("labels" if divisor == "rows" and label is not None else divisor)
     if len(divisors) > 1 or (divisors == {"labels"} and len(losses) > 1):
         raise UsageError(
             "The losses of the outputs have different reductions, or ignore classes, which workers "
-            "cannot weight exactly; give all of them the same, without ignore_class",
+            "cannot weight exactly; use the same reduction for all, without ignore_class",
             code="loss-unsupported",
         )
     return divisors.pop() if divisors else "rows"
 
 
 def check_optimizer(model: Any) -> None:
-    """Refuse a model without an optimizer, unless a training step of the user's does without."""
+    """Raise an error for a model without an optimizer, unless it overrides ``train_step``."""
     if model.optimizer is None and type(model).train_step is keras.Model.train_step:
         raise UsageError(
             "fit needs an optimizer; pass it to model.compile",

@@ -1,6 +1,6 @@
-"""The state of a Keras model: taken, merged over the workers, stored and restored.
+"""State of a Keras model: capture, merge over workers, serialization and restore.
 
-Files load by torch with ``weights_only=True``.
+Files load with ``torch.load(..., weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ keras = LazyModule("keras", "tf")
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Return a variable or tensor of any backend, or a number, as an array."""
-    value = getattr(value, "value", value)  # of a variable of Keras
+    """Convert a variable or tensor of any backend, or a number, to an array."""
+    value = getattr(value, "value", value)  # of a Keras variable
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
 
 
 def tensor_of(variable: Any) -> torch.Tensor:
-    """Return a copy of a variable as a tensor of torch, on the CPU."""
+    """Copy a variable to a torch tensor on the CPU."""
     array = np.array(array_of(variable))
-    if array.dtype.name == "bfloat16":  # numpy has no such type of its own
+    if array.dtype.name == "bfloat16":  # NumPy has no such dtype
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -47,26 +47,26 @@ def to_variable(variable: Any, tensor: torch.Tensor) -> None:
 
 
 def values_of(variables: Iterable[Any]) -> list[torch.Tensor]:
-    """Return copies of variables as tensors of torch, on the CPU."""
+    """Copy variables to torch tensors on the CPU."""
     return [tensor_of(variable) for variable in variables]
 
 
 def set_values(variables: Iterable[Any], values: Iterable[Any]) -> None:
-    """Set variables to what :func:`values_of` gave."""
+    """Set variables to values of :func:`values_of`."""
     for variable, value in zip(variables, values, strict=True):
         to_variable(variable, value)
 
 
 @contextlib.contextmanager
 def kept_values(variables: list[Any]) -> Iterator[None]:
-    """Leave variables as they were before the block."""
+    """Restore the variables after the block."""
     before = values_of(variables)
     yield
     set_values(variables, before)
 
 
 def growing_layers(model: Any) -> dict[int, Any]:
-    """Return the layers whose rows are no variables and all here, by number.
+    """Return the layers with a growing table in this process, by the index of their weight.
 
     See :class:`bigdl.orca.keras.GrowingEmbedding`.
     """
@@ -75,7 +75,7 @@ def growing_layers(model: Any) -> dict[int, Any]:
 
 
 def dump_weights(model: Any) -> bytes:
-    """Return the weights of a model, in its own order."""
+    """Serialize the weights of a model, in the order of ``model.weights``."""
     state: dict[str, Any] = {"weights": values_of(model.weights)}
     layers = growing_layers(model)
     if layers:
@@ -84,12 +84,12 @@ def dump_weights(model: Any) -> bytes:
 
 
 def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
-    """Load what :func:`dump_weights` gave into a model that has its variables.
+    """Load weights of :func:`dump_weights` into a model that is built.
 
     Raises
     ------
     UsageError
-        If they are those of another model.
+        If the shapes do not fit the model.
     """
     state = loads(data)
     _put(model.weights, state["weights"], what, "model")
@@ -100,17 +100,16 @@ def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the compiled optimizer, and those that a model holds for its own training step."""
+    """Return the compiled optimizer, and optimizers that the model has as attributes."""
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
     return list(kept.values())
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """Return the class of an optimizer, with that of its schedule if it has one.
+    """Return the class name of an optimizer, including that of its schedule.
 
-    A learning rate that is a number, of which the state of the optimizer holds the value, has no
-    name.
+    A constant learning rate is part of the optimizer's state and has no name.
     """
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
     if inner is not None:
@@ -125,14 +124,14 @@ _SLOTS = ("use_ema", "momentum", "amsgrad", "centered", "gradient_accumulation_s
 
 
 def _slots_of(optimizer: Any) -> list[str]:
-    """Return the options of an optimizer that are on and decide what values its state has."""
+    """Return the enabled options of an optimizer that determine which state it has."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     values = {name: getattr(optimizer, name, None) for name in _SLOTS}
     return [name for name, value in values.items() if isinstance(value, numbers.Number) and value]
 
 
 def dump_optimizers(model: Any) -> bytes:
-    """Return the states of all optimizers of a model, and what they are of."""
+    """Serialize the states of all optimizers of a model, with their classes and options."""
     optimizers = optimizers_of(model)
     states = [values_of(optimizer.variables) for optimizer in optimizers]
     names, slots = (list(map(f, optimizers)) for f in (optimizer_name, _slots_of))
@@ -140,54 +139,54 @@ def dump_optimizers(model: Any) -> bytes:
 
 
 def put_optimizers(model: Any, data: bytes) -> None:
-    """Load what :func:`dump_optimizers` gave into optimizers that have their variables.
+    """Load states of :func:`dump_optimizers` into optimizers that are built.
 
-    Of a table that lies in slices they have no rows; a whole one keeps what it has.
+    The states have no rows of sharded tables; a whole table keeps its current rows.
 
     Raises
     ------
     UsageError
-        If they are the states of optimizers of another class, of another schedule or model, or
-        of options with which they keep other values.
+        If the states belong to optimizers of another class, schedule or model, or with options
+        that need other state.
     """
     kept = loads(data)
     states, optimizers = kept["optimizers"], optimizers_of(model)
     # files of earlier versions have no names
     for optimizer, name in zip(optimizers, kept.get("names", ()), strict=False):
-        own = optimizer_name(optimizer)
-        if own != name:
+        current = optimizer_name(optimizer)
+        if current != name:
             raise UsageError(
-                f"The checkpoint has the state of the optimizer {name}, but the program makes "
-                f"{own}; go on with {name}, or take the weights alone: save_weights in a program "
-                f"with {name}, load_weights in this one, and fit without resume",
+                f"The checkpoint has the state of the optimizer {name}, but the program uses "
+                f"{current}; resume with {name}, or load only the weights: save_weights in a "
+                f"program with {name}, load_weights in this one, and fit without resume",
                 code="checkpoint-mismatch",
             )
     for optimizer, slots in zip(optimizers, kept.get("slots", ()), strict=False):
         other = [name for name in _SLOTS if (name in slots) != (name in _slots_of(optimizer))]
-        if other:  # the shapes may be the same: averages are no momentum
+        if other:  # equal shapes do not suffice: averages are no momentum
             one = other[0]
             has, lacks = ("checkpoint", "program") if one in slots else ("program", "checkpoint")
             raise UsageError(
                 f"The optimizer {optimizer_name(optimizer)} of the {has} has {one}, and that of "
-                f"the {lacks} has not, so they keep other values; go on with the options of the "
-                "checkpoint, or take the weights alone: load_weights, and fit without resume",
+                f"the {lacks} has not, so their states differ; resume with the options of the "
+                "checkpoint, or load only the weights: load_weights, and fit without resume",
                 code="checkpoint-mismatch",
             )
     if optimizers and states and len(optimizers) != len(states):
         raise UsageError(
             f"The checkpoint has the states of {len(states)} optimizers, but the model has "
-            f"{len(optimizers)}; go on with the program that wrote it, or take the weights alone: "
+            f"{len(optimizers)}; resume with the program that wrote it, or load only the weights: "
             "load_weights, and fit without resume",
             code="checkpoint-mismatch",
         )
     for optimizer, values in zip(optimizers, states, strict=False):
-        if len(values) == len(optimizer.variables):  # else it is said which one does not fit
+        if len(values) == len(optimizer.variables):  # else _put reports the first mismatch
             values = list(map(_of_size, optimizer.variables, values))
         _put(optimizer.variables, values, "optimizer's state", "optimizer")
 
 
 def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
-    """Return a stored value; what the variable has if one of both has no rows."""
+    """Return a stored value; the variable's current value if one of both has no rows."""
     shape, other = tuple(variable.shape), tuple(stored.shape)
     if shape[1:] == other[1:] and shape != other and shape and 0 in (shape[0], other[0]):
         return tensor_of(variable)
@@ -195,7 +194,7 @@ def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
 
 
 def share_state(model: Any, sync: Any) -> None:
-    """Give a model the weights and the optimizers' states of rank 0; a collective."""
+    """Broadcast weights and optimizer state from rank 0; a collective."""
     for dump, put in ((dump_weights, put_weights), (dump_optimizers, put_optimizers)):
         state = sync.broadcast(dump(model) if sync.rank == 0 else None)
         if sync.rank:
@@ -220,21 +219,21 @@ def _put(variables: Sequence[Any], values: Sequence[Any], what: str, whose: str)
 
 
 def seed_states(model: Any) -> list[Any]:
-    """Return the variables that the random layers of a model draw their numbers from."""
+    """Return the seed variables of a model's random layers."""
     weights = {id(weight) for weight in model.weights}
     return [v for v in model.variables if id(v) not in weights]
 
 
 def is_read_in_part(table: Any, batch_rows: int) -> bool:
-    """Return True if a batch of so many rows can only read few rows of a table.
+    """Return True if a batch of `batch_rows` rows can only read few rows of a table.
 
-    All workers know that, whichever rows they read.
+    All workers agree on this, whichever rows they read.
     """
     return bool(table.shape[0] > 2 * batch_rows)
 
 
 def form_of(batch: Any) -> Any:
-    """Return the structure, dtypes and shapes of a batch, JSON-able; see :func:`zeros_of`."""
+    """Return structure, dtypes and shapes of a batch as JSON-able values, for :func:`zeros_of`."""
     if batch is None:
         return None
     if isinstance(batch, dict):
@@ -247,7 +246,7 @@ def form_of(batch: Any) -> Any:
 
 
 def zeros_of(form: Any) -> Any:
-    """Return a batch of zeros, or of empty texts, of a form that :func:`form_of` gave."""
+    """Build a batch of zeros or empty texts with the structure of :func:`form_of`."""
     if form is None:
         return None
     if "dict" in form:
@@ -257,11 +256,11 @@ def zeros_of(form: Any) -> Any:
     return np.zeros(form["shape"], form["dtype"])
 
 
-# -- what every worker makes from its own rows ---------------------------------------------------
+# -- state that depends on the rows of each worker ----------------------------------------------
 
 
 def synchronized_layers(model: Any) -> list[Any]:
-    """Return the layers of a model, at any depth, that want the moments of all workers."""
+    """Return the model's BatchNormalization layers with ``synchronized=True``, at any depth."""
     return [
         layer
         for layer in model._flatten_layers()
@@ -270,21 +269,21 @@ def synchronized_layers(model: Any) -> list[Any]:
 
 
 class RunningWeights(RunningState):
-    """The weights of a model that are not trained, such as the averages of BatchNormalization."""
+    """Non-trainable weights of a model, such as the averages of BatchNormalization."""
 
-    def own(self) -> list[Any]:
-        """Return a copy of this worker's."""
+    def values(self) -> list[Any]:
+        """Return copies of this worker's non-trainable weights."""
         return values_of(self._model.non_trainable_weights)
 
     def put(self, values: list[Any]) -> None:
-        """Set this worker's, e.g. to what :meth:`own` gave."""
+        """Set this worker's non-trainable weights, as returned by :meth:`values`."""
         set_values(self._model.non_trainable_weights, values)
 
 
 def changed_by_rows(model: Any) -> list[Any]:
-    """Return the metrics and running weights that a step changes by the worker's own rows.
+    """Return the metric and running-weight variables that depend on this worker's rows only.
 
-    Those of layers whose moments are of all workers are not among them.
+    Layers with synchronized moments are excluded.
     """
     shared = {id(v) for layer in synchronized_layers(model) for v in layer.non_trainable_variables}
     variables = [*model.metrics_variables, *model.non_trainable_variables]
@@ -292,17 +291,17 @@ def changed_by_rows(model: Any) -> list[Any]:
 
 
 def merge_metrics(model: Any, sync: Any, initial: list[Any]) -> None:
-    """Make the metrics of a model those of the rows of all workers; a collective.
+    """Merge the metric states of a model over all workers; a collective.
 
-    The state of a metric is what its rows add to the state that it has after ``reset_state``, so
-    the states of several workers add up.
+    A metric's rows add to its state after ``reset_state``, so the states of several workers add
+    up.
 
     Parameters
     ----------
     model : keras.Model
     sync : GradientSync
     initial : list of tensor
-        Of ``model.metrics_variables``, when they were reset.
+        Values of ``model.metrics_variables`` after their reset.
     """
     variables = model.metrics_variables
     if sync.world_size == 1 or not variables:

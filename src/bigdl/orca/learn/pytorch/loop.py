@@ -441,7 +441,7 @@ def sparse_parameters(model: torch.nn.Module) -> list:
 class Buffers(RunningState):
     """Buffers of a module, such as running means, merged over the workers."""
 
-    def own(self) -> list:
+    def values(self) -> list:
         """Return a copy of this worker's buffers."""
         return [buffer.clone() for buffer in self._model.buffers()]
 
@@ -614,7 +614,7 @@ class TorchRows:
     def open_epoch(self) -> None:
         """Plan the batches of the epoch: all rows, or the remaining rows of a resumed epoch."""
         state, rank = self._state, self._rank
-        position, rest = state.position, state.rest
+        position, rest = state.position, state.remaining
         self.plan = self._whole if rest is None or rest.epoch != position.epoch else rest
         window = state.layout.windows[rank]
         self.order = self.data.order_of_pass(
