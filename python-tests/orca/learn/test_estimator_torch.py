@@ -714,7 +714,7 @@ def test_neither_lightning_nor_the_parameter_layer_is_imported():
         "from bigdl.orca.learn.pytorch import loop, prediction\n"
         "names = [m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')]\n"
         "own = 'bigdl.orca.parameter_layer'\n"
-        "light = own, own + '.fit', own + '.fit.figures'\n"
+        "light = own, own + '.fit', own + '.fit.metrics'\n"
         "print(names, [m for m in sys.modules if 'parameter_layer' in m and m not in light])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
