@@ -424,5 +424,5 @@ def test_sums_with_regularization_are_refused(crew):
         made.compile(optimizer="sgd", loss=keras.losses.MeanSquaredError(reduction="sum"))
         return made
 
-    with pytest.raises(UsageError, match="does not support regularization"):
+    with pytest.raises(UsageError, match="is not supported with regularization"):
         fit(crew, rows_of([3, 3], dtype="float32"), creator)

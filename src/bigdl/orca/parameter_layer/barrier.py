@@ -1,9 +1,8 @@
-"""The barrier transport: a group of steps in one barrier stage, whose ranks talk to each other.
+"""Barrier transport: a barrier stage runs each group of steps, and its ranks communicate by gloo.
 
-Inside the stage pieces go from peer to peer by gloo: gradients to the owners of the slices (a
-reduce-scatter whose sum is made in the order of the ranks), weights to everybody (an all-gather).
-After a group the executors keep the state (:class:`StateFiles`), and a group that fails is run
-again.
+Inside the stage, gradients are sent to the owners of the slices (a reduce-scatter that sums in rank
+order), and weights to all ranks (an all-gather).  After a group the executors keep the state
+(:class:`StateFiles`).  A failed group is run again.
 """
 
 import contextlib
@@ -45,15 +44,15 @@ from bigdl.runtime.worker import Worker
 if TYPE_CHECKING:
     from bigdl.orca.engines.spark import SparkEngine
 
-_DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
-_LETTER = 1 << 12  # bytes that every rank gets from every other in an exchange
-_LARGE = 1 << 20  # bytes of a message from which on a part of it goes by itself, and of its blocks
-_AHEAD = 4  # blocks that a rank sends before it has what others send it meanwhile
-_LOST = "lost"  # the answer of ranks where the state of one is gone
+_DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # purposes of a stage
+_HEADER = 1 << 12  # bytes of the header that each rank sends to each other rank in an exchange
+_LARGE = 1 << 20  # bytes from which on a part of a message is sent separately, and of its blocks
+_AHEAD = 4  # blocks that a rank may send ahead of the blocks that it receives
+_LOST = "lost"  # answer of all ranks if the state of one is lost
 
 
 class BarrierTransport(Transport):
-    """A barrier stage for every group.
+    """Transport that runs a barrier stage for every group.
 
     Parameters
     ----------
@@ -75,35 +74,35 @@ class BarrierTransport(Transport):
         threads: int | None = None,
     ):
         with contextlib.ExitStack() as opened:
-            # again for each group takes its time
+            # entering it for each group would cost time
             opened.enter_context(engine.cluster.quiet())
             number = opened.enter_context(job_number())
             group = GroupProgram(secrets.token_hex(8), number, plan, program)
             self.job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)
             opened.callback(self.job.close)
             self._resources = opened.pop_all()
-        self._given: list[RankState] = []  # by `start`, and not with the executors yet
-        self._name: str | None = None  # of the states that the executors keep
-        self._folders: set[str] = set()  # where states are, perhaps on other machines
+        self._unsent: list[RankState] = []  # states of `start` that executors do not have yet
+        self._name: str | None = None  # name of the states that the executors keep
+        self._folders: set[str] = set()  # folders of states, maybe on other machines
 
     def rows(self) -> list[dict]:
         return self._ask({"stage": _DESCRIBE})
 
     def start(self, states: Sequence[RankState]) -> None:
-        self._given, self._name, self.keeps_state = list(states), None, True
+        self._unsent, self._name, self.keeps_state = list(states), None, True
 
     def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
-        data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._given)]
+        data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._unsent)]
         following = secrets.token_hex(8)
         records = self._ask({"stage": _RUN, "next": following}, pack(data))
-        self._given, self._name = [], following
+        self._unsent, self._name = [], following
         return records
 
     def states(self) -> list[RankState]:
         return [RankState.unpack(packed) for packed in self._ask({"stage": _GIVE})]
 
     def _ask(self, options, data=None):
-        """Return the answers of the ranks."""
+        """Run a stage and return the answers of its ranks."""
         pairs = map(unpack, self.job.attempt({**options, "name": self._name}, data))
         folders, answers = zip(*pairs, strict=True)
         self._folders.update(folders)
@@ -114,13 +113,13 @@ class BarrierTransport(Transport):
 
     def close(self) -> None:
         self._resources.close()
-        for folder in self._folders:  # those of other machines go when the next job begins there
+        for folder in self._folders:  # on other machines the next job removes them
             remove_spool(folder)
 
 
 @dataclass
 class GroupProgram:
-    """Program of a worker for one group; shipped by the engine."""
+    """Program that a worker runs for one stage."""
 
     training: str
     job: int
@@ -128,12 +127,12 @@ class GroupProgram:
     program: Callable[[int, dict], Any]
 
     def __call__(self, worker: Worker) -> bytes:
-        # by its name a spool, so what is left there is removed when another job begins
+        # named like a spool, so that the next job removes remaining files
         folder = os.path.join(worker.local_dir, f"bigdl-spool-{self.job}-state-{self.training}")
         return pack([folder, self._answer(worker, folder)])
 
     def _answer(self, worker, folder):
-        """A document for the driver."""
+        """Run the stage; return the document for the driver."""
         options = worker.options
         if options["stage"] == _DESCRIBE:
             return self._replica(worker).describe()
@@ -141,7 +140,7 @@ class GroupProgram:
         sync.start()
         states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        data = sync.broadcast(worker.state())  # the steps, and perhaps all states
+        data = sync.broadcast(worker.state())  # the steps, and maybe all states
         steps, *states_of_ranks = [None] if data is None else unpack(data)
         packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
         if packed is None:
@@ -153,68 +152,68 @@ class GroupProgram:
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank, stays=True)
         with contextlib.closing(HostExchange(sync.neighbours)) as near:
             exchange = MessageExchange(sync, near)
-            for step in pickle.loads(steps):  # from the driver, not from a worker
+            for step in pickle.loads(steps):  # sent by the driver, not by a worker
                 self._step(step, rank, replica, state, exchange)
-            sync.all_gather([0.0])  # all have read what they were given
+            sync.all_gather([0.0])  # all ranks have read their messages
         states.write(options["next"], state.message())
         return state.records
 
     def _replica(self, worker):
         version = tuple(shard.spool.nonce for shard in worker.shards.values())
-        shards = dict(worker.shards)  # the engine lets go of its own
+        shards = dict(worker.shards)  # the engine releases its references
         make = functools.partial(self.program, worker.rank, shards)
         return replica_of(self.training, worker.rank, version, make)
 
     def _step(self, step: LayerStep, rank, replica, state, exchange):
         with rank.sending(state):
-            own = rank.weights(state)
+            message = rank.weights(state)
         vector, parts = rank.vector()
         with rank.reading():
-            weights = exchange([own] * self.plan.ranks, parts)
+            weights = exchange([message] * self.plan.ranks, parts)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual, vector)
         with rank.reading():
             pieces, coming = exchange.begin(pieces)
         summed = rank.reduce(pieces, coming)
         statistics = None
         if self.plan.needs_statistics:
-            own = rank.statistics(summed, state)
+            message = rank.statistics(summed, state)
             with rank.reading():
-                statistics = exchange([own] * self.plan.ranks)
+                statistics = exchange([message] * self.plan.ranks)
         rank.update(step, summed, state, statistics)
 
 
 class MessageExchange:
-    """Gives messages to every rank; to call it is a collective.
+    """All-to-all exchange of messages between ranks; each call is a collective.
 
     Parameters
     ----------
     sync : TorchDistributedSync
     near : HostExchange, optional
-        Its neighbours read messages in each other's memory; by default there are none.
+        Shared-memory exchange with ranks on the same host; by default there is none.
     """
 
     def __init__(self, sync: GradientSync, near: HostExchange | None = None):
         self._sync, self._near = sync, near or HostExchange({})
-        self._memory: dict[int, Any] = {}  # for large messages, by the rank that they are from
+        self._memory: dict[int, Any] = {}  # memory for large messages, by sender
 
     def __call__(
         self, messages: Sequence[ArrayMessage], into: Sequence[np.ndarray] | None = None
     ) -> list:
-        """Give a message to every rank.
+        """Send one message to every rank and return the received messages.
 
         Parameters
         ----------
         messages : sequence of ArrayMessage
-            One for each rank; the same one may go to several.
+            One message for each rank; one object may be sent to several ranks.
         into : sequence of ndarray, optional
-            For each rank an array where the large part of its message may be put, if it is as long
-            and comes by a socket.
+            For each sender an array that may receive the large part of its message, if the sizes
+            agree and the message is sent by a socket.
 
         Returns
         -------
         list of bytes-like, ArrayMessage or ReceivedMessage
-            What the ranks gave, in their order, the own one as it was. They stay as they are until
-            the next call.
+            Received messages, in rank order; the local one is returned as passed. They are valid
+            until the next call.
 
         Raises
         ------
@@ -227,14 +226,15 @@ class MessageExchange:
     def begin(
         self, messages: Sequence[ArrayMessage], into: Sequence[np.ndarray] | None = None
     ) -> tuple[list, Iterator[int]]:
-        """Begin the same; the largest arrays are still to come.
+        """Start an exchange; large arrays arrive while the returned iterator is consumed.
 
         Returns
         -------
         list of bytes-like, ArrayMessage or ReceivedMessage
-            What the ranks gave, but for what is to come.
+            Received messages, whose large arrays may be incomplete.
         iterator of int
-            To go through it carries them: so many bytes of each have come. When it ends, all have.
+            Receives the large arrays when consumed; yields the number of bytes of each that have
+            arrived. At its end all are complete.
         """
         sync, peers = self._sync, self._near.neighbours
         if sync.world_size == 1:
@@ -244,62 +244,62 @@ class MessageExchange:
 
         by_gloo = [rank for rank in range(sync.world_size) if rank not in {*peers, sync.rank}]
         distinct = {id(messages[rank]): messages[rank] for rank in by_gloo}
-        parcels = {number: SplitMessage.of(message) for number, message in distinct.items()}
-        sent = {rank: parcels[id(messages[rank])] for rank in by_gloo}
-        can_ring = not peers and len(distinct) == 1 and sync.world_size > 2  # two are one anyway
-        letters = np.zeros((sync.world_size, _LETTER), np.uint8)
-        for rank, place in enumerate(self._placed(messages)):
-            parcel = sent.get(rank, _NOTHING)
-            fields, room = _opened(letters[rank])
-            fields[:] = can_ring, *parcel.sizes, *place
-            if not parcel.is_long:
-                room[: len(parcel.rest)] = np.frombuffer(parcel.rest, np.uint8)
-        incoming = np.empty_like(letters)
-        with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
-            dist.all_to_all_single(torch.from_numpy(incoming), torch.from_numpy(letters))
+        split = {number: SplitMessage.of(message) for number, message in distinct.items()}
+        sent = {rank: split[id(messages[rank])] for rank in by_gloo}
+        can_ring = not peers and len(distinct) == 1 and sync.world_size > 2  # two ranks need none
+        headers = np.zeros((sync.world_size, _HEADER), np.uint8)
+        for rank, position in enumerate(self._write_near(messages)):
+            message = sent.get(rank, _NOTHING)
+            fields, room = _opened(headers[rank])
+            fields[:] = can_ring, *message.sizes, *position
+            if not message.is_long:
+                room[: len(message.rest)] = np.frombuffer(message.rest, np.uint8)
+        incoming = np.empty_like(headers)
+        with as_peer_lost():  # a ring gather would need one latency per rank
+            dist.all_to_all_single(torch.from_numpy(incoming), torch.from_numpy(headers))
         exchanged: list = [None] * sync.world_size
         coming: Iterator[int] = iter(())
         if by_gloo:
-            came = {rank: incoming[rank] for rank in by_gloo}
-            received, coming = self._by_gloo(sent, came, into, can_ring)
-            for rank, message in received.items():
-                exchanged[rank] = message
+            from_gloo = {rank: incoming[rank] for rank in by_gloo}
+            received, coming = self._by_gloo(sent, from_gloo, into, can_ring)
+            for rank, received_message in received.items():
+                exchanged[rank] = received_message
         for rank in peers:
             fields, _ = _opened(incoming[rank])
             exchanged[rank] = self._near.read(rank, fields[-HostExchange.FIELDS :].tolist())
         exchanged[sync.rank] = messages[sync.rank]
         return exchanged, coming
 
-    def _placed(self, messages: Sequence[ArrayMessage]) -> list[tuple[int, ...]]:
-        """Where peers on this machine read the messages; zeros for all others."""
+    def _write_near(self, messages: Sequence[ArrayMessage]) -> list[tuple[int, ...]]:
+        """Write the messages for local peers to shared memory; return their positions."""
         distinct = {id(messages[rank]): messages[rank].parts for rank in self._near.neighbours}
         written = self._near.write(list(distinct.values())) if distinct else []
-        places = dict(zip(distinct, written, strict=True))
-        nowhere = (0,) * HostExchange.FIELDS
-        return [places.get(id(message), nowhere) for message in messages]
+        positions = dict(zip(distinct, written, strict=True))
+        empty = (0,) * HostExchange.FIELDS  # for ranks on other hosts
+        return [positions.get(id(message), empty) for message in messages]
 
     def _by_gloo(
         self,
         sent: "dict[int, SplitMessage]",
-        letters: dict[int, np.ndarray],
+        headers: dict[int, np.ndarray],
         into: Sequence[np.ndarray] | None,
         is_ring: bool,
     ) -> tuple[dict, Iterator[int]]:
-        """Return what ranks gave, given their letters, and what carries the parts still to come.
+        """Return the messages from other hosts, and an iterator that receives large parts.
 
-        Where every rank gives all others the same, large parts go around a ring, so that a link
-        carries one stream each way; else they go to every rank in turn.
+        If every rank sends the same message to all others, large parts go around a ring, so that a
+        link carries one stream per direction. Otherwise they are sent to every rank in turn.
         """
         import torch
         import torch.distributed as dist
 
         works: list[Any] = []
-        arriving: dict[int, list] = {}  # blocks of large parts, by the rank that they are from
+        arriving: dict[int, list] = {}  # blocks of large parts, by sender
         messages: dict[int, Any] = {}
         has_array = True
         with as_peer_lost():
-            for source, letter in letters.items():
-                fields, rest = _opened(letter)
+            for source, header in headers.items():
+                fields, rest = _opened(header)
                 can_ring, head, size, tail = fields[: -HostExchange.FIELDS].tolist()
                 is_ring = is_ring and bool(can_ring)
                 if head + tail > len(rest):
@@ -309,19 +309,19 @@ class MessageExchange:
                 if not size:
                     messages[source] = rest
                     continue
-                has_array = has_array and head > 0  # else the large part is all of the message
+                has_array = has_array and head > 0  # else the large part is the whole message
                 if into is not None and into[source].nbytes == size:
                     memory = torch.from_numpy(into[source].view(np.uint8))
                 else:
                     memory = self._room(source, size)
                 arriving[source] = list(memory.split(_LARGE))
                 messages[source] = ReceivedMessage(rest[:head], memory.numpy(), rest[head:])
-            for rank, parcel in sent.items():
-                if parcel.is_long:
-                    works.append(dist.isend(parcel.rest_alone, rank))
+            for rank, message in sent.items():
+                if message.is_long:
+                    works.append(dist.isend(message.rest_alone, rank))
             for work in works:
                 work.wait()
-            blocks = {rank: parcel.blocks for rank, parcel in sent.items()}
+            blocks = {rank: message.blocks for rank, message in sent.items()}
             coming: Iterator[int] = iter(())
             if is_ring:
                 self._around(blocks, arriving)
@@ -332,11 +332,11 @@ class MessageExchange:
         return messages, coming
 
     def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:
-        """Send the own blocks, the same for all, and others' as they come, to the next rank."""
+        """Send large parts around a ring: the local blocks, then those that arrive."""
         import torch.distributed as dist
 
-        world, own = self._sync.world_size, self._sync.rank
-        following, *others = ((own + distance) % world for distance in range(1, world))
+        world, this = self._sync.world_size, self._sync.rank
+        following, *others = ((this + distance) % world for distance in range(1, world))
         sources = [*reversed(others), following]
         incoming = [(source, block) for source in sources for block in arriving.get(source, ())]
         received: list[Any] = [dist.irecv(block, sources[0]) for _, block in incoming]
@@ -349,9 +349,9 @@ class MessageExchange:
             work.wait()
 
     def _one_to_each(self, blocks: dict[int, list], arriving: dict[int, list]) -> Iterator[int]:
-        """Send a block to every rank in turn, never far ahead of what they send.
+        """Send blocks to all ranks in turn, at most `_AHEAD` blocks ahead of theirs.
 
-        What is too much at a time for a link would be lost there, and sent again.
+        More blocks in flight would overload a link, whose losses must be sent again.
         """
         import torch.distributed as dist
 
@@ -359,34 +359,35 @@ class MessageExchange:
         sent: list[Any] = []
         with as_peer_lost():
             received: deque[tuple[int, Any]] = deque(
-                (place, dist.irecv(block, source))
-                for place, source, block in self._in_turn(arriving, -1)
+                (index, dist.irecv(block, source))
+                for index, source, block in self._in_turn(arriving, -1)
             )
-            for place, target, block in self._in_turn(blocks, 1):
-                while received and received[0][0] <= place - _AHEAD:
+            for index, target, block in self._in_turn(blocks, 1):
+                while received and received[0][0] <= index - _AHEAD:
                     received.popleft()[1].wait()
                 sent.append(dist.isend(block, target))
-                yield max(place - _AHEAD + 1, 0) // turn * _LARGE
-            for place, work in received:
+                yield max(index - _AHEAD + 1, 0) // turn * _LARGE
+            for index, work in received:
                 work.wait()
-                yield (place + 1) // turn * _LARGE
+                yield (index + 1) // turn * _LARGE
             for work in sent:
                 work.wait()
 
     def _in_turn(self, blocks: dict[int, list], step: int) -> Iterator[tuple[int, int, Any]]:
-        """Blocks of each rank, one of each in turn from the next one on (or, with -1, back).
+        """Yield index, rank and block, one block of each rank in turn.
 
-        With their places, which are the same where a block is sent and where it arrives.
+        The ranks follow this rank in ascending order, or in descending order with step -1. A block
+        has the same index on its sender and its receiver.
         """
-        world, own = self._sync.world_size, self._sync.rank
-        ranks = [(own + step * distance) % world for distance in range(1, world)]
+        world, this = self._sync.world_size, self._sync.rank
+        ranks = [(this + step * distance) % world for distance in range(1, world)]
         turns = itertools.zip_longest(*(blocks.get(rank, ()) for rank in ranks))
-        for place, block in enumerate(itertools.chain.from_iterable(turns)):
+        for index, block in enumerate(itertools.chain.from_iterable(turns)):
             if block is not None:
-                yield place, ranks[place % len(ranks)], block
+                yield index, ranks[index % len(ranks)], block
 
     def _room(self, rank: int, size: int):
-        """Memory for the large part of a message of a rank, over that of its last one."""
+        """Return memory for the large part of a rank's message, reusing that of its last one."""
         import torch
 
         memory = self._memory.get(rank)
@@ -397,14 +398,14 @@ class MessageExchange:
 
 @dataclass(frozen=True)
 class SplitMessage:
-    """A message for a socket, of which a large part is sent from where it lies.
+    """Message for a socket, split into a large part that is not copied and the remaining bytes.
 
     Attributes
     ----------
     sizes : tuple of int
-        Bytes before the large part, of it, and behind it.
+        Bytes before, of, and after the large part.
     rest : bytes-like
-        What is before and behind it.
+        Bytes before and after the large part.
     large : torch.Tensor or None
     """
 
@@ -414,106 +415,106 @@ class SplitMessage:
 
     @property
     def is_long(self) -> bool:
-        """True if what is beside the large part does not fit into a letter."""
-        return len(self.rest) > _LETTER - _FIELDS
+        """True if the remaining bytes do not fit into a header."""
+        return len(self.rest) > _HEADER - _FIELDS
 
     @property
     def rest_alone(self) -> Any:
-        """The bytes beside the large part, as a tensor."""
+        """Remaining bytes as a tensor."""
         import torch
 
         return torch.from_numpy(np.frombuffer(bytearray(self.rest), np.uint8))
 
     @property
     def blocks(self) -> list:
-        """The large part in tensors."""
+        """Large part as a list of tensors."""
         return [] if self.large is None else list(self.large.split(_LARGE))
 
     @classmethod
     def of(cls, message: ArrayMessage) -> "SplitMessage":
-        """The parcel of a message; with several large parts all of it is one."""
+        """Split a message; several large parts are joined to one."""
         import torch
 
         parts, size = message.parts, len(message)
         if size < _LARGE:
             return cls((size, 0, 0), bytes(message))
-        largest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        largest = max(range(len(parts)), key=lambda index: len(parts[index]))
         if size - len(parts[largest]) >= _LARGE:
             parts, largest = [bytearray(b"").join(parts)], 0
         array = np.frombuffer(parts[largest], np.uint8)
-        if not array.flags.writeable:  # torch warns of those
+        if not array.flags.writeable:  # torch warns about read-only arrays
             array = array.copy()
         head, tail = (bytearray(b"").join(p) for p in (parts[:largest], parts[largest + 1 :]))
         return cls((len(head), len(array), len(tail)), head + tail, torch.from_numpy(array))
 
 
 _NOTHING = SplitMessage((0, 0, 0))
-# bytes of a letter's fields: if the message may go around, its sizes, where a neighbour reads it
+# bytes of a header's fields: whether a ring is possible, the sizes, the shared-memory position
 _FIELDS = np.dtype(np.int64).itemsize * (1 + len(_NOTHING.sizes) + HostExchange.FIELDS)
 
 
-def _opened(letter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The fields of a letter, and its room for a small message or what is beside a large part."""
-    return letter[:_FIELDS].view(np.int64), letter[_FIELDS:]
+def _opened(header: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Split a header into its fields and its room for inline bytes."""
+    return header[:_FIELDS].view(np.int64), header[_FIELDS:]
 
 
 class StateFiles:
-    """The states of one training, as a rank sees them. All methods are collectives.
+    """Files with the states of one training, as a rank sees them; all methods are collectives.
 
     Parameters
     ----------
     sync : TorchDistributedSync
     folder : str
-        Of this training, below the executor's directory.
+        Folder of this training, below the executor's directory.
     """
 
     def __init__(self, sync: GradientSync, folder: str):
         self._sync, self._folder, self._exchange = sync, folder, MessageExchange(sync)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        place = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
-        self._places = [row[0] for row in sync.all_gather([float(zlib.crc32(place))])]
+        location = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
+        self._locations = [row[0] for row in sync.all_gather([float(zlib.crc32(location))])]
 
     def keep_only(self, name: str | None) -> None:
-        """Remove all states but those of this name."""
+        """Remove all states except those with this name."""
         for path in list(Path(self._folder).iterdir()):
             if name is None or not path.name.startswith(f"{name}-"):
-                path.unlink(missing_ok=True)  # others do the same
+                path.unlink(missing_ok=True)  # other ranks do the same
 
     def read(self, name: str) -> np.ndarray | None:
-        """The own state, bytes-like; None if that of any rank is lost."""
-        ranks, own = range(self._sync.world_size), self._sync.rank
+        """Return this rank's state as bytes; None if the state of any rank is lost."""
+        ranks, this = range(self._sync.world_size), self._sync.rank
         here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
         table = self._sync.all_gather(here)
-        # itself, or the first one that has it
+        # the rank itself, or the first rank that has its state
         holders = [[r for r in (rank, *ranks) if table[r][rank]] for rank in ranks]
         if not all(holders):
             return None
         senders = [held_by[0] for held_by in holders]
         messages = [
             ArrayMessage(
-                np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None
+                np.memmap(self._path(name, rank), np.uint8, "r") if sender == this else None
             )
             for rank, sender in enumerate(senders)
         ]
-        return unpack(self._exchange(messages)[senders[own]])
+        return unpack(self._exchange(messages)[senders[this]])
 
     def write(self, name: str, state: ArrayMessage) -> None:
-        """Keep the own state, and the copies of others' that belong here."""
-        ranks, own = range(self._sync.world_size), self._sync.rank
-        with open(self._path(name, own), "wb") as file:
+        """Write this rank's state, and the copies of other ranks' states that this rank keeps."""
+        ranks, this = range(self._sync.world_size), self._sync.rank
+        with open(self._path(name, this), "wb") as file:
             file.writelines(state.parts)
         copy_holders = [self._copy_holder(rank) for rank in ranks]
-        messages = [state if rank == copy_holders[own] else ArrayMessage(None) for rank in ranks]
+        messages = [state if rank == copy_holders[this] else ArrayMessage(None) for rank in ranks]
         for rank, data in enumerate(self._exchange(messages)):
-            if copy_holders[rank] == own != rank:
+            if copy_holders[rank] == this != rank:
                 with open(self._path(name, rank), "wb") as file:
                     file.writelines(data.parts if isinstance(data, ReceivedMessage) else [data])
 
     def _copy_holder(self, rank):
-        """Return the rank that has the copy: the next one in another place, or the rank itself."""
+        """Return the rank that keeps a copy: the next one in another folder, or `rank` itself."""
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
-        return next((r for r in following if self._places[r] != self._places[rank]), rank)
+        return next((r for r in following if self._locations[r] != self._locations[rank]), rank)
 
     def _path(self, name, rank):
         return os.path.join(self._folder, f"{name}-{rank}")

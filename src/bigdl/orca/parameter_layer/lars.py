@@ -1,4 +1,4 @@
-"""Optimizers that update one parameter at a time, or a part of it; and LARS.
+"""LARS and the base class of optimizers that update one parameter, or a part of it, at a time.
 
 LARS has a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 """
@@ -12,19 +12,19 @@ import torch
 
 
 class SliceOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer that looks at one parameter, or at one part of it, at a time.
+    """Base of optimizers that update one parameter, or a part of it, at a time.
 
     Parameters
     ----------
     params : iterable
     **defaults : float
-        Of what the groups leave open.
+        Default options of the parameter groups.
 
     Attributes
     ----------
     norms : sequence of (float, float) or None
-        Norm of each parameter and of its gradient, in the order of the groups, where the tensors
-        of this optimizer are only parts of them.
+        Norms of each whole parameter and of its gradient, in the order of the groups, if this
+        optimizer has only parts of the parameters.
     """
 
     norms: Sequence[tuple[float, float]] | None = None
@@ -34,7 +34,7 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One update of the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         norms = iter(self.norms or itertools.repeat(None))
@@ -47,14 +47,14 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _update(self, parameter: torch.Tensor, group: dict, norms: Any) -> None:
-        """Change a parameter; `norms` are None where it is a whole one."""
+        """Update a parameter; `norms` is None for a whole parameter."""
 
     def _end_step(self, parameter: torch.Tensor, group: dict) -> None:
-        """Do what belongs to a step even without a gradient."""
+        """Update state that changes in every step, even without a gradient."""
 
 
 class LARS(SliceOptimizer):
-    """SGD with momentum whose steps are scaled, per parameter, by its norm over its gradient's.
+    """SGD with momentum and layer-wise adaptive rates: steps scale with weight over gradient norm.
 
     Parameters
     ----------
@@ -63,13 +63,13 @@ class LARS(SliceOptimizer):
     momentum : float
     weight_decay : float
     trust : float
-        The trust coefficient.
+        Trust coefficient, which scales the ratio of the norms.
     eps : float
 
     Attributes
     ----------
     needs_norms : bool
-        Tells the parameter layer to set `norms` before every step.
+        True: the parameter layer sets `norms` before every step.
     """
 
     needs_norms = True

@@ -1,12 +1,12 @@
-"""Messages between ranks: how numbers are encoded, and how documents and arrays are packed.
+"""Messages between ranks: encoding of vectors, and packing of documents with arrays.
 
-BigDL 2.x cut float32 to its upper two bytes and summed in that form, which shrinks a gradient a
-little with every worker.  Here 16 bit formats round to the nearest (ties to even), and the sum is
-made in float32 where they arrive, at the same number of bytes.
+BigDL 2.x truncated float32 to its upper two bytes and summed in that format, which shrinks a
+gradient slightly with every worker.  Here 16-bit formats round to nearest even, and the receiver
+sums in float32, at the same number of bytes.
 
-A message is a JSON-able document with arrays in it, whole or cut in frames of a few megabytes
-for a carrier that mixes their order.  No pickles: what arrives is data, and its numbers are views
-of the bytes that arrived.
+A message is a JSON-able document with arrays.  It is sent whole, or split into frames of a few
+megabytes for transports that reorder them.  There are no pickles: a received message is only data,
+and its arrays are views of the received bytes.
 """
 
 import json
@@ -22,26 +22,26 @@ from bigdl.common.checks import check_choice
 
 
 class Codec:
-    """Bytes of a vector of float32 and back; here as they are, in other codecs rounded.
+    """Encoding of float32 vectors as bytes: unchanged here, rounded in other codecs.
 
     Attributes
     ----------
     feedback : bool
-        True if a rank adds what encoding has lost to its next gradient ("1-bit SGD", Seide et
-        al. 2014).
+        True if a rank adds the encoding error to its next gradient ("1-bit SGD", Seide et al.
+        2014).
     weights : str
-        Name of the codec in which weights are sent beside gradients in this one.
+        Name of the codec for weights, if gradients use this codec.
     """
 
     feedback = False
     weights = "fp32"
 
     def encode(self, vector: np.ndarray) -> bytes | np.ndarray:
-        """The vector as something bytes-like of so many bytes; perhaps a view of it."""
+        """Encode a vector as a bytes-like object, which may be a view."""
         return np.ascontiguousarray(vector, dtype=np.float32).view(np.uint8)
 
     def decode(self, data: Any) -> np.ndarray:
-        """A vector of float32, perhaps read-only, from bytes of :meth:`encode`."""
+        """Decode bytes of :meth:`encode` to a float32 vector, which may be read-only."""
         return np.frombuffer(data, np.float32)
 
 
@@ -50,7 +50,7 @@ class _Float16(Codec):
 
     def encode(self, vector):
         largest = np.float32(np.finfo(np.float16).max)
-        # an infinity of our making would stay in the weights for ever
+        # an overflow to infinity would stay in the weights forever
         bounded = np.where(np.isinf(vector), vector, np.clip(vector, -largest, largest))
         return bounded.astype(np.float16).view(np.uint8)
 
@@ -72,7 +72,7 @@ class _BFloat16(Codec):
 
 
 class _Int8(Codec):
-    """Integers from -127 to 127, with a scale for each block of numbers."""
+    """Codec of integers from -127 to 127, with one scale per block of numbers."""
 
     feedback = True
     weights = "bf16"
@@ -109,24 +109,24 @@ CODECS: dict[str, Codec] = {
 
 
 def codec_for(name: str) -> Codec:
-    """Return the codec of a name."""
+    """Return the codec with this name."""
     return CODECS[check_choice("compression", name, CODECS)]
 
 
-_HEADER = struct.Struct("<Q")  # bytes of the document
+_HEADER = struct.Struct("<Q")  # size of the document in bytes
 _ALIGN = 8
-_ARRAY = "__array__"  # key of what stands for one in the JSON: place, dtype, shape, is a tensor
+_ARRAY = "__array__"  # key of a placeholder: offset, dtype, shape, is a tensor
 
 
 class ArrayMessage:
-    """A document with arrays that nobody has copied yet; ``len`` is the number of its bytes.
+    """Message of a JSON document and arrays, which are not copied; ``len`` is its size in bytes.
 
-    The arrays must not change before it has been copied to where it goes.
+    The arrays must not change until the message is copied.
 
     Parameters
     ----------
     doc : object
-        JSON-able, but for arrays, tensors and bytes anywhere in it.
+        JSON-able document, which may contain arrays, tensors and bytes.
 
     Attributes
     ----------
@@ -135,24 +135,24 @@ class ArrayMessage:
     """
 
     def __init__(self, doc: Any):
-        self._arrays: dict[int, np.ndarray] = {}  # by their places behind the document
+        self._arrays: dict[int, np.ndarray] = {}  # by byte offset after the document
         self._size = 0
-        self._text = json.dumps(doc, default=self._place).encode()
+        self._text = json.dumps(doc, default=self._placeholder).encode()
         head = _HEADER.pack(len(self._text)) + self._text
         self.parts: list = [head + _padding(len(head))]
         for array in self._arrays.values():
             self.parts += [array.reshape(-1).view(np.uint8).data, _padding(array.nbytes)]
 
-    def _place(self, value):
-        """Keep an array and return what stands for it in the JSON."""
+    def _placeholder(self, value):
+        """Register an array and return its placeholder for the JSON document."""
         is_tensor = hasattr(value, "detach")
         if isinstance(value, bytes | bytearray | memoryview):
             value = np.frombuffer(value, np.uint8)
         array = value.detach().numpy() if is_tensor else value
-        place, shape = self._size, list(array.shape)
-        self._arrays[place] = np.ascontiguousarray(array)
+        offset, shape = self._size, list(array.shape)
+        self._arrays[offset] = np.ascontiguousarray(array)
         self._size += array.nbytes + len(_padding(array.nbytes))
-        return {_ARRAY: [place, array.dtype.str, shape, is_tensor]}
+        return {_ARRAY: [offset, array.dtype.str, shape, is_tensor]}
 
     def __len__(self):
         return sum(map(len, self.parts))
@@ -161,19 +161,19 @@ class ArrayMessage:
         return b"".join(self.parts)
 
     def opened(self) -> Any:
-        """The document, as :func:`unpack` gives it where it arrives."""
-        return _filled(self._text, lambda place, dtype, shape: self._arrays[place].reshape(shape))
+        """Return the document, as :func:`unpack` returns it at the receiver."""
+        return _filled(self._text, lambda offset, dtype, shape: self._arrays[offset].reshape(shape))
 
 
 class ReceivedMessage:
-    """A message that came in as three pieces, of which the middle one may lie anywhere.
+    """Message that was received in three pieces, the middle one in any memory.
 
     Parameters
     ----------
     head, tail : bytes-like
-        The beginning and the end of the message.
+        Start and end of the message.
     large : ndarray of uint8
-        What is between: an array of the message, or all of it.
+        Middle of the message: one of its arrays, or the whole message.
 
     Attributes
     ----------
@@ -185,14 +185,14 @@ class ReceivedMessage:
         self.parts = [memoryview(head), large.data, memoryview(tail)]
 
     def opened(self) -> Any:
-        """The document; its arrays are views of the pieces."""
+        """Return the document, whose arrays are views of the pieces."""
         head, large, _ = self.parts
         if not len(head):
             return unpack(large)
         end = _HEADER.size + _HEADER.unpack_from(head)[0]
 
-        def read(place, dtype, shape):
-            start, parts = _aligned(end) + place, iter(self.parts)
+        def read(offset, dtype, shape):
+            start, parts = _aligned(end) + offset, iter(self.parts)
             part = next(parts)
             while start >= len(part):
                 start, part = start - len(part), next(parts)
@@ -202,12 +202,12 @@ class ReceivedMessage:
 
 
 def pack(doc: Any) -> bytes:
-    """A document as bytes; see :class:`ArrayMessage`."""
+    """Serialize a document to bytes, see :class:`ArrayMessage`."""
     return bytes(ArrayMessage(doc))
 
 
 def unpack(data: Any) -> Any:
-    """The document of a message; bytes are arrays in it, and arrays are views not to be changed.
+    """Return the document of a message; its arrays are read-only views, and bytes become arrays.
 
     Parameters
     ----------
@@ -219,20 +219,20 @@ def unpack(data: Any) -> Any:
     end = _HEADER.size + _HEADER.unpack_from(view)[0]
     arrays = view[_aligned(end) :]
 
-    def read(place, dtype, shape):
-        return np.frombuffer(arrays, dtype, math.prod(shape), place).reshape(shape)
+    def read(offset, dtype, shape):
+        return np.frombuffer(arrays, dtype, math.prod(shape), offset).reshape(shape)
 
     return _filled(bytes(view[_HEADER.size : end]), read)
 
 
 def _filled(text: bytes, read: Callable[[int, str, list[int]], np.ndarray]) -> Any:
-    """The document with its arrays where they stood."""
+    """Parse the JSON text and replace the placeholders of arrays."""
 
     def fill(doc):
         if _ARRAY not in doc:
             return doc
-        *place, is_tensor = doc[_ARRAY]
-        array = read(*place)
+        *spec, is_tensor = doc[_ARRAY]
+        array = read(*spec)
         if not is_tensor:
             return array
         import torch
@@ -247,41 +247,41 @@ def _aligned(position: int) -> int:
 
 
 def _padding(length: int) -> bytes:
-    """Return the bytes of padding after `length` bytes; an empty array takes some, too."""
+    """Return the padding after `length` bytes; an empty array is padded as well."""
     return b"\0" * (_aligned(max(length, 1)) - length)
 
 
-# kind, line, is the message in a file, source, number of the frame, number of frames
+# tag, lane, is the message in a file, source, index of the frame, number of frames
 _FRAME = struct.Struct("<cB?xIII")
-PAYLOAD_BYTES = 4 << 20  # larger ones are copied more often on their way through the JVM
+PAYLOAD_BYTES = 4 << 20  # the JVM copies larger ones more often
 
 
-def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[bytes]:
-    """A message as frames.
+def frames_of(tag: bytes, source: int, data: Any, lane: int = 0) -> Iterator[bytes]:
+    """Split a message into frames.
 
     Parameters
     ----------
-    kind : bytes
-        One character.
+    tag : bytes
+        One character that identifies the type of message.
     source : int
-        The rank that it is from.
+        Rank of the sender.
     data : bytes-like or ArrayMessage
-    line : int
-        Those who do not read this line pass over it.
+    lane : int
+        Lane of the message; receivers skip the lanes that they do not read.
     """
     parts = data.parts if isinstance(data, ArrayMessage) else [data]
     count = max(1, -(-len(data) // PAYLOAD_BYTES))
     for number, payload in enumerate(_payloads(parts, count)):
-        yield b"".join((_FRAME.pack(kind, line, False, source, number, count), *payload))
+        yield b"".join((_FRAME.pack(tag, lane, False, source, number, count), *payload))
 
 
-def frame_of_file(kind: bytes, source: int, path: str, line: int = 0) -> bytes:
-    """A frame for a message that lies in a file, where those who get it can read it."""
-    return _FRAME.pack(kind, line, True, source, 0, 1) + path.encode()
+def frame_of_file(tag: bytes, source: int, path: str, lane: int = 0) -> bytes:
+    """Build a frame that refers to a message in a file, which the receiver can read."""
+    return _FRAME.pack(tag, lane, True, source, 0, 1) + path.encode()
 
 
 def _payloads(parts, count) -> Iterator[list[memoryview]]:
-    """Parts of bytes cut so that each of `count` lists holds a frame's payload."""
+    """Split parts of bytes into `count` lists, each with the payload of one frame."""
     views = [memoryview(part) for part in parts]
     for _ in range(count):
         payload, room = [], PAYLOAD_BYTES
@@ -295,44 +295,44 @@ def _payloads(parts, count) -> Iterator[list[memoryview]]:
 
 
 class FrameReader:
-    """The frames that a task is given, read to the end and put in order.
+    """Frames that a task received, grouped by tag and sender and put in order.
 
-    Spark fetches blocks in any order, and re-uses a Python worker only if its task has read all
-    its input.
+    Spark fetches blocks in any order. It reuses a Python worker only if the task has read its whole
+    input, so all frames are read.
 
     Parameters
     ----------
     frames : iterable of bytes-like
-    lines : collection of int, optional
-        What is on others is passed over; default: nothing is.
+    lanes : collection of int, optional
+        Lanes to read; default all.
     """
 
-    def __init__(self, frames: Iterable, lines: Collection[int] | None = None):
+    def __init__(self, frames: Iterable, lanes: Collection[int] | None = None):
         self._frames: dict[bytes, dict[int, dict[int, memoryview]]] = {}
         for frame in frames:
-            kind, line, is_in_file, source, number, _ = _FRAME.unpack_from(frame, 0)
-            if lines is None or line in lines:
+            tag, lane, is_in_file, source, number, _ = _FRAME.unpack_from(frame, 0)
+            if lanes is None or lane in lanes:
                 payload = memoryview(frame)[_FRAME.size :]
                 if is_in_file:
                     payload = np.memmap(str(payload, "utf-8"), np.uint8, "r").data
-                self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
+                self._frames.setdefault(tag, {}).setdefault(source, {})[number] = payload
 
-    def messages(self, kind: bytes) -> list:
-        """All messages of a kind, in the order of the ranks that they are from."""
-        by_source = self._frames.get(kind, {})
+    def messages(self, tag: bytes) -> list:
+        """Return all messages with a tag, in the order of their senders' ranks."""
+        by_source = self._frames.get(tag, {})
         return [_joined(by_source[source]) for source in sorted(by_source)]
 
-    def message(self, kind: bytes) -> Any:
-        """The only message of a kind, or None."""
-        return next(iter(self.messages(kind)), None)
+    def message(self, tag: bytes) -> Any:
+        """Return the only message with a tag, or None."""
+        return next(iter(self.messages(tag)), None)
 
-    def documents(self, kind: bytes) -> list:
-        """The documents of all messages of a kind."""
-        return [unpack(data) for data in self.messages(kind)]
+    def documents(self, tag: bytes) -> list:
+        """Return the documents of all messages with a tag."""
+        return [unpack(data) for data in self.messages(tag)]
 
-    def document(self, kind: bytes) -> Any:
-        """The document of the only message of a kind, or None."""
-        return next(iter(self.documents(kind)), None)
+    def document(self, tag: bytes) -> Any:
+        """Return the document of the only message with a tag, or None."""
+        return next(iter(self.documents(tag)), None)
 
 
 def _joined(parts):
@@ -342,22 +342,22 @@ def _joined(parts):
 
 
 class Packable:
-    """Base of what travels with arrays by their numbers, such as buffers."""
+    """Base of dataclasses that are sent as messages, with dicts of arrays by number."""
 
     numbered: ClassVar[tuple[str, ...]] = ("buffers",)  # attributes that hold such arrays
 
     def pack(self) -> bytes:
-        """Return all of it as bytes."""
+        """Serialize the object to bytes."""
         return bytes(self.message())
 
     def message(self) -> ArrayMessage:
-        """Return a view of it."""
+        """Return the object as a message, without copying arrays."""
         arrays = {name: list(getattr(self, name).items()) for name in self.numbered}
         return ArrayMessage({**vars(self), **arrays})
 
     @classmethod
     def unpack(cls, data: Any) -> Self:
-        """The inverse of :meth:`pack` and :meth:`message`, with views of the data."""
+        """Build the object from :meth:`pack` or :meth:`message`, with views of the data."""
         packable = cls(**unpack(data))
         for name in cls.numbered:
             setattr(packable, name, dict(getattr(packable, name)))
@@ -366,22 +366,22 @@ class Packable:
 
 @dataclass
 class RankState(Packable):
-    """A slice of the weights with all that belongs to it.
+    """A rank's slice of the weights with its optimizer state and buffers.
 
     Attributes
     ----------
     weights : ndarray of float32
-        The slice, in full precision whatever is sent.
+        Slice of the weights, in full precision for every codec.
     optimizer : list of dict
-        State of the optimizer, for each segment.
+        Optimizer state of each segment.
     buffers : dict of int to ndarray
-        Those buffers of the model that are merged here and have changed since the start.
+        Model buffers that this rank merges, and that changed since the start.
     residual : ndarray of float32 or None
-        What encoding has taken from this rank's gradients, of all parameters.
+        Encoding error of this rank's gradients, for all parameters.
     records : list of dict
-        Times of the steps of this group, and on rank 0 what every rank had to say of its batch.
+        Times of the steps of this group; on rank 0 also the records of every rank's batch.
     is_halted : bool
-        True if a step of this group was discarded: those after it are not made.
+        True if a step of this group was discarded, so that later steps are skipped.
     """
 
     weights: np.ndarray
@@ -392,12 +392,12 @@ class RankState(Packable):
     is_halted: bool = False
 
     def begin_group(self) -> None:
-        """Forget what was only about the group before."""
+        """Clear the records and flags of the previous group."""
         self.records, self.is_halted = [], False
 
     @classmethod
     def unpack(cls, data: Any) -> Self:
-        """The inverse of :meth:`pack` and :meth:`message`; nothing is a view of the data."""
+        """Build the state from :meth:`pack` or :meth:`message`, without views of the data."""
         state = super().unpack(data)
         state.weights = state.weights.copy()
         state.buffers = {number: buffer.copy() for number, buffer in state.buffers.items()}

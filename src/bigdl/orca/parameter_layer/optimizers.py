@@ -1,14 +1,14 @@
-"""A torch optimizer that works on one slice of the flat vector.
+"""Application of a torch optimizer to one slice of the flat vector.
 
-An optimizer is cut by making one of its class whose parameters are the segments of the slice, as
-one-dimensional tensors.  That gives the updates of the whole if every element is updated on its
-own, which is known of the classes below and can be said of others by an attribute
-``elementwise = True`` of the class.  The state of all slices together is the ``state_dict`` of the
-whole optimizer, so it can be cut again for another number of workers.
+Each slice has an optimizer of the same class, whose parameters are the segments of the slice as
+one-dimensional tensors.  Its updates equal those of the whole optimizer if every element is updated
+independently.  That holds for the classes below, and for classes with the attribute
+``elementwise = True``.  The states of all slices together form the ``state_dict`` of the whole
+optimizer, so they can be split again for another number of workers.
 
-A table, whose gradients have some rows alone, is cut between rows.  Its segment is a tensor of two
-dimensions, and its gradient a sparse one: so an optimizer may look at whole rows, if it says
-``by_row = True``, too.  It must change no others.
+Tables with sparse gradients are split between rows.  A segment of a table is a two-dimensional
+tensor with a sparse gradient, so an optimizer may also update whole rows if its class has
+``by_row = True``.  It must not change other rows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ELEMENTWISE = (
     "Rprop",
     "ASGD",
 )
-_SPARSE_ONLY = ("SparseAdam",)  # of torch's optimizers: these refuse dense gradients
-_SPARSE_TOO = ("SGD", "Adagrad")  # they change no other rows, without momentum and weight decay
-# of torch's optimizers: tensors of the state that are one number for the whole parameter
+_SPARSE_ONLY = ("SparseAdam",)  # torch optimizers that reject dense gradients
+_SPARSE_TOO = ("SGD", "Adagrad")  # keep other rows if momentum and weight decay are 0
+# state of torch's optimizers with one number for the whole parameter
 _COUNTERS = ("step", "eta", "mu", "mu_product")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that cannot be cut in slices, and parameters that it cannot hold."""
+    """Raise an error for an optimizer that cannot be sliced, or parameters other than float32."""
     import torch
 
     optimizer_type = type(optimizer)
@@ -56,8 +56,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     marks = "elementwise", "needs_norms"
     if not is_known and not any(getattr(optimizer_type, mark, False) for mark in marks):
         raise UsageError(
-            f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
-            f"one number at a time; use one of {', '.join(names)}, LARS, a class that says "
+            f"{optimizer_type.__name__} cannot be sliced, since its updates may not be "
+            f"elementwise; use one of {', '.join(names)}, LARS, a class with "
             "elementwise = True, or backend='spark'",
             code="optimizer-unsupported",
             allowed=list(names),
@@ -70,21 +70,21 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     }
     if others:
         raise UsageError(
-            "backend='bigdl' trains parameters of float32, the model has some of "
+            "backend='bigdl' trains float32 parameters, the model has some of "
             f"{', '.join(sorted(others))}; convert it, or use backend='spark'",
             code="model-unsupported",
         )
 
 
 def updates_rows(optimizer: torch.optim.Optimizer, widths: Sequence[int]) -> bool:
-    """Return True if it takes gradients of some rows of tables, and changes no others.
+    """Return True if the optimizer updates only the rows that a sparse gradient has.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        With the numbers of the next step.
+        Optimizer with the hyper-parameters of the next step.
     widths : sequence of int
-        0 for those of its parameters that are no tables.
+        Row width of each table parameter, 0 for other parameters.
     """
     import torch
 
@@ -98,7 +98,7 @@ def updates_rows(optimizer: torch.optim.Optimizer, widths: Sequence[int]) -> boo
 
 
 def is_by_row(optimizer_type: type) -> bool:
-    """Return True if an optimizer looks at whole rows of what has a sparse gradient."""
+    """Return True if an optimizer updates whole rows of a table with a sparse gradient."""
     import torch
 
     is_torch = optimizer_type in [getattr(torch.optim, name) for name in _SPARSE_ONLY]
@@ -106,7 +106,7 @@ def is_by_row(optimizer_type: type) -> bool:
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
-    """The parameter group of every parameter, in order."""
+    """Return the parameter group of every parameter, in order."""
     return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
 
 
@@ -120,34 +120,34 @@ def update_slice(
     norms: Sequence[Sequence[float]] | None = None,
     touched: Mapping[int, np.ndarray] | None = None,
 ) -> None:
-    """One update of the segments of a slice by an optimizer of their own.
+    """Update the segments of a slice with a temporary optimizer.
 
     Parameters
     ----------
     plan : LayerPlan
     hyper : sequence of dict
-        The parameter groups without their parameters.
+        Parameter groups without their parameters.
     segments : sequence of ParameterSegment
     state : RankState
-        Its weights, and the optimizer's state of each segment, are changed.
+        Slice state, whose weights and optimizer state are updated in place.
     gradient : ndarray of float32
-        Of the slice; of tables the touched rows alone.
+        Gradient of the slice; for tables only the touched rows.
     absent : collection of int
-        Parameters without a gradient, which are left alone.
+        Parameters without a gradient, which are not updated.
     norms : sequence of (float, float), optional
-        Norm of each parameter and of its gradient, for optimizers that need them.
+        Norms of each parameter and of its gradient, for optimizers that need them.
     touched : dict of int to ndarray, optional
-        The touched rows of every table, counted from the first one of its segment.
+        Touched rows of every table, relative to the first row of its segment.
     """
     import torch
 
-    if not segments:  # a row that is longer than a slice lies in another one
+    if not segments:  # a row that is longer than a slice belongs to another slice
         return
     vector, slopes = torch.from_numpy(state.weights), torch.from_numpy(gradient)
     tensors, rows = [], touched or {}
-    members: list[list] = [[] for _ in hyper]  # of the parameter groups
-    for segment, place in zip(segments, ranges_of(segments, rows), strict=True):
-        tensor, slope = segment.of(vector), slopes[place]
+    members: list[list] = [[] for _ in hyper]  # members of each parameter group
+    for segment, span in zip(segments, ranges_of(segments, rows), strict=True):
+        tensor, slope = segment.of(vector), slopes[span]
         if segment.width:
             numbers = torch.from_numpy(rows[segment.parameter])[None]
             slope_rows = slope.view(-1, segment.width)
@@ -163,22 +163,23 @@ def update_slice(
         for group, pairs in zip(hyper, members, strict=True)
         if pairs
     ]
-    optimizer = _made(plan.optimizer, groups, has_state=bool(plan.widths) and all(state.optimizer))
+    has_state = bool(plan.widths) and all(state.optimizer)
+    optimizer = _create_optimizer(plan.optimizer, groups, has_state=has_state)
     for tensor, values in zip(tensors, state.optimizer, strict=True):
         if values:
             optimizer.state[tensor] = dict(values)
     if norms is not None:
         optimizer.norms = [norms[segment.parameter] for pairs in members for segment, _ in pairs]
-    # as torch does by itself, with a warning
+    # torch's default, without its warning
     with torch.sparse.check_sparse_tensor_invariants(enable=False):
         optimizer.step()
     state.optimizer = [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
 
 
-def _made(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
-    """An optimizer of some groups; where it has state already it does not make a first one.
+def _create_optimizer(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
+    """Create an optimizer for parameter groups, without initial state if `has_state`.
 
-    That of Adagrad is made with the optimizer, and may be as large as a table.
+    Adagrad allocates its state in the constructor, which may be as large as a table.
     """
     import torch
 
@@ -187,8 +188,8 @@ def _made(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
     others = [{**group, "params": [torch.empty(0) for _ in group["params"]]} for group in groups]
     optimizer = optimizer_type(others)
     optimizer.state.clear()
-    for own, group in zip(optimizer.param_groups, groups, strict=True):
-        own["params"] = group["params"]
+    for new_group, group in zip(optimizer.param_groups, groups, strict=True):
+        new_group["params"] = group["params"]
     return optimizer
 
 
@@ -196,12 +197,12 @@ def _made(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
 
 
 def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> list[dict]:
-    """The part of an optimizer's state for the segments of a slice.
+    """Return the optimizer state of the segments of a slice.
 
     Parameters
     ----------
     state : dict
-        ``state_dict()["state"]``: by number of parameter.
+        ``state_dict()["state"]``, by parameter number.
     """
     low, _ = geometry.bounds[rank]
     states = []
@@ -215,11 +216,11 @@ def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> 
 
 
 def _cut(key, value, size, first, last, width):
-    """The part of a value for some elements; with a width for their rows."""
+    """Return the part of a state value that belongs to some elements, or to their rows."""
     import torch
 
     if isinstance(value, torch.Tensor) and key not in _COUNTERS:
-        if width and value.dim() and len(value) == size // width:  # a number or a row for each
+        if width and value.dim() and len(value) == size // width:  # a number or row per row
             return value[first // width : last // width].clone()
         if value.numel() == size:
             return value.reshape(-1)[first:last].clone()
@@ -229,14 +230,14 @@ def _cut(key, value, size, first, last, width):
 def joined_state(
     states: Sequence[Sequence[dict]], geometry: FlatLayout, shapes: Sequence[tuple[int, ...]]
 ) -> dict:
-    """The inverse of :func:`cut_state` over all slices.
+    """Join the optimizer states of all slices; the inverse of :func:`cut_state`.
 
     Parameters
     ----------
     states : sequence of sequence of dict
-        Of every rank, of every segment.
+        States of every segment of every rank.
     shapes : sequence of tuple
-        Of the parameters.
+        Shapes of the parameters.
     """
     import torch
 
@@ -263,5 +264,5 @@ def _joined(parts, shape, width):
     import torch
 
     whole = torch.cat(parts)
-    # of a table there may be one number for every row
+    # a table may have one number per row
     return whole if width and whole.dim() == 1 else whole.reshape(shape)

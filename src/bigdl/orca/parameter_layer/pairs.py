@@ -1,18 +1,16 @@
-"""Raw bytes through Spark's RDDs, and the rows of a training in them.
+"""Key-value RDDs of raw bytes, and the spooled rows of a training.
 
-PySpark's own ``partitionBy`` pickles batches of objects.  Here a Python task yields a key (8 bytes)
-and a value in turn, as ``PairwiseRDD`` of PySpark reads them, and the value goes through the JVM as
-the byte array that it is.  Everything that reaches into PySpark's private side is in this module.
+PySpark's ``partitionBy`` pickles batches of objects.  Here a Python task alternately yields a key
+(8 bytes) and a value, in the format of PySpark's ``PairwiseRDD``, and the JVM passes the value on
+as a byte array.  All uses of PySpark's private API are in this module.
 
-A group of steps is dozens of RDDs, and for each of them PySpark asks the JVM some thirty questions,
-a quarter of a millisecond each, most of which have the same answer every time.  Here what does not
-change is asked once.
+A group of steps has dozens of RDDs.  For each of them PySpark makes about thirty calls to the JVM,
+of a quarter of a millisecond each, most with constant results.  Here these results are cached.
 
-The rows go through one shuffle to N partitions.  A task writes a partition to a memory-mapped spool
-in the executor's own directory, and what Spark caches is a *handle*: where the spool is, and on
-which executor.  Spark runs the tasks of a step where the handle is cached; when the executor is
-lost the handle is lost with it, so Spark computes it again from the shuffled rows, elsewhere, and
-with it the spool.
+One shuffle distributes the rows to N partitions.  A task writes a partition to a memory-mapped
+spool in the executor's directory.  Spark caches only a *handle*: the path of the spool and its
+executor.  Spark runs the tasks of a step where the handle is cached.  If the executor is lost, the
+handle is lost, too, so Spark recomputes it and its spool from the shuffled rows on another one.
 """
 
 from __future__ import annotations
@@ -40,19 +38,19 @@ if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup
 
 _KEY = struct.Struct(">q")
-_LINE = 33  # py4j gives Java a Long, and no Integer, only for what does not fit in 32 bits
+_LANE = 33  # bits; py4j passes a Long instead of an Integer only beyond 32 bits
 
 
-def key(partition: int, line: int = 0) -> bytes:
-    """The key of a partition, as a task yields it before a value.
+def key(partition: int, lane: int = 0) -> bytes:
+    """Encode the key of a partition, which a task yields before a value.
 
     Parameters
     ----------
     partition : int
-    line : int
-        Pairs on lines of their own can be picked by :meth:`Pairs.on_lines`.
+    lane : int
+        Lane of the pair, by which :meth:`Pairs.on_lanes` selects pairs.
     """
-    return _KEY.pack((line << _LINE) + partition)
+    return _KEY.pack((lane << _LANE) + partition)
 
 
 def _same(number):
@@ -60,34 +58,34 @@ def _same(number):
 
 
 class Pairs:
-    """RDDs of pairs in N partitions, of which number n holds the pairs with key n.
+    """Factory of RDDs of pairs in N partitions; partition n holds the pairs with key n.
 
     Parameters
     ----------
     sc : pyspark.SparkContext
     partitions : int
     are_small : bool
-        True if the values of a partition are a few megabytes at most. Then what counts is how many
-        objects a task makes, not how often it copies bytes.
+        True if the values of a partition have at most a few megabytes. Then creating
+        fewer objects in a task matters more than copying fewer bytes.
     """
 
     def __init__(self, sc: SparkContext, partitions: int, *, are_small: bool = False):
         self.sc, self.partitions, self._are_small = sc, partitions, are_small
-        # the second argument tells partitioners apart: equal ones make no second shuffle
+        # the second argument identifies the partitioner: an equal one avoids a second shuffle
         jvm: JVMView = sc._jvm
-        # makers of RDDs, each looked up once
+        # RDD factories, each looked up once
         self._values_of, self._pairs_of = jvm.PythonRDD.valueOfPair, jvm.PairwiseRDD
         self._jvm_rdd, self._function = jvm.PythonRDD, jvm.SimplePythonFunction
-        self._converted: dict[str, tuple[Any, Any]] = {}  # for functions: in Python, in the JVM
+        self._converted: dict[str, tuple[Any, Any]] = {}  # in Python and in the JVM
         self._partitioner = jvm.PythonPartitioner(partitions, id(_same))
-        # Java's own copies large arrays once more than Kryo does, but a task makes two of Kryo's
-        # for itself, which takes longer than all else that it does
+        # Java's serializer copies large arrays once more than Kryo, but creating two Kryo
+        # serializers per task takes longer than the rest of a small task
         serializers, conf = jvm.org.apache.spark.serializer, sc._jsc.sc().conf()
         self._for_large = serializers.KryoSerializer(conf)
         self._serializer = serializers.JavaSerializer(conf) if are_small else self._for_large
 
     def tokens(self) -> Any:
-        """Pairs (n, b""): a place to begin with."""
+        """Return one empty pair per partition, as a first RDD."""
 
         def begin(index, items):
             read_to_end(items)
@@ -97,19 +95,19 @@ class Pairs:
         return self.taken(self.sc.parallelize(range(self.partitions), self.partitions), begin)
 
     def taken(self, rdd: RDD, task: Callable) -> Any:
-        """Pairs from any RDD of PySpark: what ``task(index, items)`` yields, by key."""
+        """Return pairs from any PySpark RDD: the results of ``task(index, items)``, by key."""
         raw: Any = rdd.mapPartitionsWithIndex(task)
         raw._bypass_serializer = True
         return self._by_key(raw._jrdd.rdd(), self._for_large)
 
     def shuffled(self, pairs: Any, task: Callable) -> Any:
-        """Return what ``task(index, values)`` yields, each value in the partition of its key."""
-        # if it said that it preserves the partitioning, Spark would silently skip the shuffle
+        """Shuffle the results of ``task(index, values)`` to the partitions of their keys."""
+        # with preserves_partitioning=True Spark would silently skip the shuffle
         raw = self._python_rdd(pairs, task, preserves_partitioning=False)
         return self._by_key(raw, self._serializer)
 
     def mapped(self, pairs: Any, task: Callable) -> Any:
-        """Return what ``task(index, values)`` yields, all in the partition that it runs for."""
+        """Map each partition by ``task(index, values)`` without a shuffle."""
         raw = self._python_rdd(pairs, task, preserves_partitioning=True)
         return self._pairs_of(raw).asJavaPairRDD()
 
@@ -119,43 +117,43 @@ class Pairs:
         return pairs
 
     def values(self, pairs: Any) -> RDD:
-        """The values as an RDD of PySpark, whose tasks get them as bytes."""
+        """Return the values as a PySpark RDD of bytes."""
         from pyspark.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
         return RDD(self._values_of(pairs), self.sc, NoOpSerializer())
 
-    def on_lines(self, pairs: Any, first: int, last: int) -> Any:
-        """Return the pairs whose keys are on some lines, all from 1 on; of small ones all.
+    def on_lanes(self, pairs: Any, first: int, last: int) -> Any:
+        """Select the pairs whose keys are in a range of lanes; small pairs are not filtered.
 
-        A filter costs the driver more than a task that is given too much and looks for itself.
+        For small pairs a filter costs the driver more than unneeded pairs cost a task.
         """
         if self._are_small:
             return pairs
-        return pairs.filterByRange(first << _LINE, ((last + 1) << _LINE) - 1)
+        return pairs.filterByRange(first << _LANE, ((last + 1) << _LANE) - 1)
 
     def keep(self, pairs: Any, copies: int = 1) -> None:
-        """Let Spark keep them in memory, or on disk, once they are computed."""
+        """Persist pairs in memory and on disk once they are computed."""
         from pyspark import StorageLevel
 
         pairs.persist(self.sc._getJavaStorageLevel(StorageLevel(True, True, False, True, copies)))
 
     def forget_lineage(self, pairs: Any) -> None:
-        """Never compute them again: what they were made of may be removed."""
+        """Cut the lineage, so that the inputs of the pairs may be removed."""
         pairs.rdd().localCheckpoint()
 
     def drop(self, pairs: Any) -> None:
-        """Drop what was kept."""
+        """Unpersist pairs."""
         with contextlib.suppress(Exception):
             pairs.unpersist(False)
 
     def drop_for_good(self, pairs: Any) -> None:
-        """Drop pairs without lineage; their own ``unpersist`` would warn of what is meant."""
+        """Unpersist pairs without lineage, without the warning of ``unpersist``."""
         with contextlib.suppress(Exception):
             self.sc._jsc.sc().unpersistRDD(pairs.rdd().id(), False)
 
     def remove_shuffles(self, shuffled: Sequence) -> None:
-        """Remove the files of shuffles that nobody will read again."""
+        """Remove the shuffle files of RDDs that are not read again."""
         with contextlib.suppress(Exception):
             cleaner = self.sc._jsc.sc().cleaner().get()
             for each in shuffled:
@@ -163,7 +161,7 @@ class Pairs:
                 cleaner.doCleanupShuffle(number, False)
 
     def _python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
-        """Return the RDD that a task makes of the values of each partition of `pairs`."""
+        """Apply a Python task to the values of each partition of `pairs`."""
         from pyspark.serializers import NoOpSerializer
 
         sc, raw = self.sc, NoOpSerializer()
@@ -181,7 +179,7 @@ class Pairs:
         return self._jvm_rdd(source, function, preserves_partitioning, False)
 
     def _kept(self, name, value):
-        """A list or dict as an object of the JVM, made anew only when it has changed."""
+        """Convert a list or dict to a JVM object; reuse the previous one if it is unchanged."""
         from py4j.java_collections import ListConverter, MapConverter
 
         entry = self._converted.get(name)
@@ -193,21 +191,21 @@ class Pairs:
 
 
 class SpooledRows:
-    """The rows of a feed as handles in N partitions.
+    """Rows of a feed, spooled in N partitions and represented by handles.
 
     Parameters
     ----------
     cluster : SparkCluster
     pairs : Pairs
     feed : FeedGroup
-        Of one feed.
+        Group of one feed.
     job : int
-        Number of the job, which names the spools.
+        Job number, which is part of the spools' names.
 
     Attributes
     ----------
     handles : JavaPairRDD
-        One frame per partition, kept by Spark.
+        One frame per partition, persisted by Spark.
     """
 
     def __init__(self, cluster: SparkCluster, pairs: Pairs, feed: FeedGroup, job: int):
@@ -217,7 +215,7 @@ class SpooledRows:
         pairs.keep(self.handles)
 
     def _source(self, cluster, feed):
-        """Pairs of cells by shard, and what reads them."""
+        """Return pairs of cells by shard, and the reader of the cells."""
         ((name, only),) = feed.feeds.items()
         if isinstance(only, PackedFeed) and only.travels(cluster):
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
@@ -234,12 +232,12 @@ class SpooledRows:
         return self._pairs.tokens(), plan.reader
 
     def renew(self) -> None:
-        """Have the spools written again where they are needed next."""
+        """Discard the handles, so that the spools are written again when needed."""
         self._pairs.drop(self.handles)
         self._pairs.keep(self.handles)
 
     def close(self) -> None:
-        """Remove the spools and what was kept."""
+        """Remove the spools and unpersist the handles."""
 
         def remove(frames):
             from bigdl.orca.parameter_layer.rank import close_replicas
@@ -260,29 +258,29 @@ class SpooledRows:
 
 
 def _send_cells(index, cells):
-    """Cells, each under the number of its shard."""
+    """Yield cells, each after the key of its shard."""
     for cell in cells:
         yield key(cell[0])
         yield pack(cell)
 
 
 def _batches(frames):
-    """Cells as the record batches that a reader takes."""
+    """Convert cells to the record batches that a reader takes."""
     for frame in frames:
-        *place, data = unpack(frame)
-        yield one_row([*place, data.tobytes()], CELL)
+        *position, data = unpack(frame)
+        yield one_row([*position, data.tobytes()], CELL)
 
 
 def folder_of_messages(job: int) -> str:
-    """Where the tasks of this executor find what they give each other in files.
+    """Return the folder where tasks of this executor exchange messages in files.
 
-    By its name a spool, so what is left there is removed when another job begins.
+    It is named like a spool, so the next job removes its remaining files.
     """
     return os.path.join(task_directory(), f"bigdl-spool-{job}-messages")
 
 
 def _spooler(reader, job, partitions):
-    """The task that writes the rows of a partition to spools and yields the handle."""
+    """Return the task that spools the rows of a partition and yields their handle."""
     spec = SimpleNamespace(reader=reader, job=job, active_jobs=active_jobs(), world_size=partitions)
 
     def write(index, frames):
@@ -297,7 +295,7 @@ def _spooler(reader, job, partitions):
         spools = {name: shard.spool.to_json() for name, shard in shards.items()}
         doc = {
             "host": socket.gethostname(),
-            "executor": directory,  # of its own
+            "executor": directory,
             "messages": folder_of_messages(job),
             "version": [spool["nonce"] for spool in spools.values()],
             "spools": spools,

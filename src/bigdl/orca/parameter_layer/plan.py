@@ -1,12 +1,12 @@
-"""Plan of a training, the steps of a group, and the contract of what carries their bytes.
+"""Plan of a training, its steps, and the interface of transports.
 
-A **Transport** carries the bytes of one training from rank to rank.  It is opened on the driver
-with the rows, is given the state of every rank by :meth:`Transport.start`, and then runs groups of
-steps.  Between two groups the state stays on the executors or moves along, as the transport
-likes; :meth:`Transport.states` brings it to the driver, e.g. for a checkpoint.
+A **Transport** sends the bytes of one training between ranks.  The driver opens it with the rows,
+sets the state of every rank with :meth:`Transport.start`, and then runs groups of steps.  Between
+groups the transport keeps the state on the executors or moves it along; :meth:`Transport.states`
+fetches it to the driver, e.g. for a checkpoint.
 
-A group that fails has changed nothing.  After :class:`~bigdl.common.errors.WorkerLost` the driver
-starts again from the newest state that it has and runs the same steps, which gives the same bits.
+A failed group changes nothing.  After :class:`~bigdl.common.errors.WorkerLost` the driver restarts
+from its newest state and runs the same steps, with bitwise the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
-    """Cut `total` elements in `ranks` slices; the first ``total % ranks`` have one element more.
+    """Split `total` elements into `ranks` slices, whose sizes differ by at most one.
 
     Returns
     -------
@@ -36,8 +36,8 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
     """
     if total < ranks:
         raise UsageError(
-            f"The model has {total} trainable numbers, fewer than the {ranks} workers that would "
-            "share them; ask for fewer workers",
+            f"The model has {total} trainable numbers, fewer than the {ranks} workers that "
+            "share them; use fewer workers",
             code="argument-value",
         )
     base, extra = divmod(total, ranks)
@@ -47,18 +47,18 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ParameterSegment:
-    """The part of a parameter that lies in a slice.
+    """Part of a parameter within a slice.
 
     Attributes
     ----------
     parameter : int
-        Its number in the flat vector's order.
+        Index of the parameter in the flat vector.
     start, stop : int
-        Elements of the slice.
+        Range of elements in the slice.
     width : int
-        Elements of a row if the parameter is a table, whose gradients have some rows; else 0.
+        Elements of a row if the parameter is a table with sparse gradients; else 0.
     row : int
-        Number of the table's row that it begins with.
+        Index of the segment's first row in the table.
     """
 
     parameter: int
@@ -68,22 +68,22 @@ class ParameterSegment:
     row: int = 0
 
     def of(self, vector: Any) -> Any:
-        """Return the segment of a slice, a view; that of a table in rows."""
+        """Return a view of the segment in a slice; two-dimensional for a table."""
         here = vector[self.start : self.stop]
         return here.reshape(-1, self.width) if self.width else here
 
     def touched(self, rows: np.ndarray) -> np.ndarray:
-        """Return those of a table's ascending rows that are here, counted from its first one."""
+        """Return the touched rows of a table in the segment, relative to its first row."""
         end = self.row + (self.stop - self.start) // self.width
         first, last = np.searchsorted(rows, [self.row, end])
         return rows[first:last] - self.row
 
 
 class FlatLayout:
-    """The flat vector of some parameters and its slices.
+    """Layout of parameters in a flat vector, and its slices.
 
-    A gradient is a vector, too. It has all elements of most parameters, and of tables those rows
-    alone that somebody has read: they are its *touched* rows, whose numbers are said beside it.
+    A gradient is a flat vector, too. It has all elements of dense parameters, and only the
+    *touched* rows of tables, which a batch has read. Their indices accompany the gradient.
 
     Parameters
     ----------
@@ -91,14 +91,14 @@ class FlatLayout:
         Elements of each parameter, in order.
     ranks : int
     widths : sequence of int, optional
-        Elements of a row of each table, and 0 of all others. No row lies in two slices.
+        Row width of each table, 0 for other parameters. Slices are split between rows.
 
     Attributes
     ----------
     total : int
-        Elements of the vector.
+        Number of elements of the vector.
     bounds : list of (int, int)
-        Of each slice.
+        Start and stop of each slice.
     """
 
     def __init__(self, sizes: Sequence[int], ranks: int, widths: Sequence[int] = ()):
@@ -109,15 +109,15 @@ class FlatLayout:
         stops = [self._whole_rows(stop) for _, stop in slice_bounds(self.total, ranks)]
         self.bounds = list(itertools.pairwise([0, *stops]))
 
-    def _whole_rows(self, place: int) -> int:
-        """Return the start of the row that an element is in, or its place where there are none."""
+    def _whole_rows(self, offset: int) -> int:
+        """Round an element offset down to the start of its table row."""
         for start, stop, width in zip(self.offsets, self.offsets[1:], self.widths, strict=False):
-            if width and start <= place < stop:
-                return place - (place - start) % width
-        return place
+            if width and start <= offset < stop:
+                return offset - (offset - start) % width
+        return offset
 
     def segments(self, rank: int) -> list[ParameterSegment]:
-        """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
+        """Return the segments of a rank's slice, in order; a parameter may span several slices."""
         low, high = self.bounds[rank]
         segments = []
         for number in range(bisect.bisect_right(self.offsets, low) - 1, len(self.sizes)):
@@ -132,17 +132,17 @@ class FlatLayout:
         return segments
 
     def cut(self, touched: Mapping[int, np.ndarray]) -> list[tuple[slice, dict[int, np.ndarray]]]:
-        """Cut a gradient in the parts of the slices.
+        """Split a gradient into the parts of the slices.
 
         Parameters
         ----------
         touched : dict of int to ndarray
-            The touched rows of every table, by its number, in ascending order.
+            Touched rows of every table, by parameter index, in ascending order.
 
         Returns
         -------
         list of (slice, dict)
-            Elements of the gradient, and the touched rows, counted from the first one of the slice.
+            Range of the gradient, and the touched rows relative to the first row of the slice.
         """
         if not any(self.widths):
             return [(slice(low, high), {}) for low, high in self.bounds]
@@ -151,24 +151,24 @@ class FlatLayout:
             segments = self.segments(rank)
             tables = [each for each in segments if each.width]
             rows = {each.parameter: each.touched(touched[each.parameter]) for each in tables}
-            stop = start + sum(place.stop - place.start for place in ranges_of(segments, rows))
+            stop = start + sum(span.stop - span.start for span in ranges_of(segments, rows))
             parts.append((slice(start, stop), rows))
             start = stop
         return parts
 
     def flatten(self, arrays: Sequence) -> np.ndarray:
-        """Arrays of the parameters as one vector of float32."""
+        """Concatenate arrays of the parameters to one float32 vector."""
         return np.concatenate([np.asarray(a, dtype=np.float32).reshape(-1) for a in arrays])
 
     def parts(self, vector: np.ndarray) -> list:
-        """Views of the parameters, flat, in a vector."""
+        """Split a vector into flat views of the parameters."""
         return [vector[start:stop] for start, stop in itertools.pairwise(self.offsets)]
 
 
 def ranges_of(
     segments: Sequence[ParameterSegment], touched: Mapping[int, np.ndarray]
 ) -> list[slice]:
-    """Return where segments lie in a vector that has the touched rows of tables alone."""
+    """Return the ranges of segments in a vector with only the touched rows of tables."""
     lengths = [
         len(touched[each.parameter]) * each.width if each.width else each.stop - each.start
         for each in segments
@@ -183,14 +183,14 @@ class LayerStep:
     Attributes
     ----------
     epoch, number : int
-        Which batch of which epoch.
+        Epoch, and index of the batch in it.
     hyper : tuple of dict
-        The optimizer's parameter groups in this step, without their parameters: schedules are
-        worked out before a group of steps begins, so they are exact within it.
+        The optimizer's parameter groups in this step, without their parameters. Schedules are
+        evaluated before a group of steps starts, so they are exact within it.
     ranges : tuple of (int, int)
-        For every rank, the rows of the batch: positions in the rank's order of the epoch.
+        Rows of the batch on every rank, as positions in the rank's order of the epoch.
     limit : float, optional
-        Seconds after which nobody waits for the contribution of a rank any more.
+        Seconds after which the contribution of a rank is dropped.
     """
 
     epoch: int
@@ -200,7 +200,7 @@ class LayerStep:
     limit: float | None = None
 
     def rows(self, rank: int) -> int:
-        """Return the number of rows of the batch that a rank has; 0 where that is not known."""
+        """Return a rank's number of rows in the batch; 0 if unknown."""
         if not self.ranges:
             return 0
         start, stop = self.ranges[rank]
@@ -209,37 +209,37 @@ class LayerStep:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Everything that all ranks know of a training.
+    """Plan of a training that all ranks share.
 
     Attributes
     ----------
     sizes : tuple of int
-        Elements of the parameters, in the order of the optimizer's groups.
+        Number of elements of each parameter, in the order of the optimizer's groups.
     groups : tuple of int
-        The parameter group of each.
+        Parameter group of each parameter.
     optimizer : type
     ranks : int
-        Parts of the rows, each of which contributes to every step.
+        Number of parts of the rows, each of which contributes to every step.
     compression : str
         Name of a codec.
     loss_is_sum : bool
-        True if the loss adds up over the rows instead of averaging.
+        True if the loss is a sum over the rows, not a mean.
     clamp : tuple of (float, float), optional
-        Every element of the gradient is brought into this range.
+        Range to which every element of the gradient is clipped.
     norm : float, optional
-        The whole gradient is scaled down to this L2 norm, after that.
+        L2 norm to which the whole gradient is then scaled down.
     slices : int, optional
-        Slices of the weights, owned by the first so many ranks; default one for each rank. What is
-        computed does not depend on it.
+        Number of slices of the weights, owned by the first ranks; default one per rank. Results do
+        not depend on it.
     max_drop : float
-        If more than this share of the contributions to a step is late, the step is discarded.
+        Share of late contributions above which a step is discarded.
     slack : float
-        Added to the L2 norm that a gradient has; default as in ``torch.nn.utils.clip_grad_norm_``.
+        Added to the L2 norm of a gradient; default as in ``torch.nn.utils.clip_grad_norm_``.
     needs_norms : bool
-        True if the optimizer looks at norms of whole parameters.
+        True if the optimizer needs the norms of whole parameters.
     widths : tuple of int
-        Elements of a row of each table whose rows travel alone, and 0 of other parameters; empty if
-        there is none.
+        Row width of each table that sends only touched rows, 0 for other parameters; empty without
+        such tables.
     """
 
     sizes: tuple[int, ...]
@@ -258,7 +258,7 @@ class LayerPlan:
 
     @property
     def owners(self) -> int:
-        """Number of slices."""
+        """Number of slices, each with one owner."""
         return self.ranks if self.slices is None else self.slices
 
     @property
@@ -267,51 +267,50 @@ class LayerPlan:
 
     @property
     def needs_statistics(self) -> bool:
-        """True if ranks tell each other about their sums before the update."""
+        """True if ranks exchange statistics of their sums before the update."""
         return self.norm is not None or self.needs_norms
 
 
 class Transport(contextlib.AbstractContextManager):
-    """Runs groups of steps on N ranks; see the module for who calls what."""
+    """Interface for running groups of steps on N ranks."""
 
-    #: steps of a group, if nothing else is said
+    #: default number of steps of a group
     group_size: int
-    #: whether what failed can be asked for again without :meth:`start`
+    #: whether a failed call can be repeated without :meth:`start`
     keeps_state: bool = False
 
     @abstractmethod
     def rows(self) -> list[dict]:
-        """Return what the replica of every rank says of its rows."""
+        """Return the description of every rank's rows by its replica."""
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:
-        """Go on from these states, one for each slice.
+        """Set the states of the ranks, one for each slice.
 
-        What the transport had may be lost, but for the rows where there are more or fewer slices.
+        Previous states may be lost. With the same number of slices the rows may be lost, too.
         """
 
     @abstractmethod
     def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
-        """One group of steps.
+        """Run a group of steps.
 
         Returns
         -------
         list of list of dict
-            For every owner of a slice and every step its times; those of rank 0 hold ``sources``,
-            what every rank had to say of its rows, and ``is_void``: whether the step was discarded,
-            or one before it.
+            Times of every owner and every step. Those of rank 0 also have ``sources``, the records
+            of all ranks, and ``is_void``, whether this step or an earlier one was discarded.
 
         Raises
         ------
         UsageError, WorkerError
-            For what user code raised.
+            Errors of user code.
         WorkerLost
-            When the group could not be ended.
+            If the group could not be finished.
         """
 
     @abstractmethod
     def states(self) -> list[RankState]:
-        """The state of every owner after the last group.
+        """Return the state of every owner after the last group.
 
         Raises
         ------
@@ -320,7 +319,7 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; safe to call twice."""
+        """Free all resources; may be called twice."""
 
     def __exit__(self, *_):
         self.close()

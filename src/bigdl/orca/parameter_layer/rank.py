@@ -1,7 +1,7 @@
-"""A rank of the parameter layer: its state, and its part in a step, whoever carries the bytes.
+"""A rank of the parameter layer: its state and its part in a step, for every transport.
 
-BatchNorm statistics and other buffers are merged after every step, so that they depend neither on
-the transport nor on the size of a group.  Only buffers that some rank has changed are sent at all.
+BatchNorm statistics and other buffers are merged after every step, so they depend neither on the
+transport nor on the group size.  Only buffers that a rank has changed are sent.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, ParameterSegme
 from bigdl.orca.parameter_layer.stragglers import run_within
 from bigdl.runtime.task import read_to_end
 
-_BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
+_BLOCK = 1 << 15  # numbers per block of a sum, so that it fits into the cache
 
 
 def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """Return those of `after` that differ from `before`, to the last bit."""
+    """Return the arrays of `after` that differ bitwise from `before`, by number."""
     return {
         number: new
         for number, (old, new) in enumerate(zip(before, after, strict=True))
@@ -34,10 +34,10 @@ def changed(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[i
 
 
 def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
-    """One buffer from those of several ranks.
+    """Merge the values of one buffer from several ranks.
 
-    A floating one becomes the mean weighted by the rows of each rank, an integer one (a counter)
-    the largest.
+    A floating-point buffer becomes the mean weighted by the rows of each rank, an integer buffer (a
+    counter) the maximum.
     """
     first = values[0]
     if all(value.tobytes() == first.tobytes() for value in values[1:]):
@@ -48,7 +48,7 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
 
 
 def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
-    """All buffers that ranks have changed, given the rows and the changes of each."""
+    """Merge all changed buffers, given the rows and the changes of each rank."""
     numbers = sorted({number for _, buffers in contributions for number in buffers})
     return {
         number: merge(
@@ -61,28 +61,28 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
 
 @dataclass
 class Contribution(Packable):
-    """Gradient and figures of a rank's rows of a batch; a piece of it; or the sum of such pieces.
+    """Gradient and statistics of a rank's part of a batch; a piece of it, or a sum of pieces.
 
     Attributes
     ----------
     gradient : ndarray of float32, bytes-like or None
-        Of all parameters, None without rows; of a slice, encoded in a piece.
+        Gradient of all parameters, None without rows; in a piece the encoded part of a slice.
     touched : dict of int to ndarray
-        The rows of each table that the gradient has, in ascending order: all others are 0. In a
-        piece, and in a sum, they are counted from the first row of the slice.
+        Rows of each table that the gradient has, in ascending order; the gradient of other rows is
+        0. In a piece or a sum they are relative to the first row of the slice.
     counted : float
-        What the loss was divided by.
+        Divisor of the loss.
     rows : int
     absent : list of int
-        Parameters that have no gradient.
+        Parameters without a gradient.
     buffers : dict of int to ndarray
-        Buffers that have changed.
+        Changed buffers.
     record : dict or None
-        JSON-able; for the driver.
+        JSON-able record for the driver.
     is_late : bool
-        True if it came too late, so that it is left out.
+        True if the contribution is late and therefore dropped.
     is_void : bool
-        True if the step is not made: it is discarded, or one before it in the group was.
+        True if this step, or an earlier one of the group, is discarded.
     """
 
     gradient: Any = None
@@ -99,55 +99,55 @@ class Contribution(Packable):
 
 
 class Replica(Protocol):
-    """A copy of the model beside its part of the rows."""
+    """Model replica that computes gradients on a rank's rows."""
 
     def describe(self) -> dict:
-        """Return what the driver needs to know of the rows; JSON-able."""
+        """Return the JSON-able facts about the rows that the driver needs."""
 
     def compute(
         self, step: LayerStep, weights: np.ndarray, buffers: dict[int, np.ndarray]
     ) -> Contribution:
-        """The gradient at `weights`; buffers that are not given are as they were at the start.
+        """Compute the gradient at `weights`; missing buffers have their initial values.
 
-        A function of its arguments alone, so that it can be computed again. The replica may use the
-        memory of `weights` until the next call, and must not change it.
+        The result depends only on the arguments, so that it can be recomputed. The replica may use
+        the memory of `weights` until the next call, but must not change it.
         """
 
 
 class Rank:
-    """The part of one rank in every step.
+    """One rank's computations in every step.
 
     Parameters
     ----------
     plan : LayerPlan
     rank : int
-        One that owns no slice only computes gradients.
+        Index of the rank; a rank without a slice only computes gradients.
     stays : bool
-        True if one Rank makes all steps of a group: of tables it then gives, after the first step,
-        the rows alone that have changed.
+        True if the object makes all steps of a group. From the second step on it then sends only
+        the changed rows of tables.
     """
 
     def __init__(self, plan: LayerPlan, rank: int, *, stays: bool = False):
         self._plan, self.rank = plan, rank
         self._geometry = plan.geometry
         self._keeps_vector = stays and any(plan.widths)
-        self._vector: np.ndarray | None = None  # all weights, where they are kept
-        self._touched: dict[int, np.ndarray] | None = None  # by the last update; None: all may be
+        self._vector: np.ndarray | None = None  # all weights, if they are kept between steps
+        self._touched: dict[int, np.ndarray] | None = None  # of the last update; None: all
         self._codec = codec_for(plan.compression)
         self._weights_codec = codec_for(self._codec.weights)
-        self._read: tuple[float, float] | None = None  # when it began, and how long it took
+        self._read: tuple[float, float] | None = None  # start and duration of the last read
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """While what the next method works on comes in, which belongs to its time."""
+        """Measure the time of receiving the input of the next method, and count it there."""
         began, started = time.time(), time.perf_counter()
         yield
         self._read = began, time.perf_counter() - started
 
     def _begin(self) -> tuple[float, float]:
-        """Return when work began, in seconds since 1970, and by the clock that measures it.
+        """Return the start time of the current phase as wall-clock and performance-counter time.
 
-        What came in for it counts as if it had come in just now.
+        The start is moved back by the duration of the preceding read.
         """
         (began_at, read_s), self._read = self._read or (time.time(), 0.0), None
         return began_at, time.perf_counter() - read_s
@@ -157,11 +157,11 @@ class Rank:
         return self._geometry.segments(self.rank)
 
     def weights(self, state: RankState) -> ArrayMessage:
-        """The own slice of the weights, or its changed rows, and buffers, for all ranks."""
+        """Return this rank's slice of the weights, or its changed rows, and its buffers."""
         weights, rows = state.weights, self._touched
         if rows is not None:
             parts = [_elements(weights, each, rows).reshape(-1) for each in self._segments]
-            weights = np.concatenate([weights[:0], *parts])  # a slice may have no segment
+            weights = np.concatenate([weights[:0], *parts])  # a slice may have no segments
         return ArrayMessage(
             {
                 "weights": self._weights_codec.encode(weights),
@@ -173,14 +173,14 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """True if the state's weights are in what :meth:`weights` gives, as they are."""
+        """True if :meth:`weights` contains the weights in full precision."""
         return self._codec.weights == "fp32"
 
     def vector(self) -> tuple[np.ndarray, list[np.ndarray] | None]:
-        """Return memory for all weights, and the part of it where those of each owner may be put.
+        """Return a vector for all weights, and its parts into which slices can be received.
 
-        The parts are None where ranks give changed rows alone: the memory then holds the weights of
-        the step before.
+        The parts are None if ranks send only changed rows: the vector then holds the weights of the
+        previous step.
         """
         if self._vector is not None:
             return self._vector, None
@@ -190,7 +190,7 @@ class Rank:
         return vector, [vector[low:high] for low, high in self._geometry.bounds]
 
     def _put(self, received: dict, vector: np.ndarray, owner: int) -> None:
-        """Put the weights that an owner gave, perhaps of some rows alone, in the vector of all."""
+        """Copy the received weights of an owner, maybe only changed rows, into the vector."""
         low, high = self._geometry.bounds[owner]
         decoded, part = self._weights_codec.decode(received["weights"]), vector[low:high]
         if received["touched"] is None:
@@ -198,8 +198,8 @@ class Rank:
                 part[:] = decoded
             return
         rows, segments = dict(received["touched"]), self._geometry.segments(owner)
-        for segment, place in zip(segments, ranges_of(segments, rows), strict=True):
-            here, values = segment.of(part), decoded[place]
+        for segment, span in zip(segments, ranges_of(segments, rows), strict=True):
+            here, values = segment.of(part), decoded[span]
             if segment.width:
                 here[rows[segment.parameter]] = values.reshape(-1, segment.width)
             else:
@@ -213,21 +213,21 @@ class Rank:
         residual: np.ndarray | None = None,
         vector: np.ndarray | None = None,
     ) -> tuple[list[ArrayMessage], np.ndarray | None]:
-        """Compute on the own rows.
+        """Compute the gradient of the local rows and split it into pieces for the owners.
 
         Parameters
         ----------
         weights : sequence of bytes-like or ArrayMessage
-            What :meth:`weights` gave on every owner.
+            Results of :meth:`weights` of every owner.
         residual : ndarray, optional
-            Of the state.
+            Residual of the rank's state.
         vector : ndarray of float32, optional
-            Of :meth:`vector`; weights may lie in it already.
+            Vector of :meth:`vector`, which may already contain received weights.
 
         Returns
         -------
         list of ArrayMessage, ndarray or None
-            A piece for every owner, and the new residual.
+            Pieces for every owner, and the new residual.
         """
         began_at, started = self._begin()
         vector = self.vector()[0] if vector is None else vector
@@ -236,7 +236,7 @@ class Rank:
             received = unpack(data)
             self._put(received, vector, owner)
             buffers.update(received["buffers"])
-            is_void = received["halted"]  # alike on all owners
+            is_void = received["halted"]  # the same on all owners
         got = time.perf_counter()
         contribution = Contribution(is_void=is_void)
         if not is_void:
@@ -272,7 +272,7 @@ class Rank:
         return pieces, residual
 
     def encoded_parts(self, gradient, parts, residual):
-        """The gradient's pieces in the codec, and what was lost by that."""
+        """Encode the gradient's pieces; return them and the encoding error."""
         if gradient is None:
             return [b""] * self._plan.owners, residual
         if not self._codec.feedback:
@@ -285,13 +285,13 @@ class Rank:
         return pieces, lost
 
     def reduce(self, pieces: Sequence, coming: Iterable[int] = ()) -> Contribution:
-        """Sum the pieces of the own slice, in the order of the ranks that they are from.
+        """Sum the pieces of this rank's slice, in the order of their senders.
 
         Parameters
         ----------
         pieces : sequence of bytes-like, ArrayMessage or ReceivedMessage
         coming : iterable of int, optional
-            Bytes of their gradients that are there; when it ends, all are.
+            Yields the number of received bytes of each gradient; at its end all are complete.
         """
         began_at, started = self._begin()
         contributions = [Contribution.unpack(data) for data in pieces]
@@ -299,13 +299,13 @@ class Rank:
         present = [each for each in contributions if each.counted]
         late = [source for source, each in enumerate(contributions) if each.is_late]
         too_few = len(present) < (len(present) + len(late)) * (1 - self._plan.max_drop)
-        # alike on all owners
+        # the same on all owners
         is_void = contributions[0].is_void or bool(late and (too_few or not present))
         if is_void:
             contributions, present = [], []
         total = sum(each.counted for each in present)
         coming, has_tables = iter(coming), any(self._plan.widths)
-        if has_tables or not self.sends_exact_weights:  # else what decode gives is a view
+        if has_tables or not self.sends_exact_weights:  # otherwise decode returns a view
             read_to_end(coming)
         vectors = [self._codec.decode(each.gradient) for each in present]
         shares = [
@@ -344,14 +344,14 @@ class Rank:
         )
 
     def statistics(self, summed: Contribution, state: RankState) -> ArrayMessage:
-        """Sums of squares of the own slice, for all ranks."""
+        """Return the sums of squares of this rank's slice, for all ranks."""
         plan = self._plan
         squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
-            places = ranges_of(self._segments, summed.touched)
-            for segment, place in zip(self._segments, places, strict=True):
-                slices = state.weights[segment.start : segment.stop], summed.gradient[place]
+            spans = ranges_of(self._segments, summed.touched)
+            for segment, span in zip(self._segments, spans, strict=True):
+                slices = state.weights[segment.start : segment.stop], summed.gradient[span]
                 both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
         return ArrayMessage(np.asarray(squares))
@@ -363,16 +363,16 @@ class Rank:
         state: RankState,
         statistics: Sequence | None = None,
     ) -> None:
-        """Change the own slice.
+        """Update this rank's slice of the weights.
 
         Parameters
         ----------
         summed : Contribution
-            Of :meth:`reduce`.
+            Result of :meth:`reduce`.
         state : RankState
-            It is changed.
+            State of this rank, which is updated in place.
         statistics : sequence of bytes-like or ArrayMessage, optional
-            What :meth:`statistics` gave on every owner, if the plan needs it.
+            Results of :meth:`statistics` of every owner, if the plan needs them.
         """
         (began_at, started), record = self._begin(), summed.record
         if self._keeps_vector:
@@ -389,10 +389,10 @@ class Rank:
 
     @contextlib.contextmanager
     def sending(self, state: RankState) -> Iterator[None]:
-        """While the weights of the step that was made last are handed to their carrier."""
+        """Measure the time of sending the weights, and add it to the last step's record."""
         started = time.perf_counter()
         yield
-        if state.records:  # else it is the beginning of a group
+        if state.records:  # empty at the start of a group
             state.records[-1]["send_weights_s"] = time.perf_counter() - started
             state.records[-1]["ended_at"] = time.time()
 
@@ -414,18 +414,19 @@ class Rank:
 
 
 def _weighted_sum(vectors, shares, length: int, coming: Iterator[int]) -> np.ndarray:
-    """The sum of each share times its vector of `length` numbers, from the first to the last.
+    """Return the sum of shares times vectors, computed as their bytes arrive.
 
-    It goes as far as the vectors' bytes are there by what is `coming`.
+    `coming` yields how many bytes of each vector have arrived; the sum waits for them block by
+    block.
     """
     if not vectors:
         return np.zeros(length, np.float32)
     total, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
     size = total.itemsize
-    there: float = 0
+    available: float = 0
     for start in range(0, length, _BLOCK):
-        while there < min(start + _BLOCK, length) * size:
-            there = next(coming, math.inf)
+        while available < min(start + _BLOCK, length) * size:
+            available = next(coming, math.inf)
         here = total[start : start + _BLOCK]
         part = scratch[: len(here)]
         np.multiply(vectors[0][start : start + _BLOCK], shares[0], out=here)
@@ -441,20 +442,20 @@ def _sum_with_tables(
     touched: Sequence[Mapping[int, np.ndarray]],
     shares: Sequence[np.float32],
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """The sum of each share times its vector, and the touched rows that it has.
+    """Return the sum of shares times vectors with touched rows, and the union of these rows.
 
-    Of tables a vector, and the sum, have the touched rows alone.
+    Vectors and their sum have only the touched rows of tables.
     """
     rows = {
         each.parameter: _union([of_rank[each.parameter] for of_rank in touched])
         for each in segments
         if each.width
     }
-    places = ranges_of(segments, rows)
-    total = np.zeros(places[-1].stop if places else 0, np.float32)
-    places_of_ranks = [ranges_of(segments, of_rank) for of_rank in touched]
-    for number, (segment, here) in enumerate(zip(segments, places, strict=True)):
-        parts = [v[of[number]] for v, of in zip(vectors, places_of_ranks, strict=True)]
+    spans = ranges_of(segments, rows)
+    total = np.zeros(spans[-1].stop if spans else 0, np.float32)
+    spans_of_ranks = [ranges_of(segments, of_rank) for of_rank in touched]
+    for number, (segment, here) in enumerate(zip(segments, spans, strict=True)):
+        parts = [v[of[number]] for v, of in zip(vectors, spans_of_ranks, strict=True)]
         if not segment.width:
             total[here] = _weighted_sum(parts, shares, here.stop - here.start, iter(()))
             continue
@@ -472,7 +473,7 @@ def _union(rows: Sequence[np.ndarray]) -> np.ndarray:
 def _elements(
     vector: np.ndarray, segment: ParameterSegment, rows: Mapping[int, np.ndarray]
 ) -> np.ndarray:
-    """Return a segment of the own slice; of a table these rows alone."""
+    """Return a segment of a slice; for a table only the given rows."""
     here = segment.of(vector)
     return here[rows[segment.parameter]] if segment.width else here
 
@@ -487,14 +488,14 @@ _memory = contextlib.ExitStack()
 
 
 def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]) -> Any:
-    """This process' replica of a rank; those of other trainings are closed.
+    """Return this process's replica of a rank; close the replicas of other trainings.
 
     Parameters
     ----------
     training : str
     rank : int
     version : tuple
-        What it depends on; a replica of another version is made anew.
+        Version of its data; a replica of another version is recreated.
     make : callable
     """
     close_replicas(lambda key: key[0] != training or (key[1] == rank and key[2] != version))
@@ -508,7 +509,7 @@ def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]
 
 
 def close_replicas(is_over: Callable[[tuple], bool] = lambda key: True) -> None:
-    """Close the replicas in this process; if it is said, only those with certain keys."""
+    """Close the replicas in this process whose keys satisfy `is_over`, by default all."""
     for key in filter(is_over, list(_open)):
         replica = _open.pop(key)
         getattr(replica, "close", lambda: None)()

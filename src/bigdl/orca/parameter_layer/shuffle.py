@@ -1,24 +1,24 @@
-"""The Python tasks of the shuffle transport: stateless functions from frames to frames.
+"""Shuffle transport: stateless Python tasks that exchange frames through Spark's shuffle.
 
-What the tasks of a step send goes through Spark's shuffle to those of the next.  The state is not
-handed on by the tasks that compute gradients: the next update reads it from the shuffle of the one
-before, where it lies on a line of its own (:func:`~.pairs.key`).
+Spark's shuffle carries the messages of one stage to the next.  The tasks that compute gradients do
+not forward the state: the next update reads it from the shuffle of the previous update, in a
+separate lane (:func:`~.pairs.key`).
 
-In local mode, where all tasks are of one executor, a large message goes to a file, which its reader
-maps, and the shuffle carries the file's name.
+In local mode, with one executor, a large message is written to a file that the receiver
+memory-maps, and the shuffle carries only the file's name.
 
 ======  =========================================================================
-kind    message
+tag     message
 ======  =========================================================================
 ``H``   handle of the rows of a partition
-``D``   what a rank has for the driver: what its replica says of its rows, records of a group
+``D``   message to the driver: description of a replica's rows, or records of a group
 ``S``   :class:`~.rank.RankState` of a rank, to itself
 ``R``   its residual, to itself
 ``W``   weights of a slice, to all ranks
 ``G``   piece of a gradient, to the owner of the slice
 ``A``   Sum of the pieces of a slice, to itself
 ``T``   statistics of a slice, to all owners
-``E``   what went wrong in user code, instead of all others
+``E``   error of user code, which replaces all other messages
 ======  =========================================================================
 """
 
@@ -60,33 +60,33 @@ if TYPE_CHECKING:
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
 FOR_GRADIENTS = (_TO_GRADIENTS, _TO_BOTH)
-"""First and last of the lines that the tasks of :meth:`Work.gradients` read of an update."""
+"""First and last lane of an update that the tasks of :meth:`Work.gradients` read."""
 
 FOR_UPDATE = (_TO_BOTH, _TO_UPDATE)
-"""Those that the tasks of :meth:`Work.reduce` and :meth:`Work.update` read of the one before."""
+"""First and last lane of the previous update that reduce and update tasks read."""
 
 AWAY = "bigdl-rows-away:"
-_IN_FILE = 1 << 18  # bytes of a message from which on it goes to a file, where it can
+_IN_FILE = 1 << 18  # bytes from which on a message is sent in a file, in local mode
 
 
 @dataclass(frozen=True)
 class TaskConstants:
-    """Constant parts of the tasks of one training; shipped with every one of them.
+    """Constant parts of the tasks of one training, which are sent with every task.
 
     Attributes
     ----------
     training : str
-        An unguessable name.
+        Unguessable name of the training.
     plan : LayerPlan
     program : pyspark.Broadcast
-        Of the cloudpickle of ``program(rank, shards)``, which gives a :class:`~.rank.Replica`.
+        Broadcast cloudpickle of ``program(rank, shards)``, which returns a :class:`~.rank.Replica`.
     threads : int
     import_path : tuple of str
         See :class:`~bigdl.runtime.task.TaskSpec`.
     job : int or None
-        The job's number, if large messages go to files.
+        Job number, if large messages are sent in files.
     group : str
-        The name of a group of steps.
+        Name of a group of steps.
     """
 
     training: str
@@ -99,47 +99,47 @@ class TaskConstants:
 
 
 class Work:
-    """The work of one task: what it has received, and what it sends.
+    """Computation of one task: its received frames and the frames that it sends.
 
     Parameters
     ----------
-    shipped : TaskConstants
+    constants : TaskConstants
     rank : int
     frames : iterable of bytes-like
-    lines : sequence of int
-        Those whose frames are for it; it may be given those of others, too.
+    lanes : sequence of int
+        Lanes to read; frames of other lanes are skipped.
 
     Attributes
     ----------
     ranks : range
-        All of them.
+        All ranks.
     items : list of bytes
-        Frames on their way, each after the key of the partition that it goes to.
+        Frames to send, each after the key of its target partition.
     """
 
-    def __init__(self, shipped: TaskConstants, rank: int, frames: Any, lines: Sequence[int]):
-        self._shipped, self._number, self.ranks = shipped, rank, range(shipped.plan.ranks)
-        self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
-        self._folder = None if shipped.job is None else folder_of_messages(shipped.job)
+    def __init__(self, constants: TaskConstants, rank: int, frames: Any, lanes: Sequence[int]):
+        self._constants, self._number, self.ranks = constants, rank, range(constants.plan.ranks)
+        self._rank, self.items = Rank(constants.plan, rank), cast("list[bytes]", [])
+        self._folder = None if constants.job is None else folder_of_messages(constants.job)
         with self._rank.reading():
-            self.inbox = FrameReader(frames, lines)
+            self.inbox = FrameReader(frames, lanes)
 
-    # -- kinds of work -------------------------------------------------------------------------
+    # -- phases of a step -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Send out the weights at the start of a group."""
+        """Send the weights at the start of a group."""
         self._remove_old_messages()
         kept = self.inbox.message(b"S")
-        if kept is not None:  # every rank owns a slice, or only the first ones
+        if kept is not None:  # this rank owns a slice
             self._send_state(RankState.unpack(kept))
         self._pass_on_residual(_TO_GRADIENTS)
 
     def describe(self) -> None:
-        """Open the replica and say what it has."""
+        """Open the replica and send its description of the rows."""
         self.send([self._number], b"D", pack(self._replica().describe()))
 
     def gradients(self, step: LayerStep) -> None:
-        """Compute the gradients of a step."""
+        """Compute the gradients of a step and send them to the owners."""
         replica, residual = self._replica(), self.inbox.document(b"R")
         weights = self.inbox.messages(b"W")
         pieces, residual = self._rank.gradients(replica, step, weights, residual)
@@ -149,7 +149,7 @@ class Work:
             self.send([self._number], b"R", ArrayMessage(residual))
 
     def reduce(self) -> None:
-        """Sum the gradients and tell all owners about the sums."""
+        """Sum the gradients and send the statistics of the sums to all owners."""
         if self._is_owner:
             summed = self._rank.reduce(self.inbox.messages(b"G"))
             self.send(self.ranks, b"T", self._rank.statistics(summed, self._state()))
@@ -157,7 +157,7 @@ class Work:
         self._pass_on_residual()
 
     def update(self, step: LayerStep, last: bool) -> None:
-        """Change the weights; after the last step of a group the state stays where it is."""
+        """Update the weights and send them, or keep the state after the last step of a group."""
         if self._is_owner:
             inbox, rank = self.inbox, self._rank
             packed = inbox.message(b"A")
@@ -172,19 +172,19 @@ class Work:
             if last:
                 self.send([self._number], b"D", pack(state.records))
                 state.begin_group()
-                self._send_frames([self._number], b"S", state.message())  # Spark keeps it
+                self._send_frames([self._number], b"S", state.message())  # Spark persists it
             else:
                 self._send_state(state)
         self._pass_on_residual(0 if last else _TO_GRADIENTS, is_kept=last)
 
-    # -- what is received ----------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------
 
     @property
     def _is_owner(self) -> bool:
-        return self._number < self._shipped.plan.owners
+        return self._number < self._constants.plan.owners
 
     def _state(self) -> RankState:
-        """The state of the own slice; its weights may have come as those that all ranks get."""
+        """Return this rank's state; its weights may have been sent as the weights for all ranks."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
             weights = self.inbox.document(b"W")["weights"]
@@ -194,7 +194,7 @@ class Work:
     def _replica(self):
         handle = self.inbox.document(b"H")
         make, version = functools.partial(self._make, handle), tuple(handle["version"])
-        return replica_of(self._shipped.training, self._number, version, make)
+        return replica_of(self._constants.training, self._number, version, make)
 
     def _make(self, handle):
         shards = reopen(handle["spools"])
@@ -204,49 +204,49 @@ class Work:
                 f"{handle['executor']} of {handle['host']}, which this task cannot read; Spark "
                 "runs it again"
             )
-        return cloudpickle.loads(self._shipped.program.value)(self._number, shards)
+        return cloudpickle.loads(self._constants.program.value)(self._number, shards)
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------
 
-    def send(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
-        """Send a message to some ranks."""
+    def send(self, targets: Iterable[int], tag: bytes, data, lane: int = 0) -> None:
+        """Send a message to some ranks; in local mode a large message goes through a file."""
         if self._folder is None or len(data) < _IN_FILE:
-            self._send_frames(targets, kind, data, line)
+            self._send_frames(targets, tag, data, lane)
             return
-        frame = frame_of_file(kind, self._number, self._written(data, self._folder), line)
+        frame = frame_of_file(tag, self._number, self._written(data, self._folder), lane)
         for target in targets:
-            self.items += (key(target, line), frame)
+            self.items += (key(target, lane), frame)
 
     def _written(self, data: Any, folder: str) -> str:
         """Write a message to a file and return its path."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, f"{self._shipped.group}-{secrets.token_hex(8)}")
+        path = os.path.join(folder, f"{self._constants.group}-{secrets.token_hex(8)}")
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.writelines(data.parts if isinstance(data, ArrayMessage) else [data])
         return path
 
     def _remove_old_messages(self) -> None:
-        """Remove the files of other groups."""
+        """Remove the message files of other groups."""
         if self._folder is None or not os.path.exists(self._folder):
             return
         for entry in list(os.scandir(self._folder)):
-            if not entry.name.startswith(self._shipped.group):
-                with contextlib.suppress(FileNotFoundError):  # others do the same
+            if not entry.name.startswith(self._constants.group):
+                with contextlib.suppress(FileNotFoundError):  # other tasks do the same
                     os.unlink(entry.path)
 
-    def _send_frames(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
-        places = [key(target, line) for target in targets]
-        for frame in frames_of(kind, self._number, data, line):
-            for place in places:
-                self.items += (place, frame)
+    def _send_frames(self, targets: Iterable[int], tag: bytes, data, lane: int = 0) -> None:
+        keys = [key(target, lane) for target in targets]
+        for frame in frames_of(tag, self._number, data, lane):
+            for target_key in keys:
+                self.items += (target_key, frame)
 
-    def _pass_on_residual(self, line: int = 0, *, is_kept: bool = False) -> None:
+    def _pass_on_residual(self, lane: int = 0, *, is_kept: bool = False) -> None:
         data, send = self.inbox.message(b"R"), self._send_frames if is_kept else self.send
         if data is not None:
-            send([self._number], b"R", data, line)
+            send([self._number], b"R", data, lane)
 
     def _send_state(self, state: RankState) -> None:
-        """Weights to all ranks; what the next update needs to the own one, nothing twice."""
+        """Send the weights to all ranks and the rest of the state to this rank's next update."""
         exact = self._rank.sends_exact_weights
         others = [n for n in self.ranks if n != self._number]
         with self._rank.sending(state):
@@ -258,41 +258,41 @@ class Work:
         self.send([self._number], b"S", state.message(), _TO_UPDATE)
 
 
-def _run(shipped, work, arguments, line, reads, index, frames):
-    """Do the work of one task; returns keys and frames in turn.
+def _run(constants, work, arguments, lane, reads, index, frames):
+    """Run the work of one task; return keys and frames alternately.
 
     Parameters
     ----------
-    shipped : TaskConstants
+    constants : TaskConstants
     work : callable
-        ``work(Work, *arguments)``
+        Method of :class:`Work`, called as ``work(task, *arguments)``.
     arguments : tuple
-    line : int
-        Where errors go.
+    lane : int
+        Lane for errors.
     reads : tuple of int
-        Lines besides 0 whose frames are for it.
+        Lanes to read in addition to lane 0.
     index, frames
-        What the task is given.
+        Partition index and input of the task.
     """
-    task = Work(shipped, index, frames, (0, *reads))
+    task = Work(constants, index, frames, (0, *reads))
     errors = task.inbox.messages(b"E")
     if errors:
-        task.send(task.ranks, b"E", errors[0], line)
+        task.send(task.ranks, b"E", errors[0], lane)
         return iter(task.items)
-    with task_environment(shipped), _threads(shipped.threads):
+    with task_environment(constants), _threads(constants.threads):
         try:
             work(task, *arguments)
         except _RowsNotLocal:
             raise
-        except Exception as error:  # Spark would run the user's code again and again
+        except Exception as error:  # Spark would retry the user's code
             task.items.clear()
-            task.send(task.ranks, b"E", pack({"rank": index, **describe(error)}), line)
+            task.send(task.ranks, b"E", pack({"rank": index, **describe(error)}), lane)
     return iter(task.items)
 
 
 @contextlib.contextmanager
 def _threads(count: int):
-    """Threads of torch for a task; the common scope takes longer than many a task."""
+    """Set torch's number of threads for a task; cheaper than the general scope."""
     import torch
 
     before = torch.get_num_threads()
@@ -304,26 +304,26 @@ def _threads(count: int):
 
 
 class _RowsNotLocal(Exception):
-    """The rows are elsewhere; raised into Spark, which tries again."""
+    """Raised when the rows are on another executor, so that Spark retries the task."""
 
 
 _SMALL = 2 << 20  # bytes of all weights; see Pairs
-_GONE = "Checkpoint block"  # what Spark says of state that was kept and is gone
+_GONE = "Checkpoint block"  # start of Spark's message about lost persisted state
 
 
 class ShuffleTransport(Transport):
-    """Everything through Spark's shuffle.
+    """Transport that sends everything through Spark's shuffle.
 
     Parameters
     ----------
     engine : SparkEngine
-        Of the cluster; its barrier stages are not used.
+        Engine of the cluster; its barrier stages are not used.
     plan : LayerPlan
-        There may be more ranks than the cluster runs tasks at once, and fewer slices than ranks.
+        Plan, which may have more ranks than task slots, and fewer slices than ranks.
     program : callable
-        ``program(rank, shards)`` gives the rank's :class:`~.rank.Replica`; shipped by value.
+        ``program(rank, shards)`` returns the rank's :class:`~.rank.Replica`; pickled by value.
     feed : FeedGroup
-        Of one feed.
+        Group of one feed.
     threads : int, optional
         Threads of a task; default its share of the node's cores.
     """
@@ -348,13 +348,13 @@ class ShuffleTransport(Transport):
         self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)
         self._state = None
         with contextlib.ExitStack() as opened:
-            opened.enter_context(quiet(self._sc))  # again for each job takes its time
+            opened.enter_context(quiet(self._sc))  # entering it for each job would cost time
             opened.enter_context(cluster.tasks_stay())
             ship_modules(self._sc)
             number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
             opened.callback(shipped.unpersist)
-            self._shipped = TaskConstants(
+            self._constants = TaskConstants(
                 secrets.token_hex(8),
                 plan,
                 shipped,
@@ -370,34 +370,34 @@ class ShuffleTransport(Transport):
         describe = self._task(Work.describe)
         return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
 
-    def _task(self, work: Callable, *arguments: Any, line: int = 0, reads: tuple[int, ...] = ()):
-        """A task for :class:`~.pairs.Pairs`, without a closure, whose code would travel with it."""
-        return functools.partial(_run, self._shipped, work, arguments, line, reads)
+    def _task(self, work: Callable, *arguments: Any, lane: int = 0, reads: tuple[int, ...] = ()):
+        """Return a task for :class:`~.pairs.Pairs`, without a closure that would be sent, too."""
+        return functools.partial(_run, self._constants, work, arguments, lane, reads)
 
     def _answers(self, pairs) -> list:
-        """Return what the ranks have for the driver, or raise the first error of user code."""
+        """Return the ranks' messages for the driver, or raise the first user error."""
         inbox = FrameReader(self._pairs.values(pairs).filter(_is_for_driver).collect())
         for error in inbox.documents(b"E"):
             raise user_error(error)
         return inbox.documents(b"D")
 
     def start(self, states: Sequence[RankState]) -> None:
-        plan = self._shipped.plan
-        if self._state is not None and len(states) == plan.owners:  # what was lost may be the rows
+        plan = self._constants.plan
+        if self._state is not None and len(states) == plan.owners:  # the rows may be lost, too
             self._call(self._rows.renew)
-        self._shipped = replace(self._shipped, plan=replace(plan, slices=len(states)))
+        self._constants = replace(self._constants, plan=replace(plan, slices=len(states)))
         self._call(lambda: self._give(states))
 
     def _give(self, states):
-        """Let executors keep these states instead of those that they have."""
+        """Replace the states that the executors keep."""
         if self._state is not None:
             self._pairs.drop_for_good(self._state)
         shipped = self._sc.broadcast(dict(enumerate(map(_packed, states))))
 
         def give(index, items):
             read_to_end(items)
-            for kind, data in shipped.value.get(index, ()):
-                for frame in frames_of(kind, index, data):
+            for tag, data in shipped.value.get(index, ()):
+                for frame in frames_of(tag, index, data):
                     yield key(index)
                     yield frame
 
@@ -411,26 +411,26 @@ class ShuffleTransport(Transport):
 
     def _group(self, steps):
         pairs, shuffles, before, task = self._pairs, [], self._state, self._task
-        self._shipped = replace(self._shipped, group=secrets.token_hex(4))
+        self._constants = replace(self._constants, group=secrets.token_hex(4))
 
         def shuffled(source, task):
             shuffles.append(pairs.shuffled(source, task))
             return shuffles[-1]
 
         def with_state(contributions, update):
-            return contributions.union(pairs.on_lines(update, *FOR_UPDATE))
+            return contributions.union(pairs.on_lanes(update, *FOR_UPDATE))
 
-        update = shuffled(before, task(Work.begin, line=_TO_GRADIENTS))
+        update = shuffled(before, task(Work.begin, lane=_TO_GRADIENTS))
         for number, step in enumerate(steps, 1):
-            # partition n holds those of n of both, where the handles are cached
-            weights = self._rows.handles.union(pairs.on_lines(update, *FOR_GRADIENTS))
+            # partition n of the union runs where the handle of n is cached
+            weights = self._rows.handles.union(pairs.on_lanes(update, *FOR_GRADIENTS))
             contributions = shuffled(weights, task(Work.gradients, step, reads=FOR_GRADIENTS))
-            if self._shipped.plan.needs_statistics:
+            if self._constants.plan.needs_statistics:
                 summed = with_state(contributions, update)
                 contributions = shuffled(summed, task(Work.reduce, reads=FOR_UPDATE))
             contributions = with_state(contributions, update)
             if number < len(steps):
-                make = task(Work.update, step, False, line=_TO_GRADIENTS, reads=FOR_UPDATE)
+                make = task(Work.update, step, False, lane=_TO_GRADIENTS, reads=FOR_UPDATE)
                 update = shuffled(contributions, make)
         state = pairs.mapped(contributions, task(Work.update, steps[-1], True, reads=FOR_UPDATE))
         self._take(state)
@@ -447,7 +447,7 @@ class ShuffleTransport(Transport):
         return records
 
     def _take(self, state):
-        """Let executors keep a state; in two copies, where one of them may be lost."""
+        """Persist a state on the executors, in two copies if there are several nodes."""
         copies = 2 if self._cluster.nodes > 1 else 1
         self._pairs.keep(state, copies)
         self._pairs.forget_lineage(state)
@@ -472,7 +472,7 @@ class ShuffleTransport(Transport):
             self._resources.close()
 
     def _call(self, function):
-        """Run Spark jobs so that Ctrl-C ends them, and say what became of them."""
+        """Run Spark jobs that Ctrl-C cancels, and convert their errors."""
 
         def call():
             with quiet(self._sc):
@@ -491,10 +491,10 @@ class ShuffleTransport(Transport):
 
 
 def _agreed(records):
-    """The records of the owners, if the same contributions came late for all of them.
+    """Return the owners' records; raise WorkerLost if owners disagree about late contributions.
 
-    A contribution that Spark has computed again, since its executor was lost, may be late once and
-    in time once; then some owners have added it and others have not.
+    If Spark recomputes a contribution after an executor loss, it may be late once and in time once.
+    Then some owners have added it and others have not.
     """
     if len({json.dumps([record["late"] for record in of_owner]) for of_owner in records}) > 1:
         raise WorkerLost("An executor was lost while a contribution was late")

@@ -1,7 +1,7 @@
-"""Contributions that come too late are left out: how late is too late.
+"""Straggler mitigation: contributions that arrive after an adaptive time limit are dropped.
 
 The rule is that of BigDL (Dai et al., SoCC 2019, section 3.3.2; ``setDropModuleProperty`` of 2.x).
-It is decided on the driver from the times of earlier steps; the limit is sent with the steps.
+The driver computes the limit from the times of earlier steps and sends it with the steps.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.training.checkpoint import in_thread
 
-_RELAXED = 1.01  # of the limit, where enough was dropped
+_RELAXED = 1.01  # growth of the limit when enough was dropped
 
 
 @dataclass(frozen=True)
 class DropStragglers:
-    """Rule by which late contributions to a step are left out; names are those of BigDL 2.x.
+    """Rule for dropping late contributions; its field names are those of BigDL 2.x.
 
     Attributes
     ----------
     drop_percentage : float
         Share of all contributions that may be dropped, e.g. 0.04.
     max_drop_percentage : float
-        If more of a single step come late, the step is discarded: it changes nothing and is made
-        again, now without a limit.
+        If a larger share of a single step is late, the step is discarded: it changes nothing and is
+        repeated without a limit.
     batchsize : int
-        Steps after which the limit is set anew.
+        Number of steps between updates of the limit.
     warmup_iteration : int
-        Steps at the start whose times do not count.
+        Number of initial steps whose times are ignored.
     """
 
     drop_percentage: float
@@ -53,7 +53,7 @@ class DropStragglers:
 
     @classmethod
     def of(cls, value: DropStragglers | dict) -> DropStragglers:
-        """The rule from what ``fit(drop_stragglers=)`` accepts."""
+        """Build the rule from a value of ``fit(drop_stragglers=)``."""
         if isinstance(value, cls):
             return value
         try:
@@ -61,13 +61,13 @@ class DropStragglers:
         except TypeError:
             raise UsageError(
                 f"drop_stragglers should be a dict with drop_percentage and max_drop_percentage, "
-                f"perhaps batchsize and warmup_iteration, got {value!r}",
+                f"optionally batchsize and warmup_iteration, got {value!r}",
                 code="argument-value",
                 argument="drop_stragglers",
             ) from None
 
     def check(self, ranks: int) -> None:
-        """Refuse a share of so many workers' contributions that is less than one of them."""
+        """Raise an error if the allowed share is less than one contribution."""
         if int(self.drop_percentage * self.batchsize * ranks) < 1:
             raise UsageError(
                 f"drop_percentage={self.drop_percentage} of the {self.batchsize * ranks} "
@@ -79,17 +79,17 @@ class DropStragglers:
 
 
 class StragglerLimit:
-    """Time limit of a contribution, set from the times of others.
+    """Time limit of a contribution, derived from the times of earlier steps.
 
     Parameters
     ----------
     rule : DropStragglers or None
-        None never limits anything.
+        None sets no limit.
 
     Attributes
     ----------
     seconds : float or None
-        None as long as too few steps are known.
+        Current limit; None until enough steps were recorded.
     """
 
     def __init__(self, rule: DropStragglers | None):
@@ -99,7 +99,7 @@ class StragglerLimit:
         self._times: list[float] = []
 
     def add(self, sources: Sequence[dict]) -> None:
-        """Add a step: what every rank had to say of its rows."""
+        """Add the records that every rank reported for a step."""
         rule = self._rule
         if rule is None:
             return
@@ -110,7 +110,7 @@ class StragglerLimit:
         self._times += [source["compute_s"] for source in sources if source["rows"]]
         if (self._steps - rule.warmup_iteration) % rule.batchsize:
             return
-        # as many more are dropped as are missing
+        # drop as many more as the rule allows
         times, dropped = sorted(self._times, reverse=True), self._dropped
         missing = int(rule.drop_percentage * (len(times) + dropped)) - dropped
         if missing > 0:
@@ -127,18 +127,18 @@ _late: list[Future] = []  # computations of this process: at most one
 
 
 def run_within(seconds: float | None, compute: Callable[[], T]) -> T | None:
-    """Return what `compute` gives, or None if that takes longer.
+    """Run `compute` and return its result, or None if it takes longer than `seconds`.
 
     Parameters
     ----------
     seconds : float or None
-        None waits for it, however long it takes.
+        Time limit; None waits without a limit.
     compute : callable
 
     Raises
     ------
     Exception
-        What `compute` raised, or what the late computation before it has raised since.
+        Error of `compute`, or of the previous late computation.
     """
     end = None if seconds is None else time.monotonic() + seconds
 

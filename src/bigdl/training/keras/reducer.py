@@ -524,8 +524,8 @@ class KerasLoss:
         """Raise an error for a summed loss with regularization."""
         if self.is_sum and self._model.losses:
             raise UsageError(
-                "A loss with reduction='sum' does not support regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'",
+                "A loss with reduction='sum' is not supported with regularization, which every "
+                "worker would add; use reduction='sum_over_batch_size'",
                 code="loss-unsupported",
             )
 

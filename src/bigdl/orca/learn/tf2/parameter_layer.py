@@ -286,7 +286,7 @@ class KerasDriverModel(DriverModel):
             )
         return self._settings.steps_per_epoch or steps
 
-    def place(self, steps):
+    def pass_and_step(self, steps):
         if self._settings.steps_per_epoch:  # an epoch continues where the previous one ended
             return divmod(self._state.position.global_step, steps)
         return None

@@ -1,4 +1,4 @@
-"""A fit by the parameter layer: what is the same for a model of every framework.
+"""Fits by the parameter layer: the parts that are common to all frameworks.
 
-The mechanism itself, which knows of no epochs, is :mod:`bigdl.orca.parameter_layer`.
+The underlying mechanism, which has no epochs, is :mod:`bigdl.orca.parameter_layer`.
 """

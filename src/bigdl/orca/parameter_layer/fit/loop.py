@@ -1,8 +1,8 @@
-"""The driver's own model and optimizer of a training by the parameter layer.
+"""Driver of a fit by the parameter layer: its model and optimizer, steps and checkpoints.
 
-They make no steps.  The optimizer is there for its schedule: the hyper-parameters of every step of
-a group are read off it before the group runs.  Model and optimizer get the state of the ranks when
-somebody wants to have it: a checkpoint, a validation, a callback.
+The driver's model and optimizer make no steps.  The optimizer provides the schedule: the
+hyper-parameters of every step of a group are read from it before the group runs.  Model and
+optimizer receive the state of the ranks for a checkpoint, a validation or a callback.
 """
 
 import contextlib
@@ -60,24 +60,24 @@ _SAMPLINGS = ("exact", "window")
 
 @dataclass
 class ParameterLayerOptions:
-    """Options of a training by the parameter layer, checked; names are those of ``fit``.
+    """Validated options of a fit by the parameter layer, named as in ``fit``.
 
     Attributes
     ----------
     transport : str
         ``"shuffle"`` or ``"barrier"``.
     group_size : int
-        Steps of one Spark job, at most; default 10 and 100.
+        Maximum number of steps of one Spark job; default 10 for shuffle and 100 for barrier.
     compression : str
         Name of a codec.
     sampling : str
-        ``"exact"``: every row once per epoch. ``"window"``: a batch is a run of consecutive rows
-        of the epoch's order from a random place on, as in BigDL 2.x.
+        ``"exact"``: every row once per epoch. ``"window"``: a batch has consecutive rows of the
+        epoch's order from a random start, as in BigDL 2.x.
     drop_stragglers : DropStragglers, dict or None
-        When contributions that come late are left out.
+        Rule for dropping late contributions.
     min_workers : int or None
-        With fewer slots than workers there are fewer slices of the weights, but at least so many;
-        None leaves their number as it is.
+        Minimum number of slices of the weights, which is reduced while the cluster has fewer task
+        slots than workers; None keeps one slice per worker.
     """
 
     transport: str = "shuffle"
@@ -101,22 +101,22 @@ class ParameterLayerOptions:
         check_integer("min_workers", self.min_workers, 1)
         if self.transport != "shuffle":
             raise UsageError(
-                f"min_workers={self.min_workers} goes with transport='shuffle'; the workers of "
+                f"min_workers={self.min_workers} needs transport='shuffle'; the workers of "
                 f"transport={self.transport!r} must all run at once",
                 code="argument-conflict",
                 argument="min_workers",
             )
         if codec.feedback:
             raise UsageError(
-                f"min_workers={self.min_workers} does not go with compression="
-                f"{self.compression!r}, where every worker keeps what rounding took; use "
+                f"min_workers={self.min_workers} is not supported with compression="
+                f"{self.compression!r}, where every worker keeps its rounding errors; use "
                 "compression='bf16'",
                 code="argument-conflict",
                 argument="min_workers",
             )
 
     def check(self, ranks: int) -> None:
-        """Refuse what does not go with so many workers."""
+        """Raise an error if the options do not fit the number of workers."""
         if self.drop_stragglers is not None:
             self.drop_stragglers.check(ranks)
         if self.min_workers is not None and self.min_workers > ranks:
@@ -129,26 +129,26 @@ class ParameterLayerOptions:
 
 
 class DriverModel(ABC):
-    """The driver's own model and optimizer, as a framework has them.
+    """Interface to the driver's model and optimizer of a framework.
 
     Attributes
     ----------
     hooks : Hooks
     flat : FlatModel
-        Of the model.
+        Flat view of the model.
     optimizer : TorchParameterLayerOptimizer or KerasParameterLayerOptimizer
-        ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts one, ``state()`` and
-        ``put_state()`` move the state of every trained weight by its number.
-        ``updates_rows(widths)`` is True if the next step takes gradients of some rows of tables
-        and changes no others, ``is_by_row`` if it looks at whole rows. The other attributes are
-        those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
+        ``hyper()`` returns the hyper-parameters of the next step, ``pass_step()`` advances the
+        schedule, ``state()`` and ``put_state()`` get and set the state of every trained weight by
+        its number. ``updates_rows(widths)`` is True if the next step accepts sparse gradients of
+        tables and changes no other rows, ``is_by_row`` if it updates whole rows. The other
+        attributes are those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
     loss_is_sum : bool
-        True if the loss adds up over the rows.
+        True if the loss is a sum over the rows, not a mean.
     weighted : bool
-        True if rows count their weights instead of 1.
+        True if rows count by their weights instead of 1.
     replica : type of ParameterLayerReplica
     are_changes_kept : bool
-        True if the ranks get the weights that a callback has set.
+        True if weights that a callback has set are sent to the ranks.
     """
 
     hooks: Hooks
@@ -161,7 +161,7 @@ class DriverModel(ABC):
 
     @abstractmethod
     def replica_program(self) -> Any:
-        """Return the program from which replicas take model and settings."""
+        """Return the program with the model and settings of replicas."""
 
     @abstractmethod
     def evaluation(self, feed: Any, sync: type[GradientSync]) -> Callable:
@@ -169,49 +169,49 @@ class DriverModel(ABC):
 
     @abstractmethod
     def weights(self) -> bytes:
-        """Return all weights as they are now, for replicas and evaluations."""
+        """Serialize all current weights for replicas and evaluations."""
 
     def load(self, files: dict[str, bytes]) -> None:
-        """Take over the files of a checkpoint."""
+        """Load the files of a checkpoint."""
         self.hooks.load(files)
 
     def open_rows(self, described: Sequence[dict], steps: int) -> int:
-        """Take note of the rows, which have `steps` batches; return the steps of an epoch."""
+        """Prepare for rows with `steps` batches; return the steps of an epoch."""
         return steps
 
-    def place(self, steps: int) -> tuple[int, int] | None:
-        """Return the pass over the rows and the number in it of the next step.
+    def pass_and_step(self, steps: int) -> tuple[int, int] | None:
+        """Return the next step's pass over the rows and its index in it; None for the position.
 
-        None for the position in the epoch.
+        None stands for the current epoch and its position.
         """
         return None
 
     def after_group(  # noqa: B027 - few have to do it
-        self, steps: list[LayerStep], seconds: float, figures: ParameterLayerMetrics
+        self, steps: list[LayerStep], seconds: float, metrics: ParameterLayerMetrics
     ) -> None:
-        """Take note of a group that was made."""
+        """Process the metrics of a finished group of steps."""
 
     def validates(self) -> bool:
-        """Return True if the validation data is looked at after this epoch."""
+        """Return True if this epoch is followed by a validation."""
         return True
 
     @abstractmethod
     def end_epoch(
-        self, figures: ParameterLayerMetrics, evaluate: Callable[[], dict] | None
+        self, metrics: ParameterLayerMetrics, evaluate: Callable[[], dict] | None
     ) -> dict | None:
-        """Return the figures of an epoch and of its validation; None if no step was made.
+        """Return the epoch's training and validation metrics; None if no step was made.
 
         Parameters
         ----------
-        figures : ParameterLayerMetrics
+        metrics : ParameterLayerMetrics
         evaluate : callable or None
-            Evaluates the weights of the driver's model, which are those of the ranks; None without
+            Evaluates the weights of the driver's model, which are up to date; None without
             validation.
         """
 
 
 class RankStates:
-    """The state of the ranks, which the driver's model pulls and pushes.
+    """State of the ranks, which is transferred to and from the driver's model.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class RankStates:
     Attributes
     ----------
     plan : LayerPlan
-        With as many slices of the weights as there are now.
+        Plan with the current number of slices.
     """
 
     def __init__(
@@ -231,10 +231,10 @@ class RankStates:
     ):
         self._transport, self.plan, self._policy = transport, plan, policy
         self._flat, self._optimizer = model.flat, model.optimizer
-        self._pulled: list[RankState] | None = None  # what the driver's model has, too
+        self._pulled: list[RankState] | None = None  # states that the driver's model already has
 
     def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
-        """Make steps, until one is discarded; return their records."""
+        """Run steps until one is discarded; return their records."""
         self._pulled = None
         return self._ask(
             functools.partial(self._transport.run, steps),
@@ -242,28 +242,28 @@ class RankStates:
         )
 
     def _ask(self, call: Callable[[], T], consequence: str) -> T:
-        """Call the transport; again if a worker is lost meanwhile and that has changed nothing."""
+        """Call the transport; retry after a worker loss if the state is unchanged."""
         return self._policy.run(call, consequence, only_if=lambda: self._transport.keeps_state)
 
     def cut(self, slices: int) -> None:
-        """Cut the weights in another number of slices."""
+        """Change the number of slices of the weights."""
         if slices == self.plan.owners:
             return
-        logger.info("The weights are cut in %d slices instead of %d", slices, self.plan.owners)
+        logger.info("The weights are split into %d slices instead of %d", slices, self.plan.owners)
         self.pull()
         self.plan = replace(self.plan, slices=slices)
         self.push(None)
 
     def push(self, residuals: Sequence[np.ndarray | None] | None) -> None:
-        """Let the ranks go on from the driver's model."""
+        """Send the driver's model and optimizer state to the ranks."""
         states = self._states(residuals)
         self._transport.start(states)
         self._pulled = states
 
     def _states(self, residuals: Sequence[np.ndarray | None] | None = None) -> list[RankState]:
-        """Return the model and optimizer as they are now, cut for the owners of slices.
+        """Split the current model and optimizer state into the states of the owners.
 
-        Residuals are those of every rank; of another number of ranks they are of no use.
+        Residuals of another number of ranks are discarded.
         """
         flat, geometry, owners = self._flat, self.plan.geometry, self.plan.owners
         buffers = changed(flat.initial, flat.buffers())
@@ -280,9 +280,9 @@ class RankStates:
         ]
 
     def pull(self) -> list[RankState]:
-        """Bring the state of the ranks to the driver's model, unless it is there."""
+        """Fetch the state of the ranks to the driver's model, unless it is up to date."""
         if self._pulled is None:
-            states = self._ask(self._transport.states, "the state is asked for again")
+            states = self._ask(self._transport.states, "the state is requested again")
             buffers = {number: b for state in states for number, b in state.buffers.items()}
             vector = np.concatenate([state.weights for state in states])
             self._flat.put(vector, self._flat.with_initial(buffers))
@@ -294,7 +294,7 @@ class RankStates:
 
 @dataclass(eq=False)
 class ParameterLayerStep(TrainingStep):
-    """A group of updates, made by the ranks of the parameter layer.
+    """Training step that lets the ranks of the parameter layer make a group of updates.
 
     Attributes
     ----------
@@ -302,7 +302,7 @@ class ParameterLayerStep(TrainingStep):
     model : DriverModel
     ranks : RankStates
     described : list of dict
-        What the ranks know of their rows.
+        Descriptions of the ranks' rows.
     cluster : SparkCluster
     policy : FailurePolicy
     on_progress : callable
@@ -327,19 +327,19 @@ class ParameterLayerStep(TrainingStep):
         state.epoch_steps = self.model.open_rows(self.described, self._batches.steps)
         self._limit = StragglerLimit(self._options.drop_stragglers)
         self._before: np.ndarray | None = None  # weights before callbacks were called
-        self.figures = self._new_figures()
+        self.metrics = self._new_metrics()
 
-    def _new_figures(self) -> ParameterLayerMetrics:
+    def _new_metrics(self) -> ParameterLayerMetrics:
         model = self.model
         return ParameterLayerMetrics(
             self.ranks.plan.ranks, weighted=model.weighted, loss_is_sum=model.loss_is_sum
         )
 
     def restore(self, manifest: dict | None) -> None:
-        """Go on from the figures of a checkpoint within an epoch; None for no figures."""
-        self.figures = self._new_figures()
+        """Restore the metrics of a mid-epoch checkpoint; None resets them."""
+        self.metrics = self._new_metrics()
         if manifest is not None:
-            self.figures.restore(manifest)
+            self.metrics.restore(manifest)
 
     # -- an epoch ------------------------------------------------------------------------------
 
@@ -349,7 +349,7 @@ class ParameterLayerStep(TrainingStep):
 
     def begin_epoch(self):
         if not self.context.state.position.batch:
-            self.figures = self._new_figures()
+            self.metrics = self._new_metrics()
 
     def run(self, triggers):
         ranks, state = self.ranks, self.context.state
@@ -361,14 +361,14 @@ class ParameterLayerStep(TrainingStep):
         began_at, started = time.time(), time.perf_counter()
         records = self._run(steps)
         seconds = time.perf_counter() - started
-        self.figures.add(records, seconds, began_at)
+        self.metrics.add(records, seconds, began_at)
         for sources in (record["sources"] for record in records[0]):
             self._limit.add(sources)
             for note in (source["note"] for source in sources if "note" in source):
                 self.context.warn(note, "loss")
-        self.model.after_group(steps, seconds, self.figures)
+        self.model.after_group(steps, seconds, self.metrics)
         epochs = state.stop_at.last_epoch(state.position, state.epoch_steps)
-        self.on_progress(state.progress(epochs, state.epoch_steps, self.figures.mean()))
+        self.on_progress(state.progress(epochs, state.epoch_steps, self.metrics.mean()))
         return is_due
 
     def end_epoch(self):
@@ -376,10 +376,10 @@ class ParameterLayerStep(TrainingStep):
         if self.evaluate is not None and self.model.validates():
             self.ranks.pull()
             evaluate = self._evaluated
-        return self.model.end_epoch(self.figures, evaluate)
+        return self.model.end_epoch(self.metrics, evaluate)
 
     def _evaluated(self) -> dict:
-        """Evaluate the weights of the ranks."""
+        """Evaluate the current weights and return the metrics."""
         evaluate, weights = cast("Callable", self.evaluate), self.model.weights()
         try:
             return self.policy.run(lambda: evaluate(state=weights)[0], "evaluating again")
@@ -401,10 +401,10 @@ class ParameterLayerStep(TrainingStep):
     # -- groups --------------------------------------------------------------------------------
 
     def _run(self, steps: list[LayerStep]) -> list[list[dict]]:
-        """Run steps until all of them are made; returns their records.
+        """Run steps until all are made; return their records.
 
-        A step that was discarded is made again, with those after it, and waits for everybody then:
-        so no step is discarded twice.
+        A discarded step is repeated together with the later ones, and then waits for all ranks, so
+        no step is discarded twice.
         """
         records_of_owners: list[list[dict]] = [[] for _ in range(self.ranks.plan.owners)]
         while steps:
@@ -414,23 +414,25 @@ class ParameterLayerStep(TrainingStep):
                 all_of_owner += owner_records[:count]
             steps = steps[count:]
             if steps:
-                logger.info("Step %d is discarded: too many were late", steps[0].number)
-                self.figures.dropped["discarded_steps"] += 1
+                logger.info(
+                    "Step %d is discarded: too many contributions were late", steps[0].number
+                )
+                self.metrics.dropped["discarded_steps"] += 1
                 steps = [replace(steps[0], limit=None), *steps[1:]]
         return records_of_owners
 
     def _next_steps(self, triggers: Triggers) -> tuple[list[LayerStep], bool]:
-        """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
+        """Return the next group of steps, and whether a checkpoint is due after it.
 
-        Position and schedule move along, so every step has the hyper-parameters that it would have
-        in a group of its own.
+        The group ends with the epoch, the fit, or a checkpoint. Position and schedule advance with
+        each step, so hyper-parameters do not depend on the group size.
         """
         state, model, optimizer = self.context.state, self.model, self.model.optimizer
         position, batches, ranks = state.position, self._batches, self.ranks.plan.ranks
         steps: list[LayerStep] = []
         while len(steps) < self._options.group_size:
             here = position.epoch, position.batch
-            turn, number = model.place(batches.steps) or here
+            turn, number = model.pass_and_step(batches.steps) or here
             ranges = [batches.batch(number, rank)[:2] for rank in range(ranks)]
             hyper, limit = optimizer.hyper(), self._limit.seconds
             self._check_rows()
@@ -447,20 +449,20 @@ class ParameterLayerStep(TrainingStep):
         return steps, False
 
     def _check_rows(self) -> None:
-        """Refuse a step that changes rows of tables that nobody has read, if others did not."""
+        """Raise an error if the next step would change untouched rows of tables."""
         plan, number = self.ranks.plan, self.context.state.position.global_step + 1
         if plan.widths and not self.model.optimizer.updates_rows(plan.widths):
             raise UsageError(
                 f"Momentum and weight decay of {plan.optimizer.__name__} were 0 when the fit "
                 f"began and are not in step {number}, which changes all "
-                "rows of embeddings; begin with them, or use backend='spark'",
+                "rows of embeddings; start with non-zero values, or use backend='spark'",
                 code="optimizer-unsupported",
             )
 
 
 @dataclass(eq=False)
 class ParameterLayerCheckpointer(Checkpointer):
-    """Checkpoints of the driver's model, once it is that of the ranks, and the way back to them."""
+    """Checkpoints of a fit by the parameter layer, and their restore to the ranks."""
 
     context: FitContext
     step: ParameterLayerStep
@@ -471,13 +473,13 @@ class ParameterLayerCheckpointer(Checkpointer):
     def __post_init__(self) -> None:
         settings = self.context.settings
         self._latest = Checkpoint({})
-        self._saved: dict | None = None  # its position
+        self._saved: dict | None = None  # position of the latest checkpoint
         self._directory: CheckpointDirectory | None = None
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
 
     def start(self, snapshot: Checkpoint | None) -> None:
-        """Put the driver's model and the ranks where a snapshot is; None for its first weights."""
+        """Set the driver's model and the ranks to a snapshot, or initial weights."""
         self._latest = self.policy.run(lambda: self._begin(snapshot), "trying again")
 
     def _begin(self, snapshot: Checkpoint | None) -> Checkpoint:
@@ -504,7 +506,7 @@ class ParameterLayerCheckpointer(Checkpointer):
         manifest |= input_facts(self.context.settings, types and types[0])
         if position.batch:
             count = self.ranks.plan.ranks
-            manifest |= {**self.step.figures.to_json(), "rows_since_merge": [0] * count}
+            manifest |= {**self.step.metrics.to_json(), "rows_since_merge": [0] * count}
         files = self.model.hooks.files()
         if any(residual is not None for residual in residuals):
             import torch
@@ -520,8 +522,8 @@ class ParameterLayerCheckpointer(Checkpointer):
 
     def recover(self, error):
         self.policy.allow_retry(error)
-        logger.warning("%s; going on from %s", error, self._latest.position)
-        self.context.state.stop = False  # a callback that wanted to stop is asked again
+        logger.warning("%s; resuming from %s", error, self._latest.position)
+        self.context.state.stop = False  # the callbacks decide again
         self.start(self._latest)
 
     def finish(self, is_changed):
@@ -532,15 +534,15 @@ class ParameterLayerCheckpointer(Checkpointer):
 
 
 class ParameterLayerFit:
-    """A fit by the parameter layer, put together from its parts.
+    """Fit by the parameter layer, assembled from its components.
 
     Parameters
     ----------
     program : FitProgram or KerasFitProgram
-        What workers would run: model and settings.
+        Program with model and settings.
     ranks : int
     start : Checkpoint or None
-        Where it begins; None for the weights that the model is made with.
+        State to start from; None for the model's initial weights.
     driver_model : callable
         ``driver_model(program, ranks, start, context)`` returns the :class:`DriverModel`,
         which has loaded the checkpoint.
@@ -584,7 +586,7 @@ class ParameterLayerFit:
         )
 
     def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
-        """Return what makes a replica of a rank over its shards; shipped to the ranks."""
+        """Return a picklable factory of a rank's replica for its shards."""
         program, weights = self.model.replica_program(), self.model.weights()
         return functools.partial(
             self.model.replica, program, weights, self.plan.ranks, self.plan.widths
@@ -620,27 +622,27 @@ class ParameterLayerFit:
 
 
 def _described(transport: Transport) -> list[dict]:
-    """Return what the ranks know of their rows."""
+    """Return the ranks' descriptions of their rows."""
     described = transport.rows()
     streams = [(each.get("stream"), each["rows"]) for each in described]
     if len(streams) > 1 and streams[0][0] is not None and len(set(streams)) == 1:
         raise UsageError(
             f"All {len(streams)} workers have read the same {streams[0][1]} rows of the "
-            "iterable data; pass a function data(config, batch_size) that makes the part "
+            "iterable data; pass a function data(config, batch_size) that creates the part "
             "config['rank'] of config['size'], or use a backend other than 'bigdl', which "
-            "shares the rows out",
+            "splits the rows",
             code="data-order",
         )
     return described
 
 
 def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int, ...]:
-    """Return the widths of tables whose rows travel by themselves; empty if none do.
+    """Return the row widths of tables that send only touched rows; empty if there are none.
 
     Raises
     ------
     UsageError
-        If they have to, and cannot.
+        If the optimizer requires it and the options prevent it.
     """
     clamp, name = optimizer.clamp, compression
     if not any(flat.widths):
@@ -648,9 +650,9 @@ def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int,
     keeps_zeros = not codec_for(name).feedback and (clamp is None or clamp[0] <= 0 <= clamp[1])
     if optimizer.is_by_row and not keeps_zeros:
         raise UsageError(
-            f"{optimizer.sliced.__name__} updates the rows that a batch has read alone, and "
+            f"{optimizer.sliced.__name__} updates only the rows that a batch has read, and "
             f"with compression={name!r} and gradients clipped to {clamp} others change, too; "
-            "use compression='bf16', and a range with 0 in it",
+            "use compression='bf16', and a range that contains 0",
             code="argument-conflict",
             argument="compression",
         )
@@ -659,16 +661,16 @@ def _row_widths(flat: FlatModel, optimizer: Any, compression: str) -> tuple[int,
 
 
 def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = "") -> None:
-    """Refuse a callback that has hooks of steps.
+    """Raise an error for a callback with step hooks.
 
     Parameters
     ----------
     callback : object
     base : type
-        The class whose hooks do nothing.
+        Class whose hooks do nothing.
     hooks : sequence of str
     refused : str
-        What else it is that does not go, without any hook.
+        Another reason for the error, for a callback without step hooks.
     """
     cls = type(callback)
     names = [h for h in hooks if getattr(cls, h, None) is not getattr(base, h)]
@@ -684,9 +686,9 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
 
 @dataclass(frozen=True)
 class ParameterLayerRun:
-    """Runs the calls of a :class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
+    """Runner of a :class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
 
-    The program of the fit does not run; the driver takes model and settings from it.
+    The program itself does not run; the driver uses its model and settings.
 
     Attributes
     ----------

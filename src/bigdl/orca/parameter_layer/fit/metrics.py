@@ -1,4 +1,4 @@
-"""From what the ranks recorded of their steps to the figures of an epoch."""
+"""Aggregation of the ranks' step records into epoch metrics."""
 
 import statistics
 import time
@@ -21,12 +21,12 @@ PHASES = (
     "compute_weight_s",
     "send_weights_s",
 )
-"""Where the time of a step goes: means over the ranks, in seconds.
+"""Phases of a step, in seconds, as means over the ranks.
 
-``launch_s`` is a step's share of the time from the call for a group to its first gradient, and
-``dispatch_s`` passes between the tasks of one stage and those of the next, by the clocks of their
-machines: scheduling, and what the JVM does with the bytes. The others are those of BigDL's metrics
-("get weights average" and so on); waiting for what is fetched belongs to who fetches it.
+``launch_s`` is a step's share of the time from the start of a group to its first gradient.
+``dispatch_s`` passes between the tasks of consecutive stages, by the clocks of their machines:
+scheduling, and the JVM's handling of the bytes. The others are those of BigDL's metrics ("get
+weights average" and so on); a task's time includes waiting for its input.
 """
 
 _TIMED = PHASES[2:]
@@ -41,23 +41,23 @@ class ParameterLayerMetrics:
     ----------
     ranks : int
     weighted : bool
-        True if rows count their weights instead of 1.
+        True if rows count by their weights instead of 1.
     loss_is_sum : bool
-        True if the loss adds up over the rows.
+        True if the loss is a sum over the rows, not a mean.
 
     Attributes
     ----------
     of_ranks : list of EpochSums
     dropped : dict of str to int
-        What stragglers cost: contributions and rows that were left out, discarded steps.
+        Losses to stragglers: dropped contributions and rows, and discarded steps.
     added : dict of str to ndarray of float64
-        What else replicas add up, in the ``sums`` of their records.
+        Additional sums of replicas, from the ``sums`` of their records.
     memory : list of int
-        The most bytes that each rank's process has had, where replicas say so.
+        Peak memory of each rank's process in bytes, if replicas report it.
     rows : list of list of float
-        Of the last group: loss, counted and rows of each step.
+        Loss, divisor and rows of each step of the last group.
     phases : dict of str to float
-        Of the last group: mean seconds per step, at least of :data:`GROUP_PHASES`.
+        Mean seconds per step of the last group, at least for :data:`GROUP_PHASES`.
     """
 
     def __init__(self, ranks: int, *, weighted: bool, loss_is_sum: bool):
@@ -71,7 +71,7 @@ class ParameterLayerMetrics:
         self.phases: dict[str, float] = {}
 
     def to_json(self) -> dict:
-        """Return the sums, for a checkpoint inside an epoch."""
+        """Return the sums for a mid-epoch checkpoint."""
         return {
             "sums": [sums.to_json() for sums in self.of_ranks],
             "dropped": dict(self.dropped),
@@ -79,22 +79,22 @@ class ParameterLayerMetrics:
         }
 
     def restore(self, manifest: dict) -> None:
-        """Go on from the sums in the manifest of a checkpoint, of this or of another backend."""
+        """Restore the sums from a checkpoint's manifest, of this or another backend."""
         self.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
         self.dropped.update(manifest.get("dropped", {}))
         self.added = {name: np.asarray(v) for name, v in manifest.get("added", {}).items()}
 
     def add(self, records: Sequence[Sequence[dict]], seconds: float, began_at: float) -> None:
-        """Add a group of steps.
+        """Add the records of a group of steps.
 
         Parameters
         ----------
         records : list of list of dict
-            Of :meth:`~bigdl.orca.parameter_layer.plan.Transport.run`.
+            Result of :meth:`~bigdl.orca.parameter_layer.plan.Transport.run`.
         seconds : float
-            That the group took.
+            Duration of the group.
         began_at : float
-            When it was asked for, in seconds since 1970.
+            Start of the group, in seconds since 1970.
         """
         self.rows, count, ended = [], len(records[0]), began_at
         totals = {**dict.fromkeys(_OF_STEPS, 0.0), "step_s": seconds}
@@ -135,28 +135,28 @@ class ParameterLayerMetrics:
         return [loss, counted, float(batch_rows)]
 
     def mean(self) -> float | None:
-        """Mean loss so far."""
+        """Return the mean loss so far."""
         return EpochSums.total(self.of_ranks).mean()
 
     def entry(self) -> dict | None:
-        """The figures of the epoch; None if no step was made.
+        """Return the metrics of the epoch; None if no step was made.
 
-        Beside those of other backends ``profile`` has the mean seconds per step of the phases of
-        the parameter layer, ``sync_s`` (all that is not ``compute_s``), and ``bytes_per_step``,
-        which all ranks together sent as gradients.
+        In addition to the fields of other backends, ``profile`` has the mean seconds per step of
+        each phase, ``sync_s`` (the time other than ``compute_s``), and ``bytes_per_step``, the size
+        of the gradients that all ranks sent.
         """
-        figures = EpochSums.merged(self.of_ranks)
-        if figures is None or not self._steps:
-            return figures
-        profile = figures["profile"]
+        metrics = EpochSums.merged(self.of_ranks)
+        if metrics is None or not self._steps:
+            return metrics
+        profile = metrics["profile"]
         profile.update({name: total / self._steps for name, total in self._totals.items()})
         profile["sync_s"] = profile["step_s"] - profile["compute_s"]
         profile["ended_at"] = time.time()
-        return figures
+        return metrics
 
 
 def _waits(owners, ended: float) -> list[float]:
-    """Seconds before the tasks of each stage of a step, of which those before end at `ended`."""
+    """Return the seconds of waiting before each stage of a step."""
     sources = owners[0]["sources"]
     computed = max(source["ended_at"] for source in sources)
     return [
@@ -167,13 +167,13 @@ def _waits(owners, ended: float) -> list[float]:
 
 
 GROUP_PHASES = (*PHASES, "rest_s", "step_s")
-"""Figures of every group: means per step of the phases, the rest and the whole step."""
+"""Mean seconds per step that are recorded for every group: phases, remainder, whole step."""
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     """Return ``[step, seconds, time]`` of every group, by tag.
 
-    A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
+    A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (the remainder of the whole
     step) or ``"step_s"``.
     """
     return summaries_of(rows, [f"Phases/{name}" for name in GROUP_PHASES])
@@ -182,11 +182,11 @@ def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
 # -- the chart ------------------------------------------------------------------------------------
 
 _LABELS = [name.removesuffix("_s").replace("_", " ") for name in GROUP_PHASES[:-1]]
-_BARS = 120  # at most: a longer training is drawn by means of several groups
+_BARS = 120  # maximum; a longer training averages several groups per bar
 
 
 def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
-    """Draw one stacked bar per group: milliseconds per step.
+    """Draw a chart with one stacked bar per group: milliseconds per step and phase.
 
     Parameters
     ----------
@@ -197,12 +197,12 @@ def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
     """
     groups, together = np.asarray(rows), -(-len(rows) // _BARS)
     bars = [groups[first : first + together] for first in range(0, len(rows), together)]
-    steps = [int(those[-1, 0]) for those in bars]
-    times = np.array([1e3 * those[:, 2:-1].mean(axis=0) for those in bars])
+    steps = [int(bar[-1, 0]) for bar in bars]
+    times = np.array([1e3 * bar[:, 2:-1].mean(axis=0) for bar in bars])
     panel = "ms per step", dict(zip(_LABELS, times.T.tolist(), strict=True)), True
     table = [
-        {"step": step, **dict(zip(_LABELS, those, strict=True))}
-        for step, those in zip(steps, times, strict=True)
+        {"step": step, **dict(zip(_LABELS, phases, strict=True))}
+        for step, phases in zip(steps, times, strict=True)
     ]
     chart = PanelChart("step", steps, [panel], 860, 420)
     chart.write(path, "Phases of the parameter layer", table_of(table))

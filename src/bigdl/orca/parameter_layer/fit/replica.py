@@ -1,6 +1,6 @@
-"""A model as the parameter layer sees it, and the rows of one rank, of which every step takes some.
+"""Model replicas of the parameter layer: flat weights, and the gradients of one rank's rows.
 
-:class:`ParameterLayerReplica` runs in the ranks; the driver has a :class:`FlatModel` of its own.
+:class:`ParameterLayerReplica` runs on the ranks; the driver has a separate :class:`FlatModel`.
 """
 
 import contextlib
@@ -21,28 +21,28 @@ from bigdl.training.state import seed_everything
 
 
 class FlatModel:
-    """Trained weights of a model as one flat vector, and its buffers: what layers change besides.
+    """View of a model's trained weights as one flat vector, and of its buffers.
 
     Parameters
     ----------
     trained, buffers : sequence
         Variables of the framework.
     read : callable
-        Return a variable as an array, perhaps as a view.
+        ``read(variable)`` returns a variable as an array, maybe a view.
     assign : callable
         ``assign(variable, array)`` sets a variable to an array of its shape.
     widths : sequence of int, optional
-        Of the trained weights that are tables, whose gradients have some rows alone, the elements
-        of a row; 0 of others, and by default of all.
+        Row width of the trained weights that are tables with sparse gradients, 0 for others;
+        default 0 for all.
     share : callable, optional
-        The same as `assign`, for tables: the variable may use the memory of the array from then on.
+        Replaces `assign` for tables: the variable may keep using the memory of the array.
 
     Attributes
     ----------
     shapes, sizes : sequence
-        Of the trained weights.
+        Shapes and numbers of elements of the trained weights.
     initial : list of ndarray
-        The buffers as they were at the start.
+        Initial values of the buffers.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class FlatModel:
         self.initial = self.buffers()
 
     def vector(self) -> np.ndarray:
-        """Return the trained weights as they are now."""
+        """Return a copy of the current trained weights."""
         return self._whole.flatten([self._read(variable) for variable in self._trained])
 
     def buffers(self) -> list[np.ndarray]:
-        """Return a copy of the buffers as they are now."""
+        """Return a copy of the current buffers."""
         return [np.array(self._read(variable)) for variable in self._buffers]
 
     def with_initial(self, buffers: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-        """Return all buffers: those that are given by number, the others as at the start."""
+        """Return all buffers: the passed ones by number, the others with initial values."""
         return [buffers.get(number, initial) for number, initial in enumerate(self.initial)]
 
     def put(self, vector: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-        """Set the trained weights to those of a vector, and all buffers."""
+        """Set the trained weights from a vector, and all buffers."""
         weights = zip(self._trained, self._whole.parts(vector), self.widths, strict=True)
         for variable, array, width in weights:
             put = self._share if width else self._assign
@@ -85,7 +85,7 @@ class FlatModel:
     def flat_gradient(
         self, gradients: Sequence["np.ndarray | TouchedRows | None"]
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Return the gradients of all trained weights as a vector; one that is missing is 0.
+        """Return the gradients of all trained weights as a vector; missing ones are 0.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class FlatModel:
         Returns
         -------
         ndarray of float32, dict of int to ndarray
-            The vector, which has the touched rows of tables alone, and the numbers of these rows.
+            The vector, with only the touched rows of tables, and the indices of these rows.
         """
         touched, parts = {}, []
         weights = zip(gradients, self.sizes, self.widths, strict=True)
@@ -104,7 +104,7 @@ class FlatModel:
                 touched[number], values = gradient.rows, gradient.values
             elif width and gradient is None:
                 touched[number], values = np.empty(0, np.int64), np.empty((0, width), np.float32)
-            elif width:  # by a penalty on all rows, for example
+            elif width:  # dense, such as by a penalty on all rows
                 touched[number] = np.arange(size // width)
             elif gradient is None:
                 values = np.zeros(size, np.float32)
@@ -114,14 +114,14 @@ class FlatModel:
 
 @dataclass(frozen=True)
 class TouchedRows:
-    """A gradient of some rows of a table.
+    """Gradient of some rows of a table.
 
     Attributes
     ----------
     rows : ndarray of int64
-        Their numbers, in ascending order.
+        Indices of the rows, in ascending order.
     values : ndarray of float32
-        A row for each.
+        Gradient of each row.
     """
 
     rows: np.ndarray
@@ -129,22 +129,22 @@ class TouchedRows:
 
     @classmethod
     def of(cls, gradient: Any) -> "TouchedRows":
-        """The rows of a sparse tensor of torch."""
+        """Convert a sparse torch tensor to touched rows."""
         summed = gradient.coalesce()
         return cls(summed.indices()[0].numpy(), summed.values().numpy())
 
 
 class ParameterLayerReplica(ABC):
-    """Computes gradients of one rank's rows: a ``Replica`` of the parameter layer.
+    """Replica that computes the gradients of one rank's rows.
 
-    To the sources of its batches it is the worker, with a rank, a world size and exit functions.
+    Batch sources use it as their worker, with a rank, a world size and exit functions.
 
     Parameters
     ----------
     program : FitProgram or KerasFitProgram
-        Model and settings, as workers get them.
+        Program with model and settings.
     weights : bytes
-        All weights at the start; trained ones are replaced in every step, others are not.
+        Initial values of all weights; every step replaces the trained ones.
     ranks : int
     widths : tuple of int
         See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
@@ -154,7 +154,7 @@ class ParameterLayerReplica(ABC):
     Raises
     ------
     UsageError
-        If the data cannot be sampled like that.
+        If the data does not support the sampling.
     """
 
     def __init__(
@@ -171,29 +171,29 @@ class ParameterLayerReplica(ABC):
         self.at_exit, self.close = self._resources.callback, self._resources.close
         self._settings = program.settings
         self._is_exact = self._settings.parameter_layer.sampling == "exact"
-        self._order: tuple[int, Any] = (-1, None)  # of an epoch
+        self._order: tuple[int, Any] = (-1, None)  # epoch and its row order
         self._config = program.config
         self._data, flat = self._open(program, weights, shards["data"])
-        self._flat = cast("FlatModel", flat)  # a rank without rows is never asked for a gradient
+        self._flat = cast("FlatModel", flat)  # a rank without rows computes no gradients
         if not self._is_exact and not isinstance(self._data, TensorShard):
             raise UsageError(
-                "sampling='window' needs rows that are side by side, and a DataLoader is read "
-                "sample by sample; leave sampling= out or pass arrays",
+                "sampling='window' needs contiguous rows, and a DataLoader is read sample by "
+                "sample; omit sampling= or pass arrays",
                 code="argument-conflict",
                 argument="sampling",
             )
-        # a replica that is made again elsewhere shuffles alike, so it must not depend on what is
-        # free there: by default shuffled rows may take all memory
+        # a replica that is recreated elsewhere must shuffle alike, so the window must not depend
+        # on free memory: by default shuffled rows may use all memory
         memory = self._config.get("shuffle_memory")
         self._window = 0 if memory is None else self._data.window(memory)
 
-    # -- what a framework says -----------------------------------------------------------------
+    # -- for frameworks -----------------------------------------------------------------
 
     @abstractmethod
     def _open(
         self, program: Any, weights: bytes, shard: Any
     ) -> tuple[BatchSource, FlatModel | None]:
-        """Make the model; return the source of its batches and the flat model, if it has rows."""
+        """Build the model; return its batch source and flat model, None without rows."""
 
     @abstractmethod
     def _gradient(
@@ -207,16 +207,16 @@ class ParameterLayerReplica(ABC):
         rows : int
         step : LayerStep
         began : float
-            When the batch was there, by ``time.perf_counter``.
+            Time when the batch was available, by ``time.perf_counter``.
 
         Returns
         -------
         list of ndarray, TouchedRows or None; float; dict
-            The gradient of every trained weight, what the loss was divided by, and figures.
+            Gradient of every trained weight, divisor of the loss, and metrics.
         """
 
     def _batch(self, step: LayerStep, start: int, stop: int) -> Any:
-        """The rows `start`...`stop` of a step's epoch, as the model takes them."""
+        """Return the rows `start`...`stop` of a step's epoch as a model batch."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:
             of = Pass(settings.shuffle, settings.seed, step.epoch, self.rank, self._window)
@@ -226,28 +226,28 @@ class ParameterLayerReplica(ABC):
             return data.batch(start, stop, order)
         key = [settings.seed, step.epoch, step.number, self.rank]
         first = int(np.random.default_rng(key).integers(data.rows))
-        places = (first + np.arange(stop - start)) % data.rows
+        indices = (first + np.arange(stop - start)) % data.rows
         if order is not None:
             whole = order if isinstance(order, np.ndarray) else order[0 : data.rows]
-            places = whole[places]
-        return data.batch(0, stop - start, places)
+            indices = whole[indices]
+        return data.batch(0, stop - start, indices)
 
     def _seed(self, step: LayerStep) -> None:
-        """Draw random numbers of this step and rank alone."""
+        """Seed the random generators by step and rank."""
         mixed = np.random.SeedSequence([self._settings.seed, step.epoch, step.number])
         seed_everything(int(mixed.generate_state(1)[0]), self.rank + 1)
 
-    # -- what the parameter layer asks ---------------------------------------------------------
+    # -- for the parameter layer ---------------------------------------------------------
 
     def describe(self) -> dict:
-        """Return what the driver needs to know of the rows; JSON-able."""
+        """Return the JSON-able facts about the rows that the driver needs."""
         facts, data = self._data.facts(self._window), self._data
         return {**facts, "stream": data.checksum if data.is_stream and data.rows else None}
 
     def compute(
         self, step: LayerStep, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
     ) -> Contribution:
-        """The gradient at `weights`; buffers that are not given are as they were at the start."""
+        """Compute the gradient at `weights`; missing buffers have their initial values."""
         started = time.perf_counter()
         start, stop = step.ranges[self.rank]
         if start == stop:
