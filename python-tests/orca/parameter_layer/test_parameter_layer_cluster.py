@@ -82,8 +82,8 @@ def test_fewer_executors_own_fewer_slices_and_the_result_is_the_same(executors, 
     said = [r.getMessage() for r in caplog.records if "cut in" in r.getMessage()]
     # once more after each return to a checkpoint
     assert list(dict.fromkeys(said)) == [
-        "The weights are cut in 1 slices instead of 2",
-        "The weights are cut in 2 slices instead of 1",
+        "The weights are split into 1 slices instead of 2",
+        "The weights are split into 2 slices instead of 1",
     ]
     assert largest_difference(found["models"][0], expected["models"][0]) == 0
     moments, others = (s["optimizers"][0]["state"] for s in (found, expected))

@@ -309,12 +309,12 @@ WRONG = {
     "slices by barrier": (
         {},
         {"min_workers": 1, "transport": "barrier"},
-        "min_workers=1 goes with transport='shuffle'",
+        "min_workers=1 needs transport='shuffle'",
     ),
     "slices and residuals": (
         {},
         {"min_workers": 1, "compression": "int8"},
-        "does not go with compression='int8'",
+        "is not supported with compression='int8'",
     ),
     "too many slices": ({}, {"min_workers": 3}, "at most the number of workers, 2, got 3"),
     "backend": ({"backend": "spark"}, {"transport": "shuffle"}, "create it with backend='bigdl'"),
