@@ -385,7 +385,7 @@ def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
         done = program.end(300)
         print(f"it ended {time.monotonic() - began:.1f} s after {host} was lost")
         if may_shrink:  # one worker has the rows of both, and draws them in another order
-            assert "Nodes were lost: 1 of 2 workers go on" in done.stderr
+            assert "Nodes were lost: 1 of 2 workers continue" in done.stderr
             for one, other in zip(last_line(done), weights, strict=True):
                 np.testing.assert_allclose(one, other, atol=0.1)
         else:

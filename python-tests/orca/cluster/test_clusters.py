@@ -342,7 +342,7 @@ def test_yarn_without_hadoops_files_says_so(no_context, tmp_path, caplog):
     with pytest.raises(UsageError, match="set HADOOP_CONF_DIR, or pass hadoop_conf"):
         init_orca_context("yarn-client", container_image="x")
     assert "container_image: no effect" in caplog.text
-    assert "cores was not given: each node gives 2" in caplog.text
+    assert "cores is not set: this program uses 2 cores of each node" in caplog.text
     with pytest.raises(UsageError, match=r"yarn-site\.xml, which cannot be read in"):
         init_orca_context("yarn-client", cores=2, hadoop_conf=str(tmp_path))
 

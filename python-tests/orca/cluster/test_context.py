@@ -594,7 +594,7 @@ def test_spark_submit_mode_takes_the_settings_of_the_command(tmp_path):
     assert facts["sum"] == 10
     assert facts["python"] == [sys.executable, sys.executable]
     assert facts["local"] == "local[1,4]"
-    assert "takes the place of the master of the spark-submit command" in facts["local log"]
+    assert "replaces the master of the spark-submit command" in facts["local log"]
 
 
 KILLED = """

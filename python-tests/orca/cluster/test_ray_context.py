@@ -63,7 +63,7 @@ def test_other_users_can_neither_read_nor_plant_what_ray_works_with(context):
 
 def test_another_call_gives_the_ray_that_is_active(context, caplog):
     assert init_orca_context(runtime="ray", cores=1) is context
-    assert "The Ray that is active already is used" in caplog.text
+    assert "The active Ray is reused" in caplog.text
 
 
 def test_ray_has_its_token_from_orca(context):

@@ -156,9 +156,9 @@ def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog, tmp
     )
     assert [entry["num_samples"] for entry in stats] == [40] * 3
     if every is not None:
-        assert re.search(r"going on from epoch 2, step [12]\b", caplog.text)
+        assert re.search(r"resuming from epoch 2, step [12]\b", caplog.text)
     assert [entry["epoch"] for entry in stats] == [1, 2, 3]
-    assert "Nodes were lost: 1 of 2 workers go on" in caplog.text
+    assert "Nodes were lost: 1 of 2 workers continue" in caplog.text
 
 
 def test_ray_runs_beside_spark_and_dies_with_it(local_cluster):

@@ -30,7 +30,7 @@ def by_demand(orca_spark, monkeypatch):
 
 def test_too_few_workers_are_told_in_one_sentence(by_demand):
     engine = SparkEngine(patience=2.0)
-    expected = r"^2 of 3 workers came, and no other within 2 s; .*maxExecutors.*or try later$"
+    expected = r"^2 of 3 workers started, and no other within 2 s; .*maxExecutors.*or try again later$"
     with pytest.raises(UsageError, match=expected):
         engine.run(lambda worker: worker.channel.barrier("all", 3), num_workers=3)
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
@@ -40,12 +40,12 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
     """As when what the second worker reads goes away with an executor, once the first waits."""
     poll, lines = DynamicWorkers.poll, []
 
-    def repeated(gang):
-        if gang.line not in lines and gang.line.has("enter/0", "enter/1"):
-            lines.append(gang.line)
+    def repeated(workers):
+        if workers.channel not in lines and workers.channel.has("enter/0", "enter/1"):
+            lines.append(workers.channel)
             if len(lines) == 1:
-                gang.line.count("enter/0", 1)  # Spark's copy of the first
-        poll(gang)
+                workers.channel.count("enter/0", 1)  # Spark's copy of the first
+        poll(workers)
 
     monkeypatch.setattr(DynamicWorkers, "poll", repeated)
     with refused("resource-limit", "2", "3", "6"):

@@ -487,7 +487,7 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
     inside = CheckpointDirectory(str(tmp_path)).latest()[1]
     with refused("checkpoint-mismatch"):
         fitted(shards, adam, start=inside, epochs=2)
-    schedule = "optimizer SGD, but the program makes SGD with the schedule ExponentialDecay; go on"
+    schedule = "optimizer SGD, but the program uses SGD with the schedule ExponentialDecay; resume"
     with pytest.raises(UsageError, match=schedule):
         fitted(shards, scheduled, start=inside, epochs=2)
     lacking = {k: v for k, v in inside.manifest.items() if k != "fingerprint"}

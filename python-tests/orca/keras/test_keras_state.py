@@ -41,23 +41,23 @@ def linear(optimizer):
         (
             lambda: optimizers.SGD(0.1, momentum=0.9),
             lambda: optimizers.Lion(0.1),
-            "SGD, but the program makes Lion; go on with SGD",
+            "SGD, but the program uses Lion; resume with SGD",
         ),
         (
             lambda: optimizers.SGD(decaying()),
             lambda: optimizers.SGD(cosine()),
-            "SGD with the schedule ExponentialDecay, but the program makes SGD with the schedule "
-            "CosineDecay; go on with SGD with",
+            "SGD with the schedule ExponentialDecay, but the program uses SGD with the schedule "
+            "CosineDecay; resume with SGD with",
         ),
         (
             lambda: optimizers.SGD(0.1),
             lambda: optimizers.SGD(cosine()),
-            "SGD, but the program makes SGD with the schedule CosineDecay; go",
+            "SGD, but the program uses SGD with the schedule CosineDecay; resume",
         ),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.Adam(decaying())),
             lambda: optimizers.Adam(decaying()),
-            "LossScaleOptimizer of Adam with the schedule ExponentialDecay, but the program makes "
+            "LossScaleOptimizer of Adam with the schedule ExponentialDecay, but the program uses "
             "Adam with",
         ),
     ],
@@ -133,7 +133,7 @@ def test_a_fit_that_goes_on_with_another_optimizer_is_refused_by_name(tmp_path):
     fit(first, epochs=1)
     assert len(fit(estimator(sgd, model_dir=folder), resume="auto")["loss"]) == 2
     first.save_checkpoint(file)
-    message = "optimizer SGD, but the program makes Adam with the schedule CosineDecay; go on"
+    message = "optimizer SGD, but the program uses Adam with the schedule CosineDecay; resume"
     with pytest.raises((UsageError, WorkerError), match=message):
         fit(estimator(adam, model_dir=folder), epochs=3, resume="auto")
     other = estimator(adam)

@@ -1,4 +1,4 @@
-"""The arguments of ``init_orca_context``, checked and brought to one form."""
+"""Validation and normalization of the arguments of ``init_orca_context``."""
 
 import difflib
 import logging
@@ -32,7 +32,7 @@ CLUSTER_MODES = (
 RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
 
-# Arguments of `**kwargs`: for every mode, and for Ray; those of clusters are below.
+# Arguments of `**kwargs` for every mode and for Ray; CLUSTER_OPTIONS has those of clusters.
 COMMON_OPTIONS = ("conf", "spark_log_level", "redirect_spark_log")
 RAY_OPTIONS = (
     "redis_port",
@@ -51,18 +51,18 @@ RAY_OPTIONS = (
 MEANT_FOR_ALL = ("cores", "memory", "conf", "num_nodes", "python_location")
 
 CORES_OF_A_NODE = 2
-"""Cores of an executor where `cores` is not given; those of a laptop say nothing of a cluster's."""
+"""Default cores of an executor; the driver's cores do not tell those of cluster nodes."""
 
 SMALLEST_MEMORY = 512 * 2**20
-"""Spark refuses to start with less than 450 MiB of heap, and a JVM uses a bit of it for itself."""
+"""Smallest heap in bytes: Spark needs 450 MiB, and the JVM uses a part of the heap."""
 
 
 def refuse_what_cannot_start(mode: str, conf: Mapping[str, str]) -> None:
     master = conf.get("spark.master", "local")
     if mode == "local" and not master.startswith("local"):
         raise UsageError(
-            f'cluster_mode="local" cannot use spark.master={master} of conf: choose the '
-            'cluster_mode of that cluster, such as "standalone", and pass master',
+            f'cluster_mode="local" cannot use spark.master={master} of conf: pass the '
+            'cluster_mode of that cluster, such as "standalone", and master',
             code="argument-conflict",
             argument="cluster_mode",
         )
@@ -74,7 +74,7 @@ def refuse_spark_connect() -> None:
         value = os.environ.get(name)
         if value and (name != "SPARK_API_MODE" or value.lower() == "connect"):
             raise UsageError(
-                f"This cluster_mode starts a classic Spark session, but {name}={value} asks for "
+                f"This cluster_mode starts a classic Spark session, but {name}={value} requests "
                 f'Spark Connect: unset {name}, or pass cluster_mode="spark-connect"',
                 code="cluster-config",
                 argument=name,
@@ -117,11 +117,11 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
 
 
 def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY) -> str:
-    """Check a size and write it the way that both Spark and ``java -Xmx`` understand."""
+    """Validate a memory size and return it in the format of Spark and ``java -Xmx``."""
     match = isinstance(value, str) and re.fullmatch(r"\s*(\d+)\s*([kmgt])b?\s*", value.lower())
     if not match:
         raise UsageError(
-            f"{name} must be a whole number and a unit of k, m, g or t, such as "
+            f"{name} must be an integer and a unit of k, m, g or t, such as "
             f'"2g" or "1536m", but got {value!r}',
             code="argument-value",
             argument=name,
@@ -137,20 +137,20 @@ def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY)
 
 
 def warn_of_memory(value: str) -> None:
-    """Warn of a heap that the machine cannot hold: Java starts, and is killed when it grows."""
+    """Log a warning if a heap size exceeds the memory of this machine."""
     wanted = int(value[:-1]) * 2 ** (10 * ("kmgt".index(value[-1]) + 1))
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wanted > total:
         logger.warning(
-            "memory=%r is more than the %dg of this machine, where Spark runs: it is killed when "
-            "it uses them; ask for less",
+            "memory=%r is more than the %dg of this machine, which runs Spark: the system kills "
+            "Spark when it uses them; pass a smaller memory",
             value,
             total >> 30,
         )
 
 
 def check_conf(value: Any) -> dict[str, str]:
-    """Spark properties as strings, in the way Spark writes booleans."""
+    """Validate Spark properties and convert their values to strings."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -181,11 +181,11 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
             code="argument-value",
             argument="python_location",
         )
-    return os.path.abspath(program)  # a link is kept: it may belong to a virtual environment
+    return os.path.abspath(program)  # keeps links, which may belong to a virtual environment
 
 
 def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that belong to a cluster mode, checked; one that is None was not given."""
+    """Validate the arguments of a cluster mode; None counts as not passed."""
     wanted = "connect" if mode in CONNECT_MODES else family(mode)
     return {
         name: check(name, kwargs[name])
@@ -207,7 +207,7 @@ def check_text(name: str, value: Any) -> str:
 
 
 def _check_list(name: str, value: Any) -> str:
-    """Files, as a sequence or one string with commas."""
+    """Validate files, passed as a sequence or a comma-separated string."""
     entries = value if isinstance(value, list | tuple | set) else [value]
     return ",".join(check_text(name, each) for each in entries)
 
@@ -237,7 +237,7 @@ def _check_directory(name: str, value: Any) -> str:
     text = check_text(name, value)
     if not os.path.isdir(text):
         raise UsageError(
-            f"{name} must be a directory, but {text!r} is none",
+            f"{name} must be a directory, but {text!r} is not",
             code="path-missing",
             argument=name,
             path=text,
@@ -267,4 +267,4 @@ CLUSTER_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[str, Any], Any]]] = 
     "python_location": (_CLUSTERS, check_text),
     "spark_yarn_archive": (("yarn",), check_text),
 }
-"""The clusters that an argument of ``**kwargs`` is for, by their families, and its check."""
+"""Cluster families that each argument of ``**kwargs`` applies to, and its validation."""

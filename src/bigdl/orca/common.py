@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use."""
+"""Import path of the context functions for programs of BigDL 2.x."""
 
 from bigdl.orca.context import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.runtime.serialization import SafePickle

@@ -1,7 +1,6 @@
-"""Start and stop Orca on a cluster.
+"""Start and stop of Orca on a cluster.
 
-Messages go to the logger ``bigdl.orca``: what is being done at INFO, what had to be ignored at
-WARNING.
+The logger ``bigdl.orca`` reports actions at INFO and ignored arguments at WARNING.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class _Clusters:
-    """The clusters that ``init_orca_context`` has started in this process."""
+    """Clusters that ``init_orca_context`` has started in this process."""
 
     lock = threading.RLock()
     launched: launch.LaunchedSpark | None = None
@@ -56,54 +55,53 @@ def init_orca_context(
     init_executor_gateway: bool = True,
     **kwargs: Any,
 ) -> SparkContext | SparkSession | OrcaRayContext:
-    """Start Orca, or take over the SparkContext or Spark Connect session that is already active.
+    """Start Orca, or reuse the active SparkContext or Spark Connect session.
 
-    What is active in this process is reused whatever the arguments say, and in a
-    program that ``spark-submit`` runs, Spark is started as that command says.
-    :func:`stop_orca_context` is called at the exit of the process at the latest.
+    An active context or session is reused, whatever the arguments are. In a program that
+    ``spark-submit`` runs, Spark starts with the settings of that command.
+    :func:`stop_orca_context` is called at process exit at the latest.
 
     Parameters
     ----------
     cluster_mode : str, optional
-        Upper and lower case mean the same.
+        Case-insensitive.
 
         * ``"local"`` (the default): this machine, over the loopback interface only.
         * ``"standalone"``: the standalone cluster at `master`, or one on this machine that is
-          started for this program and stopped after it.
+          started for this program and stopped afterwards.
         * ``"yarn-client"`` (``"yarn"``), ``"k8s-client"`` (``"k8s"``): a YARN or Kubernetes
           cluster, with this process as the driver.
-        * ``"yarn-cluster"``, ``"k8s-cluster"``: the same, but the program is run again with its
-          driver on the cluster; this call waits for it and ends the process with its exit code.
+        * ``"yarn-cluster"``, ``"k8s-cluster"``: the same clusters, but the program runs again with
+          its driver on the cluster; this call waits for it and exits with its exit code.
         * ``"spark-submit"`` or its alias ``"bigdl-submit"``: the cluster and the settings of the
           command that runs the program.
         * ``"spark-connect"`` (``"connect"``): a session of the Spark Connect server at `master`.
     runtime : str, default "spark"
         ``"ray"``: without Spark, a Ray on this machine (loopback only, its dashboard off), or the
-        cluster that `address` names. `cluster_mode` must be left out; of the other arguments
-        `cores`, ``object_store_memory`` and those of ``ray.init`` are used.
+        cluster that `address` names. Omit `cluster_mode`; of the other arguments `cores`,
+        ``object_store_memory`` and those of ``ray.init`` are used.
     cores : int or str, optional
         Cores to use on a node.  ``"*"`` is every core that this process may use, by its CPU
-        affinity and the CPU quota of its container; it is the default of local mode, and 2 that of
-        the others.
+        affinity and the CPU quota of its container. Default ``"*"`` in local mode, else 2.
     memory : str, default "2g"
-        Memory of Spark's JVM on a node, in Spark's form: a whole number and one of k, m, g, t.
-        The Python workers take theirs beside it.
+        Memory of Spark's JVM on a node, in Spark's format: an integer and one of k, m, g, t.
+        Python workers use additional memory.
     num_nodes : int, default 1
-        Number of executors; there is only one node in local mode. Of Spark Connect it is what the
-        server has, by default as far as it tells.
+        Number of executors; local mode has one node. For Spark Connect, the number of executors of
+        the server, by default as the server reports it.
     init_ray_on_spark : bool, default False
-        Whether to start Ray on Spark's nodes now; else it is started when it is needed first.
+        Whether to start Ray on Spark's nodes now; otherwise it starts when it is first needed.
     init_executor_gateway : bool, default True
-        Accepted for programs of BigDL 2.x, without effect: workers need no gateway to a JVM.
+        Accepted for programs of BigDL 2.x, without effect: workers need no JVM gateway.
     **kwargs
-        ``conf`` : dict of Spark properties, which win over those that Orca sets.
-        ``spark_log_level`` : level of Spark's own log, default ``"WARN"``.
-        ``redirect_spark_log`` : accepted without effect: Spark's log is never moved to a file.
+        ``conf`` : dict of Spark properties, which override those that Orca sets.
+        ``spark_log_level`` : level of Spark's log, default ``"WARN"``.
+        ``redirect_spark_log`` : accepted without effect: Spark's log is never redirected.
         ``python_location`` : the Python interpreter of the workers, a path on the nodes; default:
         this one, or the shipped environment, or on Kubernetes the ``python3`` of the image.
 
         For standalone, YARN and Kubernetes: ``driver_cores`` (4), ``driver_memory`` (``"2g"``),
-        ``extra_executor_memory_for_ray`` (memory of an executor beside its JVM),
+        ``extra_executor_memory_for_ray`` (memory of an executor in addition to its JVM),
         ``extra_python_lib`` (Python files, zip files or eggs for the workers) and ``jars``, each a
         list or a string with commas.
 
@@ -118,7 +116,7 @@ def init_orca_context(
         For standalone: ``master`` (``"spark://host:port"``), ``enable_numa_binding`` (a cluster
         on this machine gets one Spark worker per NUMA node).
 
-        For Spark Connect: ``master`` (``"sc://host:15002"``, with ``/;token=…`` and the like;
+        For Spark Connect: ``master`` (``"sc://host:15002"``, with options such as ``/;token=…``;
         default: ``SPARK_REMOTE``). ``conf`` are settings of the session.
 
         The arguments for Ray (``redis_port``, ``redis_password``, ``object_store_memory``,
@@ -141,9 +139,9 @@ def init_orca_context(
 
     Notes
     -----
-    In local mode a failed task is tried again (``local[cores,4]``), Spark's web UI is off unless
-    ``conf`` has ``spark.ui.enabled`` or ``spark.ui.port``, and the workers import modules from
-    where this program does.
+    In local mode failed tasks are retried (``local[cores,4]``), Spark's web UI is off unless
+    ``conf`` has ``spark.ui.enabled`` or ``spark.ui.port``, and the workers import modules from the
+    same paths as this program.
 
     Examples
     --------
@@ -166,10 +164,10 @@ def init_orca_context(
         options = {"python_location": arguments.check_python(kwargs.get("python_location"), conf)}
     else:
         options = arguments.check_cluster_options(mode, kwargs)
-    # Those that differ from their default, to say which ones have no effect.
-    given = kwargs.keys() & arguments.CLUSTER_OPTIONS
+    # arguments that differ from their default, for the warning about ignored ones
+    passed = kwargs.keys() & arguments.CLUSTER_OPTIONS
     values = {"cores": cores is not None, "memory": memory != "2g", "conf": conf}
-    given |= {name for name, is_given in values.items() if is_given}
+    passed |= {name for name, is_passed in values.items() if is_passed}
     if not is_local and cores is None:
         cores = arguments.CORES_OF_A_NODE
     request = ContextRequest(
@@ -189,12 +187,12 @@ def init_orca_context(
             arguments.warn_of_memory(request.memory)
         if sc is not None:
             if cluster_mode is not None and mode not in arguments.SUBMIT_MODES:
-                given.add("cluster_mode")
+                passed.add("cluster_mode")
             if not _is_ours(sc):
                 launch.use_this_python(sc)
             if not _is_ours(sc) or request != _Clusters.request:
                 arguments.warn_ignored(
-                    given, f"the active SparkContext (master {sc.master}) is reused"
+                    passed, f"the active SparkContext (master {sc.master}) is reused"
                 )
             if "spark_log_level" in kwargs:
                 launch.set_log_level(sc, log_level)
@@ -203,23 +201,23 @@ def init_orca_context(
             logger.info("Initializing orca context")
             ray = OrcaRayContext._of_program
             if ray is not None and ray.runtime == "spark":
-                OrcaRayContext.stop_of_program()  # its Spark is gone
+                OrcaRayContext.stop_of_program()  # its Spark has stopped
             _stop_launched()
             if mode == "local":
-                ignored = given.difference(arguments.MEANT_FOR_ALL)
+                ignored = passed.difference(arguments.MEANT_FOR_ALL)
                 if request.num_nodes > 1:
                     ignored.add("num_nodes")
                 arguments.warn_ignored(ignored, "this is local mode, with one node")
                 sc = _start_local(request)
             elif not is_local and not _is_submitted(mode):
-                if "cores" not in given:
-                    message = "cores was not given: each node gives %d to this program."
+                if "cores" not in passed:
+                    message = "cores is not set: this program uses %d cores of each node."
                     logger.warning(message, request.cores)
-                ignored = given.difference(arguments.MEANT_FOR_ALL, options)
+                ignored = passed.difference(arguments.MEANT_FOR_ALL, options)
                 arguments.warn_ignored(ignored, f'cluster_mode="{mode}" does not use it')
                 sc = _start_on_cluster(request)
             else:
-                arguments.warn_ignored(given, "the settings are those of the spark-submit command")
+                arguments.warn_ignored(passed, "the settings are those of the spark-submit command")
                 sc = _start_as_submitted()
             _Clusters.request = request
             launch.set_log_level(sc, log_level)
@@ -232,54 +230,54 @@ def init_orca_context(
 
 
 def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) -> SparkSession:
-    """Take over the active session of Spark Connect, or connect to a server."""
+    """Reuse the active Spark Connect session, or connect to a server."""
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
     options = arguments.check_cluster_options("connect", kwargs)
     if init_ray_on_spark:
         raise UsageError(connect.NO_RAY, code="unsupported")
-    # a single node is what nobody gave, unless its cores were given
+    # num_nodes=1 counts as unset, unless cores is set
     nodes = check_positive("num_nodes", num_nodes)
     of_node = None if cores is None else check_cores(cores)
     require_pyspark()
     with _Clusters.lock:
         if spark.active_context() is not None:
             raise UsageError(
-                "A SparkContext is active in this process, which cannot have a session of Spark "
-                "Connect beside it; call stop_orca_context first",
+                "A SparkContext is active in this process, which excludes a Spark Connect "
+                "session; call stop_orca_context first",
                 code="state",
             )
         if memory != "2g":
             arguments.warn_ignored({"memory"}, "it is that of the Spark Connect server")
-        told = None if nodes == 1 and cores is None else nodes, of_node
+        size = None if nodes == 1 and cores is None else nodes, of_node
         connected = ConnectedSession.connect(options.get("master"), conf, _Clusters.connected)
         if connected is None:
-            given = {name for name in ("master", "conf") if kwargs.get(name)}
+            ignored = {name for name in ("master", "conf") if kwargs.get(name)}
             if cluster_mode is not None and cluster_mode.lower() not in arguments.CONNECT_MODES:
-                given.add("cluster_mode")
-            arguments.warn_ignored(given, "the active session of Spark Connect is reused")
+                ignored.add("cluster_mode")
+            arguments.warn_ignored(ignored, "the active session of Spark Connect is reused")
         else:
             _Clusters.connected = connected
             _stop_at_exit()
         cluster = active_spark()
         if cores is not None or nodes != 1 or connected is not None:
-            cast("ConnectCluster", cluster).describe(*told)
+            cast("ConnectCluster", cluster).describe(*size)
         return cluster.spark
 
 
 def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     require("ray", "ray")
     values = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
-    given = {name for name, is_given in values.items() if is_given}
-    arguments.warn_ignored(given, "Ray has memory and nodes of its own")
+    ignored = {name for name, is_passed in values.items() if is_passed}
+    arguments.warn_ignored(ignored, "Ray determines its memory and nodes")
     if options.get("address") in (None, "local"):
         cores = check_cores(cores)
     elif cores is not None:
-        arguments.warn_ignored({"cores"}, "the Ray at address has cores of its own")
+        arguments.warn_ignored({"cores"}, "the Ray cluster at address determines its cores")
     with _Clusters.lock:
         active = OrcaRayContext._of_program
         if active is not None and active.initialized:
-            logger.warning("The Ray that is active already is used: %r.", active)
+            logger.warning("The active Ray is reused: %r.", active)
             return active
         logger.info("Initializing orca context")
         context = OrcaRayContext("ray", cores, num_nodes, **options)
@@ -298,15 +296,15 @@ def _stop_at_exit() -> None:
 def stop_orca_context() -> None:
     """Stop Ray and the active SparkContext, and every process that was started for them.
 
-    A session of Spark Connect is released if Orca made it; that of the program stays as it is.
-    The JVM that Orca started, its executors and Python workers are gone when this returns.  Of a
-    SparkContext that the program or ``spark-submit`` made, only the context is stopped.  Without
+    A Spark Connect session is released if Orca created it; a session of the program stays open.
+    The JVM that Orca started, its executors and Python workers have ended when this returns.  If
+    the program or ``spark-submit`` created the SparkContext, only the context is stopped.  Without
     a context this does nothing.
 
     Notes
     -----
-    Objects that live in the JVM (data frames, broadcast variables, functions made by ``udf``)
-    cannot be used with a context that is started later.
+    Objects in the JVM (data frames, broadcast variables, functions created by ``udf``) cannot be
+    used with a later context.
 
     Examples
     --------
@@ -324,7 +322,7 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
-        if connect_session() is None:  # whose server may be in this process
+        if connect_session() is None:  # its server may run in this process
             launch.stop_foreign_context()
         OrcaRayContext._program_options.clear()
 
@@ -332,9 +330,9 @@ def stop_orca_context() -> None:
 def init_spark_with(
     properties: Mapping[str, str], spark_log_level: str = "WARN", redirect_spark_log: bool = True
 ) -> SparkContext:
-    """Start Spark with the user's own properties, which also name the master.
+    """Start Spark with the user's properties, which also name the master.
 
-    The settings of a ``spark-submit`` command stay below them.  An active SparkContext is reused.
+    They override the settings of a ``spark-submit`` command.  An active SparkContext is reused.
 
     Parameters
     ----------
@@ -357,7 +355,7 @@ def init_spark_with(
 
 
 def stop_own_cluster() -> None:
-    """Stop the standalone cluster that this process started, if any, and the context on it."""
+    """Stop the standalone cluster that this process started, if any, and its context."""
     with _Clusters.lock:
         if _Clusters.launched is not None and _Clusters.launched.cluster is not None:
             stop_orca_context()
@@ -368,7 +366,7 @@ def _is_ours(sc: SparkContext) -> bool:
 
 
 def _is_submitted(mode: str) -> bool:
-    """Return True if this process is the driver that a ``spark-submit`` command has started."""
+    """Return True if ``spark-submit`` started this process as the driver."""
     return launch.has_foreign_gateway() or submit.is_inside(mode, os.environ)
 
 
@@ -388,8 +386,8 @@ def _stop_launched() -> None:
 def _start_local(request: ContextRequest) -> SparkContext:
     if launch.has_foreign_gateway():
         logger.warning(
-            'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
-            'memory stays in effect; use cluster_mode="spark-submit" to run as the command says.'
+            'cluster_mode="local" replaces the master of the spark-submit command, while its '
+            'memory stays in effect; use cluster_mode="spark-submit" for its settings.'
         )
     properties = launch.local_properties(request.cores, request.memory, request.conf)
     return _start(properties, launch.local_environment(request.get("python_location")))
@@ -402,9 +400,9 @@ def _start_as_submitted(properties: Mapping[str, str] | None = None) -> SparkCon
 
 
 def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
-    """Start Spark in the JVM of ``spark-submit``, if there is one, else in one of our own.
+    """Start Spark in the JVM of ``spark-submit`` if there is one, else in a new JVM.
 
-    There is none in a notebook kernel with ``PYSPARK_SUBMIT_ARGS``, for one.
+    A notebook kernel with ``PYSPARK_SUBMIT_ARGS``, for example, has none.
     """
     if launch.has_foreign_gateway():
         return launch.attach(properties, environment)
@@ -418,7 +416,7 @@ def _start_on_cluster(request: ContextRequest) -> SparkContext:
     if request.is_cluster_mode:
         code = submit.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)
-        sys.exit(code)  # what follows has been done there
+        sys.exit(code)  # the cluster has run the rest of the program
     _Clusters.launched = submit.connect(request, log_output=OrcaContext.log_output)
     return _Clusters.launched.sc
 

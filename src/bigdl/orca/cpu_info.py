@@ -1,4 +1,4 @@
-"""Cores for the workers of one machine, under the import path of BigDL 2.x."""
+"""CPU cores for the workers of one machine, under the import path of BigDL 2.x."""
 
 from bigdl.common.cpu import split_cores, topology, usable_cores
 from bigdl.common.errors import UsageError
@@ -10,13 +10,14 @@ get_cgroup_cpuset = usable_cores
 
 
 def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
-    """The logical cores of each worker; workers share no core.
+    """Return the logical cores of each worker; workers share no core.
 
     Parameters
     ----------
     num_workers : int
     cores_per_worker : int, optional
-        Default as many as there are for each. Physical cores come before their hyperthreads.
+        Cores of each worker; default an equal share of all. Physical cores are assigned before
+        their hyperthreads.
 
     Returns
     -------
@@ -46,8 +47,8 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
         )
     if wanted > usable:
         raise UsageError(
-            f"{num_workers} workers need {wanted} cores and this process may use {usable}; ask "
-            "for fewer",
+            f"{num_workers} workers need {wanted} cores and this process may use {usable}; pass "
+            "smaller numbers",
             code="resource-limit",
             argument="num_workers",
         )
@@ -57,7 +58,7 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
 
 
 def _first_of_each(num_workers, cores_per_worker, machine):
-    """Physical cores first: the n-th siblings come after all (n-1)-th ones."""
+    """Assign cores to workers, all physical cores before their hyperthreads."""
     deepest = max(len(siblings) for siblings in machine.cores)
     order = [s[i] for i in range(deepest) for s in machine.cores if i < len(s)]
     return [

@@ -1,4 +1,4 @@
-"""Parts of models for Keras: embeddings whose rows lie in slices on the workers."""
+"""Keras layers for large embeddings, whose rows are sharded over the workers of an Estimator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_choice, check_integer, check_number, check_positive
 from bigdl.common.errors import UsageError, require
 
-require("keras", "tf")  # this module is about nothing else
+require("keras", "tf")  # the whole module needs it
 require("torch", "orca")
 
 import keras  # noqa: E402
@@ -34,12 +34,12 @@ _OPTIMIZERS = ("sgd", "adagrad", "adam", "rowwise_adagrad")
 
 
 class _TableLayer(keras.layers.Layer):
-    """An embedding whose rows are a table of torch in a worker, with an optimizer of their own.
+    """Base of embedding layers that a torch table with its optimizer backs in a worker.
 
     Attributes
     ----------
     sharded_rows : LayerRows or None
-        The table, and how calls reach it; None where the rows are a weight of the layer.
+        The torch table and its lookups; None if the rows are a weight of the layer.
     """
 
     embeddings: Any
@@ -64,19 +64,21 @@ class _TableLayer(keras.layers.Layer):
             check_number("learning_rate", learning_rate, above=0)
         self.table_optimizer_name, self.learning_rate = optimizer, learning_rate
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
-        self._model_optimizer: list = []  # in a list, so that it is no part of the layer
-        self._place: TablePlacement | None = current_placement()
-        # as seeds of initializers are drawn: alike on all workers
+        self._model_optimizer: list = []  # in a list, so that Keras does not track it
+        self._placement: TablePlacement | None = current_placement()
+        # drawn like the seeds of initializers: the same on all workers
         self._seed = random.randint(1, 1 << 30)
         self.sharded_rows: LayerRows | None = None
 
     @property
     def is_placed(self) -> bool:
-        """True if it holds the rows of a worker."""
+        """True if the layer holds one worker's rows."""
         return self.sharded_rows is not None and self.sharded_rows.table.is_placed
 
-    def _made_table(self, kind: Callable[..., ShardedTable], *sizes: Any, **more: Any) -> Any:
-        """Return the table of torch, with this worker's rows or all."""
+    def _create_table(
+        self, table_class: Callable[..., ShardedTable], *sizes: Any, **more: Any
+    ) -> Any:
+        """Create the torch table, with this worker's rows or all rows."""
         dtype = getattr(torch, keras.backend.standardize_dtype(self.variable_dtype), None)
         if dtype not in (torch.float32, torch.float64):
             raise UsageError(
@@ -87,9 +89,9 @@ class _TableLayer(keras.layers.Layer):
                 allowed=["float32", "float64"],
             )
         more.update(init=self._first_values, storage=self.storage, dtype=dtype)
-        with torch.random.fork_rng(devices=[]), table_placement(self._place):
+        with torch.random.fork_rng(devices=[]), table_placement(self._placement):
             torch.manual_seed(self._seed)
-            return kind(*sizes, **more)
+            return table_class(*sizes, **more)
 
     def _add_embeddings(self, values: np.ndarray) -> None:
         self.embeddings = self.add_weight(
@@ -100,18 +102,18 @@ class _TableLayer(keras.layers.Layer):
         self.built = True
 
     def _first_values(self, rows: torch.Tensor) -> None:
-        """Set some rows of the table, under the seed of torch that they have."""
+        """Initialize rows of the table, under torch's current seed."""
         initializer, dtype = self.embeddings_initializer, str(rows.dtype).removeprefix("torch.")
         if isinstance(initializer, keras.initializers.Initializer):
             config = initializer.get_config()
-            if "seed" in config:  # it gives the same values again and again
+            if "seed" in config:  # it would return the same values each time
                 seed = int(torch.randint(1 << 31, ()))
                 initializer = type(initializer).from_config({**config, "seed": seed})
         values = keras.ops.convert_to_numpy(initializer(tuple(rows.shape), dtype=dtype))
         rows.copy_(torch.from_numpy(values.copy()))
 
     def _looked_up(self, ids: Any) -> Any:
-        """Return rows from the table of torch."""
+        """Look rows up in the torch table."""
         assert self.sharded_rows is not None
         return self.sharded_rows.lookup(keras.ops.convert_to_tensor(self.embeddings), ids)
 
@@ -135,30 +137,30 @@ class _TableLayer(keras.layers.Layer):
     def _check_whole(self) -> None:
         if self.is_placed:
             raise UsageError(
-                f"A worker has some rows of a {type(self).__name__} only, so it cannot write the "
-                "model to a file; fit writes checkpoints to model_dir, and save of the Estimator "
-                "files",
+                f"A worker has only some rows of a {type(self).__name__}, so it cannot save the "
+                "model; use the checkpoints of fit in model_dir, or save of the Estimator",
                 code="unsupported",
             )
 
     def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
-        """Return the ids of a field and their rows, such as for a store of features.
+        """Return the ids of a field and their rows as an Arrow table.
 
         Parameters
         ----------
         id_col, vector_col : str
-            Names of the columns: int64, and lists of as many numbers as a row has.
+            Names of the columns: int64 ids, and fixed-size lists of floats.
         field : int
 
         Returns
         -------
         pyarrow.Table
-            By id. The layer has to be in a whole model, as ``Estimator.get_model`` returns it.
+            Rows sorted by id. The layer must belong to a whole model, such as that of
+            ``Estimator.get_model``.
 
         Raises
         ------
         UsageError
-            On a worker, which has some of the rows only, and before the layer is built.
+            If the layer is on a worker, which has only some rows, or is not built.
         """
         if self.is_placed or not self.built:
             raise UsageError(
@@ -171,12 +173,12 @@ class _TableLayer(keras.layers.Layer):
 
     @abstractmethod
     def _as_arrow(self, id_col: str, vector_col: str, field: int) -> pa.Table:
-        """Do :meth:`to_arrow` where all rows are."""
+        """Build the table of :meth:`to_arrow` in a process that has all rows."""
 
-    # -- what Estimators do -----------------------------------------------------------------------
+    # -- for Estimators -----------------------------------------------------------------------
 
     def table_optimizer(self, model_optimizer: Any) -> torch.optim.Optimizer:
-        """Return what updates the rows of this worker.
+        """Create the torch optimizer of this worker's rows.
 
         Parameters
         ----------
@@ -185,26 +187,26 @@ class _TableLayer(keras.layers.Layer):
         Raises
         ------
         UsageError
-            If the rows cannot be updated as it does, or at its pace.
+            If the torch optimizer cannot reproduce the updates of `model_optimizer`.
         """
         optimizer, name = model_optimizer, self.table_optimizer_name
-        kind = type(self).__name__
+        layer_name = type(self).__name__
         if optimizer is None:
             raise UsageError(
-                f"A {kind} needs a model that is compiled with an optimizer",
+                f"A {layer_name} needs a model that is compiled with an optimizer",
                 code="argument-missing",
                 argument="optimizer",
             )
-        advice = f"; use another one, or pass optimizer= to the {kind}"
+        advice = f"; use another optimizer, or pass optimizer= to the {layer_name}"
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise UsageError(
-                f"A {kind} does not go with a LossScaleOptimizer, which scales the "
+                f"A {layer_name} does not support a LossScaleOptimizer, which scales the "
                 "gradients of its rows; use the precision mixed_bfloat16",
                 code="optimizer-unsupported",
             )
         if optimizer.gradient_accumulation_steps:
             raise UsageError(
-                f"A {kind} does not go with gradient_accumulation_steps: its rows are "
+                f"A {layer_name} does not support gradient_accumulation_steps: its rows are "
                 "updated after every batch; use a larger batch_size",
                 code="optimizer-unsupported",
                 argument="gradient_accumulation_steps",
@@ -213,79 +215,77 @@ class _TableLayer(keras.layers.Layer):
             clips = ("clipnorm", "global_clipnorm", "clipvalue")
             if clip := next((each for each in clips if getattr(optimizer, each)), None):
                 raise UsageError(
-                    f"{clip} of the model's optimizer does not reach the rows of a {kind}{advice}",
+                    f"{clip} of the model's optimizer does not apply to the rows of a "
+                    f"{layer_name}{advice}",
                     code="optimizer-unsupported",
                     argument=clip,
                 )
-            name = _name_of(optimizer, kind, advice)
+            name = _name_of(optimizer, layer_name, advice)
         self._model_optimizer = [optimizer]
         rate = self.current_learning_rate()
         assert self.sharded_rows is not None
-        return _made(name, self.sharded_rows.table.weight, rate, optimizer)
+        return _create_optimizer(name, self.sharded_rows.table.weight, rate, optimizer)
 
     def current_learning_rate(self) -> float:
-        """Return the learning rate of the rows at the next step."""
+        """Return the learning rate of the rows for the next step."""
         if self.learning_rate is not None:
             return self.learning_rate
         return float(keras.ops.convert_to_numpy(self._model_optimizer[0].learning_rate))
 
 
 def _integers(inputs: Any) -> Any:
-    """Return ids as the backend counts."""
+    """Cast ids to the integer type of the backend."""
     return keras.ops.cast(inputs, "int32" if keras.backend.backend() == "jax" else "int64")
 
 
 @keras.saving.register_keras_serializable("bigdl")
 class ShardedEmbedding(_TableLayer):
-    """An embedding that is cut in slices on the workers of an Estimator.
+    """Embedding whose rows are sharded over the workers of an Estimator.
 
-    Row i lies on worker ``i % N``. A forward pass fetches the rows of its batch from their owners,
-    every row once, and the gradients go back to them; there the rows are updated, and there the
-    state of their optimizer lies. So N workers together hold the table once, and make the updates
-    of one process.
+    Worker ``i % N`` owns row i. The forward pass fetches the rows of a batch from their owners,
+    each row once, and the backward pass sends the gradients back. Each owner updates its rows and
+    keeps their optimizer state. So N workers hold the table once, and make the same updates as one
+    process.
 
-    Anywhere else, in a program of one's own for example, it is an ordinary embedding, and so is
-    that of ``Estimator.get_model``.
+    Outside an Estimator, and in the model of ``Estimator.get_model``, it is an ordinary embedding.
 
     Parameters
     ----------
     input_dim : int or sequence of int
-        Rows of the table. Several numbers are those of several fields, whose rows lie in one table,
-        one field after the other, and are fetched together; the last dimension of the ids is that
-        of the fields then.
+        Number of rows. A sequence gives the number of rows of several fields, which share one table
+        and are fetched together; the last dimension of the ids is then the field.
     output_dim : int
         Width of a row.
     embeddings_initializer : str or keras.initializers.Initializer
-        Of the first values, which do not depend on the number of workers.
+        Initializer of the rows. The initial values do not depend on the number of workers.
     mask_zero : bool
-        Id 0 is padding, and masked in the layers that follow.
+        Treat id 0 as padding that following layers mask.
     optimizer : str, optional
-        How the rows are updated: ``"sgd"``, ``"adagrad"``, ``"adam"`` (lazy: the averages of a row
-        stay as they are while it is not read) or ``"rowwise_adagrad"``, which keeps one number a
-        row. Default: as the optimizer of the model does, if that is SGD without momentum, Adagrad
-        or Adam, without clipping.
+        Optimizer of the rows: ``"sgd"``, ``"adagrad"``, ``"adam"`` (lazy: the averages of a row
+        change only when the row is read) or ``"rowwise_adagrad"``, which keeps one number per row.
+        By default it matches the model's optimizer, which must then be SGD without momentum,
+        Adagrad or Adam, without clipping.
     learning_rate : float, optional
-        Of the rows; default that of the model's optimizer, with its schedule.
+        Learning rate of the rows; default that of the model's optimizer, with its schedule.
     storage : str
-        ``"memory"``, or ``"mmap"``: a worker keeps its rows in a file that is mapped to memory, so
-        the table may be larger than the memory of the workers. The optimizer's state stays in
-        memory.
+        ``"memory"``, or ``"mmap"``: a worker keeps its rows in a memory-mapped file, so the table
+        may be larger than the memory of the workers. The optimizer state stays in memory.
     **options
-        Of :class:`keras.layers.Layer`, such as ``name`` and ``trainable``.
+        Options of :class:`keras.layers.Layer`, such as ``name`` and ``trainable``.
 
     Raises
     ------
     UsageError
-        For an argument that cannot work.
+        If an argument is invalid.
 
     Notes
     -----
-    Give the Estimator a function ``model_creator(config)``, so that each worker makes its rows
-    alone, and a ``model_dir``, in whose checkpoints every worker writes its rows. Clipping and
-    weight decay of the model's optimizer, and its averages of weights, do not reach the rows.
-    ``model.predict`` and ``model.evaluate`` in a callback have to be called by all workers alike.
+    Pass the Estimator a function ``model_creator(config)``, so that each worker allocates only its
+    rows, and a ``model_dir``, to whose checkpoints every worker writes its rows. Clipping, weight
+    decay and weight averages of the model's optimizer do not apply to the rows. All workers must
+    call ``model.predict`` and ``model.evaluate`` in a callback alike.
 
-    The table and the optimizer of its own are those of ``DistributedEmbedding`` in keras-rs.
+    A separate optimizer for the table is the design of ``DistributedEmbedding`` in keras-rs.
 
     Examples
     --------
@@ -331,14 +331,14 @@ class ShardedEmbedding(_TableLayer):
 
     def build(self, input_shape: Any = None) -> None:
         fields = self.input_dim if self._has_fields else self.input_dim[0]
-        table = self._made_table(Table, fields, self.output_dim)
+        table = self._create_table(Table, fields, self.output_dim)
         values = table.weight.detach()
         if table.is_placed:
             self.sharded_rows, values = LayerRows(table), values[:0]
         self._add_embeddings(values.numpy())
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of some ids, of the shape of the ids and the width of a row."""
+        """Return the embedding rows of `inputs`, one vector for each id."""
         ids = _integers(inputs)
         if self.sharded_rows is not None:
             rows = self._looked_up(ids)
@@ -372,43 +372,44 @@ class ShardedEmbedding(_TableLayer):
 
 @keras.saving.register_keras_serializable("bigdl")
 class GrowingEmbedding(_TableLayer):
-    """An embedding of any ids, whose rows lie in slices on the workers of an Estimator.
+    """Sharded embedding of arbitrary ids, which gets rows as a training reads new ids.
 
-    An id has a row from when a training has read it often enough, and may lose it when batches do
-    not read it any more. An id without a row reads zeros, which are not trained. In all else it is
-    a :class:`ShardedEmbedding`: owners update their rows, which N workers together hold once, and
-    the updates are those of one process. It grows in the fits of Estimators alone; anywhere else
-    it reads the rows that it was loaded with, by a callback, so a model cannot be exported with it.
+    An id gets a row once a training has read it often enough, and may lose it when batches stop
+    reading it. An id without a row reads zeros, which are not trained. Otherwise it works like
+    :class:`ShardedEmbedding`: N workers hold the table once, owners update their rows, and the
+    updates equal those of one process. The table grows only in the fits of Estimators. Elsewhere a
+    callback looks up the loaded rows, so a model with this layer cannot be exported.
 
     Parameters
     ----------
     output_dim : int
         Width of a row.
     embeddings_initializer : str or keras.initializers.Initializer
-        Of the first values. It is called once, for 65,536 rows; an id has the values of one of
-        these, whatever the number of workers.
+        Initializer of the rows. It is called once, for 65,536 rows; an id takes the values of one
+        of them, which does not depend on the number of workers.
     fields : int, optional
-        Fields that have ids of their own and one table together; the last dimension of the ids is
-        that of the fields then.
+        Number of fields that share the table, each with separate ids; the last dimension of the ids
+        is then the field.
     admit_after : int
-        How often the rows of a training must have an id until it gets a row.
+        Number of training rows with an id after which it gets a table row. Raise it to skip rare
+        ids.
     expire_after : int, optional
-        Number of updates. After every so many, the rows that none of the last so many batches have
-        read are dropped, with what the optimizer keeps of them, and so are the counts of ids that
-        have no row. By default all stay.
+        Number of updates. After every `expire_after` updates, the rows that none of these batches
+        read are dropped with their optimizer state; the counts of ids without a row are reset. By
+        default all rows stay.
     mask_zero, optimizer, learning_rate, storage
         See :class:`ShardedEmbedding`.
     **options
-        Of :class:`keras.layers.Layer`, such as ``name`` and ``trainable``.
+        Options of :class:`keras.layers.Layer`, such as ``name`` and ``trainable``.
 
     Raises
     ------
     UsageError
-        For an argument that cannot work.
+        If an argument is invalid.
 
     Notes
     -----
-    JAX computes with integers of 32 bits: ids beyond them are refused there.
+    JAX uses 32-bit integers: larger ids raise an error there.
 
     Examples
     --------
@@ -452,7 +453,7 @@ class GrowingEmbedding(_TableLayer):
         self.expire_after = expire_after
 
     def build(self, input_shape: Any = None) -> None:
-        table = self._made_table(
+        table = self._create_table(
             GrowingTable,
             self.output_dim,
             fields=self.fields,
@@ -464,7 +465,7 @@ class GrowingEmbedding(_TableLayer):
         self._add_embeddings(table.weight.detach()[:0].numpy())
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of some ids, of the shape of the ids and the width of a row."""
+        """Return the embedding rows of `inputs`, one vector for each id."""
         return keras.ops.cast(self._looked_up(_integers(inputs)), self.compute_dtype)
 
     def _as_arrow(self, id_col: str, vector_col: str, field: int) -> pa.Table:
@@ -479,16 +480,16 @@ class GrowingEmbedding(_TableLayer):
             "expire_after": self.expire_after,
         }
 
-    # -- all rows of a model that is whole --------------------------------------------------------
+    # -- all rows of a whole model --------------------------------------------------------
 
     def whole_arrays(self) -> dict[str, torch.Tensor]:
-        """Return all rows that are in use, and their ids; see :meth:`take_whole`."""
+        """Return all rows in use and their ids, for :meth:`take_whole`."""
         self._check_whole()
         assert self.sharded_rows is not None
         return self.sharded_rows.table.state_dict()
 
     def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Have the rows of a whole table, on a worker those that are its own."""
+        """Load a whole table; a worker keeps only the rows that it owns."""
         assert self.sharded_rows is not None
         self.sharded_rows.table.take_whole(arrays)
 
@@ -501,25 +502,25 @@ class GrowingEmbedding(_TableLayer):
         self.take_whole({name: torch.from_numpy(store[name][()]) for name in names})
 
 
-def _name_of(optimizer: Any, kind: str, advice: str) -> str:
-    """Return which optimizer of rows does as one of Keras does."""
-    # with torch an optimizer is of a subclass with the same name
-    given = type(optimizer).__name__
-    is_known = given in ("SGD", "Adagrad", "Adam") and isinstance(
-        optimizer, getattr(keras.optimizers, given)
+def _name_of(optimizer: Any, layer_name: str, advice: str) -> str:
+    """Return the name of the torch optimizer that matches a Keras optimizer."""
+    # with the torch backend an optimizer belongs to a subclass of the same name
+    name = type(optimizer).__name__
+    is_known = name in ("SGD", "Adagrad", "Adam") and isinstance(
+        optimizer, getattr(keras.optimizers, name)
     )
     has_more = getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False)
     if is_known and not has_more:
-        return given.lower()
+        return name.lower()
     raise UsageError(
-        f"The rows of a {kind} are updated as by SGD without momentum, Adagrad or Adam, "
-        f"the model's optimizer is {given}{advice}",
+        f"The rows of a {layer_name} support SGD without momentum, Adagrad and Adam, "
+        f"the model's optimizer is {name}{advice}",
         code="optimizer-unsupported",
     )
 
 
-def _made(name: str, weight: Any, rate: float, like: Any) -> torch.optim.Optimizer:
-    """Return an optimizer of rows, with what it shares with one of Keras."""
+def _create_optimizer(name: str, weight: Any, rate: float, like: Any) -> torch.optim.Optimizer:
+    """Create a torch optimizer of rows with the options of a Keras optimizer."""
 
     def option(attribute: str, default: float) -> float:
         return float(getattr(like, attribute, default))

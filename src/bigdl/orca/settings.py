@@ -1,4 +1,4 @@
-"""Process-wide settings of Orca, and what is active in this process."""
+"""Process-wide settings of Orca, and access to the active contexts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _check_data_store(name: str, value: Any) -> str:
     store = value.upper() if isinstance(value, str) else ""
     if not re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", store):
         raise UsageError(
-            f'{name} must be "DRAM", "PMEM" or "DISK_n" with a whole number n, but got {value!r}',
+            f'{name} must be "DRAM", "PMEM" or "DISK_n" with an integer n, but got {value!r}',
             code="argument-value",
             argument=name,
         )
@@ -50,7 +50,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 class _Checked(type):
-    """Checks what is set on the class."""
+    """Metaclass that validates class attributes when they are set."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         check = _CHECKS.get(name)
@@ -58,31 +58,31 @@ class _Checked(type):
 
 
 class OrcaContext(metaclass=_Checked):
-    """Settings of Orca for this process, as attributes of the class, and what is active in it.
+    """Settings of Orca for this process, as class attributes, and the active contexts.
 
     Attributes
     ----------
     log_output : bool, default False
-        Show the output of Spark's JVM in ``sys.stdout`` and ``sys.stderr`` of this process, which
-        a notebook displays.  Set it before the context is created.
+        Print the output of Spark's JVM to ``sys.stdout`` and ``sys.stderr`` of this process, such
+        as in a notebook.  Set it before the context is created.
     pandas_read_backend : {"spark", "pandas"}, default "spark"
         Engine behind ``bigdl.orca.data.pandas.read_*``.
     serialize_data_creator : bool, default False
-        Whether the workers of a node call a data creator one after the other, so that they do
-        not all download the same data.
+        Whether the workers of a node call a data creator one after the other. Set it if the
+        function downloads data, so that only the first worker does.
     train_data_store : {"DRAM", "PMEM", "DISK_n"}, default "DRAM"
-        Where training data are cached; ``DISK_n`` keeps 1/n of them in memory.
+        Where training data is cached; ``DISK_n`` keeps 1/n of it in memory.
     barrier_mode : bool, default True
         Whether Ray is launched on Spark by a barrier job.
     _eager_mode : bool, default True
-        Whether XShards are computed and cached when they are made.
+        Whether XShards are computed and cached when they are created.
     _shard_size : int, optional
         Rows in a shard when a Spark data frame becomes XShards; None is one shard per partition.
 
     Raises
     ------
     UsageError
-        When an attribute is set to a value that it cannot have.
+        If an attribute is set to an invalid value.
 
     Examples
     --------
@@ -91,8 +91,8 @@ class OrcaContext(metaclass=_Checked):
     >>> spark = OrcaContext.get_spark_session()
     >>> spark.range(3).count()
     3
-    >>> OrcaContext.pandas_read_backend = "pandas"  # what readers of bigdl.orca.data.pandas use
-    >>> OrcaContext.pandas_read_backend = "spark"  # as it was
+    >>> OrcaContext.pandas_read_backend = "pandas"  # for readers of bigdl.orca.data.pandas
+    >>> OrcaContext.pandas_read_backend = "spark"  # the default
     """
 
     log_output = False
@@ -105,29 +105,29 @@ class OrcaContext(metaclass=_Checked):
 
     @staticmethod
     def get_spark_context() -> SparkContext:
-        """The active SparkContext.
+        """Return the active SparkContext.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If no SparkContext is active.
         """
         return SparkCluster.from_active().sc
 
     @staticmethod
     def get_spark_session() -> SparkSession:
-        """The active session of Spark Connect, or the SparkSession on the active SparkContext.
+        """Return the active Spark Connect session, or the session of the SparkContext.
 
         Raises
         ------
         UsageError
-            If there is neither.
+            If no context and no session is active.
         """
         return active_spark().spark
 
     @staticmethod
     def get_sql_context() -> SQLContext:
-        """Spark's older SQLContext on the active SparkContext.
+        """Return Spark's older SQLContext on the active SparkContext.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class OrcaContext(metaclass=_Checked):
 
     @staticmethod
     def get_ray_context() -> OrcaRayContext:
-        """Ray, started on the nodes of the active Spark if no Ray has been started yet.
+        """Return the Ray context; start Ray on the nodes of the active Spark if needed.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The engines under their public names; they are at home in ``orca.engines`` and ``runtime``."""
+"""Public names of the engines; they are defined in ``orca.engines`` and ``runtime``."""
 
 from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.engines.ray import RayEngine

@@ -1,1 +1,1 @@
-"""The engines that run workers on Spark and on Ray."""
+"""Engines that run workers on Spark, Spark Connect and Ray."""

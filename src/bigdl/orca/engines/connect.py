@@ -1,10 +1,9 @@
-"""The engine over Spark Connect: N workers as the N tasks of a barrier stage of a remote session.
+"""Spark Connect engine: N workers as the N tasks of a barrier stage of a remote session.
 
-It is the Spark engine without a SparkContext.  What a stage needs travels in its plan, or as a file
-of the session where it is large; each attempt is a plan of its own, so one that reads the input
-again runs the input's plan again, unless the spools of an earlier attempt are known.  Workers meet
-at this process where their machines can open a connection to it, which is tried once in a session,
-and at rank 0 otherwise.
+It is the Spark engine without a SparkContext.  The plan of a stage contains its data, or refers to
+a session file if they are large.  Each attempt has a separate plan, so it reads the input again
+unless spools of an earlier attempt exist.  Workers connect to this process if their machines can
+reach it, which is tried once per session, and otherwise to rank 0.
 """
 
 import contextlib
@@ -33,23 +32,24 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class ConnectEngine(SparkEngine):
-    """Runs programs as barrier stages of the active session of Spark Connect.
+    """Engine that runs programs as barrier stages of the active Spark Connect session.
 
     Parameters
     ----------
     cluster : ConnectCluster, optional
-        Default: that of the active session.
+        Cluster to run on; default that of the active session.
     workers_per_node, channel_port, timeout, log_to_driver
         As for :class:`~bigdl.orca.engine.SparkEngine`.
     rendezvous : str, optional
-        Where workers meet: ``"driver"``, this process; ``"rank0"`` where their machines cannot
-        connect to it (no progress, no output of workers, and a retry needs ``model_dir`` to go on
-        from a checkpoint); or ``"auto"``, the default: a task tries to connect, once in a session.
+        Process that workers connect to: ``"driver"``, this process; ``"rank0"`` if their machines
+        cannot connect to it (no progress or output of workers, and a retry needs ``model_dir`` to
+        resume from a checkpoint); or ``"auto"``, the default: a task tries to connect, once per
+        session.
 
     Raises
     ------
     UsageError
-        Without an active session, or for an argument that cannot work.
+        If there is no active session, or an argument is invalid.
 
     Examples
     --------
@@ -77,13 +77,13 @@ class ConnectEngine(SparkEngine):
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at this process, as far as it is known."""
+        """True if workers meet at this process, as far as is known."""
         if self._rendezvous == "auto":
             return self.cluster.is_client_reachable is not False
         return self._rendezvous == "driver"
 
     def give_up_driver(self, error: BaseException) -> bool:
-        """Let workers meet elsewhere after an error that asks for it; True if they may."""
+        """Switch the rendezvous to rank 0 if the error requires it; return True if switched."""
         if self._rendezvous != "auto" or not isinstance(error, DriverUnreachable):
             return False
         logger.warning("%s. The workers now meet at rank 0", error)
@@ -92,11 +92,11 @@ class ConnectEngine(SparkEngine):
 
     @property
     def may_leave(self) -> bool:
-        """False: nobody tells this process of executors that go."""
+        """False, since Spark Connect does not announce executor removals."""
         return False
 
     def open_channel(self, certificate: Certificate | None) -> Channel:
-        """Listen for the workers where they can connect; else a line within this process."""
+        """Listen for workers if they can connect, else open an in-process channel."""
         if self.is_driver_reachable:
             host = self.cluster.driver_host
             if self._rendezvous == "driver" or self._is_reached(host):
@@ -105,7 +105,7 @@ class ConnectEngine(SparkEngine):
         return Channel(None)
 
     def _is_reached(self, host: str) -> bool:
-        """Return True if a task can connect to the port of the channel, which is not open yet."""
+        """Return True if a task can connect to the port of the future channel."""
         known = self.cluster.is_client_reachable
         if known is not None:
             return known
@@ -127,19 +127,19 @@ SparkEngine._over_connect = ConnectEngine
 
 
 class ConnectJob(SparkJob):
-    """One program on the tasks of barrier stages; made by :meth:`ConnectEngine.open`."""
+    """One program on the tasks of barrier stages, created by :meth:`ConnectEngine.open`."""
 
     def __init__(self, engine: ConnectEngine, *order):
         self._cluster, self._spark = engine.cluster, engine.cluster.spark
         self._cluster.ship_modules()
-        self._is_gang = False
+        self._is_dynamic = False
         super(SparkJob, self).__init__(engine, *order)
 
     def _open_channel(self):
         return self._engine.open_channel(self._certificate)
 
     def _poll(self, watch):
-        """Look for the server, too: its client would try again for ten minutes, and say nothing."""
+        """Return a function that also checks the server, which the client would retry silently."""
         seen = looked = time.monotonic()
 
         def poll():

@@ -26,18 +26,18 @@ _GONE = "its process or its executor went away", "their processes or executors w
 
 
 class StageRepeated(WorkerLost):
-    """Spark runs a stage again whose workers still wait for others: no work is lost."""
+    """Raised when Spark repeats a stage whose workers still wait for others: no work is lost."""
 
 
 class StageWatch(ABC):
-    """A watch on a stage that runs, which is polled."""
+    """Base of monitors that are polled while a stage runs."""
 
     @abstractmethod
     def poll(self) -> None:
-        """Look once."""
+        """Check the stage once."""
 
     def poll_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """Look after another has looked."""
+        """Return a function that calls `poll` and then this monitor's :meth:`poll`."""
 
         def both():
             poll()
@@ -47,124 +47,126 @@ class StageWatch(ABC):
 
 
 class DecommissionWatch(StageWatch):
-    """Tells the workers when Spark decommissions an executor of theirs.
+    """Monitor that notifies the workers when Spark decommissions one of their executors.
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
     call : SparkCall
-        Which runs the stage.
+        Spark call that runs the stage.
     """
 
-    def __init__(self, line: AttemptChannel, call: SparkCall):
-        self.line, self._call = line, call
+    def __init__(self, channel: AttemptChannel, call: SparkCall):
+        self.channel, self._call = channel, call
         self._next = time.monotonic() + DEPARTURES_LOOK_S
-        self._told = False
+        self._is_notified = False
 
     def poll(self) -> None:
-        """Ask Spark about once a second."""
-        if self._told or time.monotonic() < self._next:
+        """Query Spark for decommissioned executors, about once a second."""
+        if self._is_notified or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + DEPARTURES_LOOK_S
         leaving = self._call.leaving()
         if leaving:
-            self._told = True
+            self._is_notified = True
             logger.info("Spark decommissions executor %s; the state is kept", " and ".join(leaving))
-            self.line.set("leave", ",".join(leaving))
+            self.channel.set("leave", ",".join(leaving))
 
 
 class DynamicWorkers(StageWatch):
-    """The workers of one attempt, from the driver's view.
+    """Monitor of one attempt's workers, which run as ordinary tasks.
 
     Parameters
     ----------
-    line : AttemptChannel
+    channel : AttemptChannel
     world_size : int
     patience : float
-        Seconds in which another worker must come as long as some are missing.
+        Seconds within which the next missing worker must start.
     has_executors : callable
-        Whether the cluster has any; without one nobody can come.
+        Returns True if the cluster has an executor, without which no worker can start.
     cancel : callable
         Ends the stage.
     is_first : bool
-        Whether no attempt of the job has run before.
+        True for the first attempt of the job.
 
     Attributes
     ----------
     failure : BigDLError or None
-        Why the gang has ended the stage.
+        Reason for ending the stage.
     """
 
     def __init__(
         self,
-        line: AttemptChannel,
+        channel: AttemptChannel,
         world_size: int,
         patience: float,
         has_executors: Callable[[], bool],
         cancel: Callable[[], None],
         is_first: bool,
     ):
-        self.line, self._world_size, self._patience = line, world_size, patience
+        self.channel, self._world_size, self._patience = channel, world_size, patience
         self._has_executors, self._cancel, self._is_first = has_executors, cancel, is_first
-        self._entries = [f"enter/{place}" for place in range(world_size)]
+        self._entries = [f"enter/{rank}" for rank in range(world_size)]
         self._begin = self._changed = time.monotonic()
-        self._came = 0
-        self._said = False
+        self._started = 0
+        self._is_logged = False
         self._lost_at: float | None = None
         self.failure: BigDLError | None = None
 
     def poll(self) -> None:
-        """Look at who has come and who is gone; called again and again while the stage runs."""
+        """Check which workers have started and which are lost."""
         if self.failure is not None:
-            self._cancel()  # again: Spark may have been between two jobs
-        elif self._came < self._world_size:
+            self._cancel()  # repeated, since Spark may have been between two jobs
+        elif self._started < self._world_size:
             self._await_all()
-        if self.failure is None and self._came:
+        if self.failure is None and self._started:
             self._look_for_losses()
 
     def _await_all(self) -> None:
         now = time.monotonic()
-        entered = [self.line.count(key) for key in self._entries if self.line.has(key)]
-        came = len(entered)
-        if came != self._came:
-            self._came, self._changed = came, now
-        if came == self._world_size:
-            if self._said:
-                logger.info("All %d workers have come", came)
+        entered = [self.channel.count(key) for key in self._entries if self.channel.has(key)]
+        started = len(entered)
+        if started != self._started:
+            self._started, self._changed = started, now
+        if started == self._world_size:
+            if self._is_logged:
+                logger.info("All %d workers have started", started)
             return
-        if max(entered, default=0) > 1 and not disconnected(self.line, self._world_size):
-            self._end(StageRepeated("Spark runs the stage again before all workers have come"))
+        if max(entered, default=0) > 1 and not disconnected(self.channel, self._world_size):
+            self._end(StageRepeated("Spark repeats the stage before all workers have started"))
             return
-        if not came and self._has_executors():  # they compute the input first
+        if not started and self._has_executors():  # they compute the input first
             self._changed = now
-        if now - self._begin > DYNAMIC_WORKERS_LOG_S and not self._said:
-            self._said = True
+        if now - self._begin > DYNAMIC_WORKERS_LOG_S and not self._is_logged:
+            self._is_logged = True
             logger.info(
-                "%d of %d workers have come; the others wait for executors", came, self._world_size
+                "%d of %d workers have started; the others wait for executors",
+                started,
+                self._world_size,
             )
         if now - self._changed > self._patience:
             few = (
-                f"{came} of {self._world_size} workers came, and no other within "
+                f"{started} of {self._world_size} workers started, and no other within "
                 f"{self._patience:g} s"
             )
             cure = (
-                "; the cluster has no room for more executors now: ask for fewer workers "
-                "(workers_per_node, spark.dynamicAllocation.maxExecutors), or try later"
+                "; the cluster has no room for more executors now: request fewer workers "
+                "(workers_per_node, spark.dynamicAllocation.maxExecutors), or try again later"
             )
             self._end(
                 UsageError(few + cure, code="resource-limit") if self._is_first else WorkerLost(few)
             )
 
     def _look_for_losses(self) -> None:
-        lost = disconnected(self.line, self._world_size)
+        lost = disconnected(self.channel, self._world_size)
         if not lost:
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > DYNAMIC_WORKERS_NOTICE_S:
-            self._end(worker_lost(workers_at(self.line, lost), *_GONE))
+            self._end(worker_lost(workers_at(self.channel, lost), *_GONE))
 
     def _end(self, failure: BigDLError) -> None:
         self.failure = failure
-        request_stop(self.line, OTHER_LOST)
+        request_stop(self.channel, OTHER_LOST)
         self._cancel()

@@ -1,11 +1,11 @@
 """Jobs without a channel to the driver, for clusters whose executors cannot reach it.
 
-Rank 0 hosts the channel at which the workers meet; they learn its address by Spark's ``allGather``,
-which takes about a second.  Options, state and the secret of the channel travel with the task, and
-what the workers have to say comes back in the rows of the stage, large values in several, once all
-of them have ended: no progress, no output, and of the messages of one topic the last.  After a
-lost worker Spark has no rows, so the next attempt reads the input again and goes on from the latest
-checkpoint in ``model_dir``, if there is one.
+Rank 0 hosts the channel of the workers; Spark's ``allGather`` distributes its address, which takes
+about a second.  Options, state and the channel's secret are sent with the task.  The workers'
+messages and results are returned in the rows of the stage, large values in several rows, after all
+workers have ended.  So there is no progress or output, and only the last message of a topic is
+kept.  If a worker is lost, Spark returns no rows; the next attempt reads the input again and
+resumes from the latest checkpoint in ``model_dir``, if there is one.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ Row = tuple[int, str, str, bytes | None]
 
 
 class RowConnection(DriverConnection):
-    """Keeps what there is to say until the task ends."""
+    """Driver connection that buffers messages and results until the task ends."""
 
-    def __init__(self, spec: TaskSpec, line: AttemptChannel):
+    def __init__(self, spec: TaskSpec, channel: AttemptChannel):
         super().__init__(spec.options, spec.state)
-        self._line, self._world_size = line, spec.world_size
+        self._channel, self._world_size = channel, spec.world_size
 
     def report_failing(self):
         try:
-            return self._line.count("failed", 1)
+            return self._channel.count("failed", 1)
         except ConnectionLost:  # rank 0 and its channel are gone
             return self._world_size + 1
 
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
-        """Everything, and the outcome as the last row."""
+        """Yield the buffered messages and results, then the outcome as the last row."""
         for doc, data in self.messages.values():
             yield from _with_data(rank, "message", json.dumps(doc), data)
         if self.result is not None:
@@ -55,11 +55,11 @@ class RowConnection(DriverConnection):
         yield rank, outcome, detail, None
 
 
-def _with_data(rank: int, kind: str, detail: str, data: bytes) -> Iterator[Row]:
-    """Yield the pieces of some bytes, and a row that ends them."""
+def _with_data(rank: int, row_type: str, detail: str, data: bytes) -> Iterator[Row]:
+    """Yield rows with pieces of the data, then the row that they belong to."""
     for start in range(0, len(data), CHUNK):
         yield rank, "piece", "", data[start : start + CHUNK]
-    yield rank, kind, detail, None
+    yield rank, row_type, detail, None
 
 
 def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
@@ -74,38 +74,38 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
 
     Yields
     ------
-    rank, kind, detail, data
+    rank, type, detail, data
 
     Raises
     ------
     RuntimeError
-        With the report of a program's exception, where the other workers do not end by themselves:
-        Spark then ends them.
+        Report of a program's exception, if the other workers do not end by themselves, so that
+        Spark ends them.
     """
-    place = context.partitionId()
+    rank = context.partitionId()
     with task_environment(spec), contextlib.ExitStack() as hosted:
-        line, address = _meet(spec, context, place, hosted)
-        driver = RowConnection(spec, line)
+        channel, address = _meet(spec, context, rank, hosted)
+        driver = RowConnection(spec, channel)
         with capture_output(False, spec.drops_output):
-            outcome = Task(spec, place, local_dir, line, address, driver).run(batches)
-        _leave(spec, line, place, driver.error)
+            outcome = Task(spec, rank, local_dir, channel, address, driver).run(batches)
+        _leave(spec, channel, rank, driver.error)
         hosted.close()
         yield from driver.rows(*outcome)
 
 
-def _meet(spec, context, place, hosted):
-    """A line to the channel of rank 0, which is `hosted` until the end of the task."""
-    channel, said = None, ""
+def _meet(spec, context, rank, hosted):
+    """Connect to the channel of rank 0, which closes it with the stack `hosted`."""
+    server, location = None, ""
     try:
-        if place == 0:
+        if rank == 0:
             host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
-            channel = Channel(host, secret=spec.secret, certificate=spec.certificate)
-            hosted.callback(channel.close)
-            said = json.dumps([host, channel.address.port])
-        host, port = json.loads(context.allGather(said)[0])
+            server = Channel(host, secret=spec.secret, certificate=spec.certificate)
+            hosted.callback(server.close)
+            location = json.dumps([host, server.address.port])
+        host, port = json.loads(context.allGather(location)[0])
         address = Address(host, port, spec.secret, spec.certificate)
-        line = channel.attempt(0) if channel is not None else address.connect(0)
-        return line, address
+        channel = server.attempt(0) if server is not None else address.connect(0)
+        return channel, address
     except Unreachable as error:
         failure = UsageError(
             f"The worker on {os.uname().nodename} cannot connect to worker 0 at {error}; the "
@@ -117,17 +117,17 @@ def _meet(spec, context, place, hosted):
         raise reported(describe(error)) from None
 
 
-def _leave(spec, line, place, error):
-    """End together, rank 0 with its channel as the last; after an error wait for nobody long."""
+def _leave(spec, channel, rank, error):
+    """Wait for all workers to end, rank 0 longest; after an error only for a limited time."""
     with contextlib.suppress(ConnectionLost):  # rank 0 and its channel may be gone
-        line.set(f"left/{place}", "")
+        channel.set(f"left/{rank}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]
         end = time.monotonic() + RANK0_LEAVE_S
-        while not line.has(*others):
-            failed = line.count("failed")
+        while not channel.has(*others):
+            failed = channel.count("failed")
             if failed and time.monotonic() > end:
                 break
-            if place and not failed:
+            if rank and not failed:
                 return
             time.sleep(0.05)
         else:
@@ -136,28 +136,28 @@ def _leave(spec, line, place, error):
         raise reported(error)
 
 
-def read(rows: list[Row], line: AttemptChannel) -> tuple[set[str], list[str]]:
-    """Read the rows of a stage, and say on the driver's line what workers would have said there.
+def read(rows: list[Row], channel: AttemptChannel) -> tuple[set[str], list[str]]:
+    """Read the rows of a stage and replay the workers' messages on the driver's channel.
 
     Returns
     -------
     outcomes : set of str
     details : list of str
     """
-    driver, outcomes, details = ChannelConnection(line), set(), []
-    pieces: list[bytes] = []  # those of a rank follow each other
-    for rank, kind, detail, data in rows:
-        if kind == "piece":
+    driver, outcomes, details = ChannelConnection(channel), set(), []
+    pieces: list[bytes] = []  # pieces of a rank are consecutive
+    for rank, row_type, detail, data in rows:
+        if row_type == "piece":
             pieces.append(data or b"")
-        elif kind == "message":
+        elif row_type == "message":
             driver.send(json.loads(detail), b"".join(pieces))
             pieces = []
-        elif kind == "result":
+        elif row_type == "result":
             driver.send_result(rank, detail, b"".join(pieces))
             pieces = []
-        elif kind == "report":
+        elif row_type == "report":
             driver.report(json.loads(detail))
         else:
-            outcomes.add(kind)
+            outcomes.add(row_type)
             details += [detail] if detail else []
     return outcomes, details

@@ -1,14 +1,13 @@
-"""The Ray engine: N workers as actors that live from one program to the next.
+"""Ray engine: N workers as actors that are reused by consecutive programs.
 
-The same programs run on the same :mod:`~bigdl.runtime.channel` as on Spark, and what a worker
-does is the same code.  Ray starts and ends processes and says which one died; a FailurePolicy
-alone decides about retries, for which lost actors are replaced.
+Workers run the same programs, with the same :mod:`~bigdl.runtime.channel` and worker code, as on
+Spark.  Ray starts and ends processes and reports which one died.  The FailurePolicy alone decides
+about retries, for which lost actors are replaced.
 
-Actors live from their first program to the end of Ray (or :meth:`RayPool.close`), so a fit, an
-evaluation and a prediction find torch imported.  They hold no CPU of Ray's while they wait: the
-CPUs of a program are reserved by a placement group for as long as it runs, and its bundles say on
-which nodes its workers are.  So idle workers never keep another program, a Ray task of the user or
-a Ray dataset from running.
+Actors live from their first program to the end of Ray (or :meth:`RayPool.close`), so consecutive
+programs need not import torch again.  Idle actors hold no Ray CPUs: a placement group reserves the
+CPUs of a program while it runs, and its bundles determine the nodes of the workers.  So idle
+workers never block another program, a user's Ray task or a Ray dataset.
 """
 
 import contextlib
@@ -48,15 +47,15 @@ logger = logging.getLogger("bigdl.orca")
 
 
 _AWAY = "its node went away", "their nodes went away"
-_NODE_DIED = "node has died"  # as Ray says it
+_NODE_DIED = "node has died"  # part of Ray's error message
 
 
 class InsufficientResources(Exception):
-    """Ray has room only for so many workers, because nodes were lost."""
+    """Raised when Ray has room for fewer workers, because nodes were lost."""
 
 
 class RayWorker:
-    """The class of the actors."""
+    """Actor class of the workers."""
 
     def __init__(self, directory: str):
         wait_passively()
@@ -64,21 +63,21 @@ class RayWorker:
 
         self._directory = directory
 
-    def run(self, spec, attempt: int, place: int) -> tuple[int, str, str]:
+    def run(self, spec, attempt: int, rank: int) -> tuple[int, str, str]:
         """Run one task of a job; see :func:`bigdl.runtime.task.execute`."""
         from bigdl.runtime.channel import Unreachable
         from bigdl.runtime.task import execute
 
         directory = os.path.join(own_directory(), self._directory)
-        private_folder(directory, replaceable=True)  # Ray's own directory is open to all
+        private_folder(directory, replaceable=True)  # Ray's directory is readable by all users
         try:
-            return execute(spec, attempt, iter(()), place, directory)
+            return execute(spec, attempt, iter(()), rank, directory)
         except Unreachable as error:
-            return place, "unreachable", f"{os.uname().nodename} cannot connect to {error}"
+            return rank, "unreachable", f"{os.uname().nodename} cannot connect to {error}"
 
 
 def own_directory() -> str:
-    """Ray's own directory on this node, which goes with Ray's session."""
+    """Return Ray's session directory on this node."""
     from ray import _private
 
     node = getattr(getattr(_private, "worker", None), "_global_node", None)
@@ -86,7 +85,7 @@ def own_directory() -> str:
 
 
 class RayPool:
-    """The actors of one connection to Ray; get it by :func:`pool_of`."""
+    """Worker actors of one connection to Ray, see :func:`pool_of`."""
 
     def __init__(self, session: str):
         self._directory = f"bigdl-{session}"
@@ -95,15 +94,15 @@ class RayPool:
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
-        """Reserve CPUs for a number of workers and lend their actors.
+        """Reserve CPUs and yield an actor for each worker.
 
         Parameters
         ----------
         number : int
         cores : int
-            Of every worker.
+            CPUs of every worker.
         patience : float
-            Seconds to wait for CPUs that others use.
+            Seconds to wait for CPUs that other programs use.
 
         Yields
         ------
@@ -112,11 +111,11 @@ class RayPool:
         Raises
         ------
         UsageError
-            When others do not give the CPUs back.
+            If other programs do not release the CPUs in time.
         InsufficientResources
-            When the nodes are too few, or too small.
+            If the nodes are too few, or too small.
         WorkerLost
-            When a process does not start.
+            If a process does not start.
         """
         actors: list[tuple[str, Any]] = []
         with _reserved(number, cores, patience) as nodes:
@@ -153,25 +152,25 @@ class RayPool:
         return actor.remote(self._directory)
 
     def _await_start(self, actors: list[tuple[str, Any]]) -> None:
-        """Wait until all actors answer; those that are gone are replaced in the list."""
+        """Wait until all actors answer; replace those that have died."""
         import ray
 
         end = time.monotonic() + ACTOR_START_S
         starts = {actor.__ray_ready__.remote(): i for i, (_, actor) in enumerate(actors)}
         while starts:
             for start in ray.wait(list(starts), timeout=INTERRUPT_LOOK_S)[0]:
-                place = starts.pop(start)
-                node = actors[place][0]
+                index = starts.pop(start)
+                node = actors[index][0]
                 try:
                     ray.get(start)
                 except ray.exceptions.RayActorError as error:
                     if time.monotonic() > end:
                         raise WorkerLost(f"A worker could not be started: {error}") from None
                     time.sleep(INTERRUPT_LOOK_S)
-                    actors[place] = node, self._start(node)
-                    starts[actors[place][1].__ray_ready__.remote()] = place
+                    actors[index] = node, self._start(node)
+                    starts[actors[index][1].__ray_ready__.remote()] = index
             if starts and time.monotonic() > end:
-                nodes = " and ".join({actors[place][0] for place in starts.values()})
+                nodes = " and ".join({actors[index][0] for index in starts.values()})
                 raise WorkerLost(
                     f"A worker on node {nodes} did not start within {ACTOR_START_S:g} s"
                 )
@@ -179,12 +178,12 @@ class RayPool:
 
 @functools.lru_cache(maxsize=1)
 def pool_of(session: str) -> RayPool:
-    """The pool of a connection to Ray; what belonged to those that ended is forgotten."""
+    """Return the pool of a connection to Ray; only the latest pool is kept."""
     return RayPool(session)
 
 
 def kill(actor) -> None:
-    """End an actor's process."""
+    """Kill an actor's process."""
     import ray
 
     with contextlib.suppress(Exception):
@@ -193,7 +192,7 @@ def kill(actor) -> None:
 
 @contextlib.contextmanager
 def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
-    """Reserve CPUs for workers, spread over the nodes; yields the node of each, node by node."""
+    """Reserve CPUs for workers, spread over the nodes; yield the node of each, sorted by node."""
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
@@ -207,12 +206,12 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
             if room < number:
                 raise InsufficientResources(room)
             raise UsageError(
-                f"{number} workers of {cores} CPUs were asked for, but others use too many of "
-                f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers",
+                f"{number} workers of {cores} CPUs were requested, but others use too many of "
+                f"Ray's {cluster.slots()} CPUs; wait for them, or request fewer workers",
                 code="resource-limit",
             )
-        places = placement_group_table(group)["bundles_to_node_id"]
-        nodes = [places[index] for index in range(number)]
+        node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
+        nodes = [node_of_bundle[index] for index in range(number)]
         yield sorted(nodes, key=nodes.index)
     finally:
         with contextlib.suppress(Exception):  # Ray may be gone
@@ -220,7 +219,7 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
 
 
 class RayJob(CalledJob):
-    """One program on actors; made by :meth:`RayEngine.open`."""
+    """One program on actors, created by :meth:`RayEngine.open`."""
 
     def _attempt(self, *attempt):
         try:
@@ -238,14 +237,14 @@ class RayJob(CalledJob):
         return poll
 
     def _shrink(self, room: int) -> None:
-        """Go on with as many workers as there is room for, if that is enough."""
+        """Continue with fewer workers, if their number is sufficient."""
         least = self._engine.min_workers
         if least is None or room < least:
             raise WorkerLost(
                 f"{self.num_workers if least is None else least} workers are needed but the "
                 f"cluster can only run {room} tasks at once since nodes were lost"
             ) from None
-        logger.warning("Nodes were lost: %d of %d workers go on", room, self.num_workers)
+        logger.warning("Nodes were lost: %d of %d workers continue", room, self.num_workers)
         self.num_workers = room
         self._read_again(self._input)
 
@@ -255,59 +254,59 @@ class RayJob(CalledJob):
         self.spec = self._input_plan = cast("Any", None)
 
     @contextlib.contextmanager
-    def _calls(self, line):
+    def _calls(self, channel):
         import ray
 
         engine = self._engine
-        # nodes may come back, but who can go on with fewer does not wait long
+        # nodes may return, but a job that can continue with fewer workers does not wait long
         is_elastic = engine.min_workers is not None and self._attempts > 1
         patience = min(engine.patience, NODE_LOSS_S) if is_elastic else engine.patience
         with engine.pool.lend(self.num_workers, self.spec.threads, patience) as actors:
             spec = ray.put(self._next_spec())
             answers = [
-                actor.run.remote(spec, self._attempts, place).future()
-                for place, actor in enumerate(actors)
+                actor.run.remote(spec, self._attempts, rank).future()
+                for rank, actor in enumerate(actors)
             ]
             kills = [functools.partial(kill, actor) for actor in actors]
-            with WorkerCalls(line, answers, kills, ray.exceptions.RayActorError) as calls:
+            with WorkerCalls(channel, answers, kills, ray.exceptions.RayActorError) as calls:
                 yield calls
 
-    def _failure(self, line, calls, outcomes):
+    def _failure(self, channel, calls, outcomes):
         if "unreachable" in outcomes:
             return DriverUnreachable(
                 f"The worker on {outcomes['unreachable']}; open that port of the driver for the "
-                "workers (channel_port= makes it a fixed one)"
+                "workers (channel_port= sets a fixed port)"
             )
         if any(_NODE_DIED in str(error) for error in calls.lost.values()):
-            return worker_lost(lost_workers(line, calls), *_AWAY)
-        return super()._failure(line, calls, outcomes)
+            return worker_lost(lost_workers(channel, calls), *_AWAY)
+        return super()._failure(channel, calls, outcomes)
 
 
 class RayEngine(Engine):
-    """Runs programs on actors of the Ray that this process is connected to.
+    """Engine that runs programs on actors of the Ray that this process is connected to.
 
     Parameters
     ----------
     cluster : RayCluster, optional
-        Default: that of this process.
+        Cluster to run on; default that of this process.
     workers_per_node : int, optional
-        Workers per node when `num_workers` is not given to :meth:`run`.
+        Workers per node if :meth:`run` is called without `num_workers`.
     min_workers : int, optional
-        After the loss of nodes, go on with fewer workers, but at least so many.
-        The input is shared out anew. Default: all workers are needed.
+        Minimum number of workers with which a job continues after the loss of nodes. The input is
+        then distributed again. By default all workers are needed.
     channel_port : int, optional
-        Port of the driver that workers connect to; 0 takes any free one.
+        Port of the driver that workers connect to; 0 selects a free port.
     timeout : float, optional
         Seconds after which a collective without progress fails; default 1800.
     patience : float, optional
-        Seconds to wait for CPUs that others use; default 120.
+        Seconds to wait for CPUs that other programs use; default 120.
     log_to_driver : bool, optional
-        Show what workers print on the driver.
+        Print the output of workers on the driver.
 
     Raises
     ------
     UsageError
-        Without an active Ray, or for an argument that cannot work.
+        If Ray is not active, or an argument is invalid.
 
     Examples
     --------
@@ -340,14 +339,14 @@ class RayEngine(Engine):
 
     @property
     def pool(self) -> RayPool:
-        """The actors of this driver."""
+        """Pool of this driver's actors."""
         return pool_of(self.cluster.session)
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
-        """Describe how the workers get the rows of a feed."""
+        """Plan how the workers read the rows of a feed."""
         with interruptible():
             return super().prepare(feed, num_workers)
 
     def shutdown(self) -> None:
-        """End the workers that wait for programs; another program starts new ones."""
+        """End the idle workers; the next program starts new ones."""
         self.pool.close()

@@ -55,44 +55,45 @@ logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
-_REPEATS = 3  # of a stage before all workers have come, which are no failures
+_REPEATS = 3  # restarts of a stage before all workers have started, which are no failures
 ROWS = "rank int, kind string, detail string, data binary"
-"""Spark's schema of what the tasks of a stage return."""
+"""Spark schema of the rows that the tasks of a stage return."""
 
-unreachable_applications: set[str] = set()  # whose executors cannot connect to this driver
+unreachable_applications: set[str] = set()  # ids; their executors cannot connect to this driver
 
 
 class SparkEngine(Engine):
-    """Runs programs as barrier stages of the active Spark application.
+    """Engine that runs programs as barrier stages of the active Spark application.
 
-    Where a session of Spark Connect is active, and no cluster is given, it is a ``ConnectEngine``.
+    With an active Spark Connect session and without `cluster`, it creates a ``ConnectEngine``.
 
     Parameters
     ----------
     cluster : SparkCluster, optional
-        Default: that of the active context.
+        Cluster to run on; default that of the active context.
     workers_per_node : int, optional
-        Workers per node when `num_workers` is not given to :meth:`run`.
+        Workers per node if :meth:`run` is called without `num_workers`.
     channel_port : int, optional
-        Port of the driver that workers connect to; 0 takes any free one.
+        Port of the driver that workers connect to; 0 selects a free port.
     timeout : float, optional
-        Seconds after which a collective without progress fails. A worker that was only paused goes
-        on, so this bounds nothing but the loss of a network; default 1800.
+        Seconds after which a collective without progress fails; default 1800. It only matters when
+        the network is lost: a paused worker continues.
     log_to_driver : bool, optional
-        Show what workers print on the driver.
+        Print the output of workers on the driver.
     rendezvous : str, optional
-        Where workers meet: ``"driver"``, ``"rank0"`` for clusters whose executors cannot connect to
-        the driver (no progress, no output, and of the messages of a topic only the last; a retry
-        reads the input again and needs ``model_dir`` to go on from a checkpoint), or ``"auto"``,
-        the default: at the driver until a worker cannot connect to it within 5 s.
+        Process that workers connect to: ``"driver"``, or ``"rank0"`` for clusters whose executors
+        cannot connect to the driver. Then there is no progress or output, only the last message of
+        a topic is kept, and a retry reads the input again and needs ``model_dir`` to resume from a
+        checkpoint. The default ``"auto"`` uses the driver until a worker cannot connect to it
+        within 5 s.
     patience : float, optional
-        Seconds in which another worker must come, as long as some are missing, on a cluster that
-        adds executors by demand; default 120.
+        Seconds to wait for the next worker to start on a cluster that adds executors on demand;
+        default 120.
 
     Raises
     ------
     UsageError
-        Without an active Spark context, or for an argument that cannot work.
+        If there is no active Spark context, or an argument is invalid.
 
     Examples
     --------
@@ -104,7 +105,7 @@ class SparkEngine(Engine):
     """
 
     cluster: SparkCluster
-    _over_connect: ClassVar[type["SparkEngine"] | None] = None  # which imports this module
+    _over_connect: ClassVar[type["SparkEngine"] | None] = None  # set by its module
 
     def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> "SparkEngine":
         is_connect = cls is SparkEngine and cluster is None and connect_session() is not None
@@ -129,28 +130,28 @@ class SparkEngine(Engine):
 
     @property
     def drops_output(self) -> bool:
-        """True in local mode, where the output of a task is that of the driver."""
+        """True in local mode, where tasks share the output of the driver."""
         return self.cluster.is_local
 
     @property
     def cluster_places_tasks(self) -> bool:
-        # a gang's first workers read while the others wait for executors
+        # with dynamic allocation the first workers read while others wait for executors
         return not (self.cluster.is_local or self.cluster.dynamic_allocation)
 
     @property
     def is_driver_reachable(self) -> bool:
-        """True if workers meet at the driver, as far as it is known."""
+        """True if workers meet at the driver, as far as is known."""
         if self._rendezvous == "auto":
             return self.cluster.sc.applicationId not in unreachable_applications
         return self._rendezvous == "driver"
 
     @property
     def may_leave(self) -> bool:
-        """True if Spark says beforehand that an executor goes, and workers can be told."""
+        """True if Spark announces executor removals and workers can be notified."""
         return self.cluster.decommissions and self.is_driver_reachable
 
     def give_up_driver(self, error: BaseException) -> bool:
-        """Let workers meet elsewhere after an error that asks for it; True if they may."""
+        """Switch the rendezvous to rank 0 if the error requires it; return True if switched."""
         is_free = self._rendezvous == "auto" and not self.cluster.is_local
         is_free = is_free and not self.cluster.dynamic_allocation
         if not (isinstance(error, DriverUnreachable) and is_free):
@@ -176,7 +177,7 @@ class SparkEngine(Engine):
         if num_workers > slots and not cluster.is_local:
             per_node = cluster.cores_per_node // cluster.threads_per_task
             if num_workers <= cluster.nodes * per_node:
-                # asked for, but not all executors have registered yet
+                # requested, but not all executors have registered yet
                 call = SparkCall(
                     cluster.job_owner, lambda: cluster.await_slots(num_workers, call.cancelled)
                 )
@@ -191,7 +192,7 @@ class SparkEngine(Engine):
         return slots
 
     def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
-        """Describe how the workers get the rows of a feed."""
+        """Plan how the workers read the rows of a feed."""
 
         def prepare() -> InputPlan:
             with self.cluster.users_errors():
@@ -201,58 +202,60 @@ class SparkEngine(Engine):
 
 
 class SparkJob(Job):
-    """One program on tasks of Spark; made by :meth:`SparkEngine.open`.
+    """One program on Spark tasks, created by :meth:`SparkEngine.open`.
 
-    They are those of barrier stages, or under dynamic allocation ordinary ones that wait for each
-    other (a gang).
+    The tasks belong to barrier stages. With dynamic allocation they are ordinary tasks that wait
+    for each other (:class:`~bigdl.orca.engines.dynamic_workers.DynamicWorkers`).
     """
 
     def __init__(self, engine: SparkEngine, *order: Any):
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self._rdd = None
-        self._repeats = 0  # of stages that began anew before all workers had come
-        self._is_gang = engine.cluster.dynamic_allocation
+        self._repeats = 0  # restarts before all workers had started
+        self._is_dynamic = engine.cluster.dynamic_allocation
         super().__init__(engine, *order)
 
     def _open_channel(self):
         ship_modules(self._sc)
         return super()._open_channel()
 
-    def _attempt(self, line, on_event, options, state):
+    def _attempt(self, channel, on_event, options, state):
         stage = self._stage
         if not self._engine.is_driver_reachable:
             spec = replace(self.spec, address=None, options=options, state=state)
             stage = functools.partial(self._planned, spec)
-        call = SparkCall(self._engine.cluster.job_owner, lambda: self._collect(call, stage, line))
-        watch = AttemptMonitor(line, call.cancel, on_event)
-        gang, poll = None, self._poll(watch)
+        call = SparkCall(
+            self._engine.cluster.job_owner, lambda: self._collect(call, stage, channel)
+        )
+        watch = AttemptMonitor(channel, call.cancel, on_event)
+        dynamic, poll = None, self._poll(watch)
         if self.spec.may_leave:
-            poll = DecommissionWatch(line, call).poll_with(poll)
-        if self._is_gang:
+            poll = DecommissionWatch(channel, call).poll_with(poll)
+        if self._is_dynamic:
             cluster, is_first = self._engine.cluster, self._attempts - self._repeats == 1
             patience, world_size = self._engine.patience, self.num_workers
-            gang = DynamicWorkers(
-                line, world_size, patience, lambda: cluster.slots() > 0, call.cancel, is_first
+            dynamic = DynamicWorkers(
+                channel, world_size, patience, lambda: cluster.slots() > 0, call.cancel, is_first
             )
-            poll = gang.poll_with(poll)
+            poll = dynamic.poll_with(poll)
         rows, failure = [], None
         try:
-            rows = call.wait(poll, lambda: request_stop(line, BY_DRIVER))
+            rows = call.wait(poll, lambda: request_stop(channel, BY_DRIVER))
         except Exception as error:
             if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
             failure = error
-        outcomes, details = rank0.read(rows, line)
-        answers = self._answers(line, watch)
+        outcomes, details = rank0.read(rows, channel)
+        answers = self._answers(channel, watch)
         if answers is not None:
             return answers
-        if gang is not None and gang.failure is not None:
-            if isinstance(gang.failure, StageRepeated) and self._repeats < _REPEATS:
+        if dynamic is not None and dynamic.failure is not None:
+            if isinstance(dynamic.failure, StageRepeated) and self._repeats < _REPEATS:
                 self._repeats += 1
-                logger.info("%s; so the stage is ended, and begins anew", gang.failure)
+                logger.info("%s; the stage is restarted", dynamic.failure)
                 return None
-            raise gang.failure from None
-        gone = unfinished(line, self.num_workers)
+            raise dynamic.failure from None
+        gone = unfinished(channel, self.num_workers)
         if failure is None:
             return self._without_results(rows, outcomes, details, gone)
         cause = job_error(failure, gone, self._engine.cluster.is_kubernetes)
@@ -261,12 +264,12 @@ class SparkJob(Job):
         raise cause from None
 
     def _poll(self, watch):
-        """Return what is called until the stage has ended."""
+        """Return the function that is called until the stage has ended."""
         return watch.poll
 
     def _rows(self, stage):
-        """Return the rows of a stage: rank, kind, detail and data."""
-        # travels with the Spark job: the stage is the same in all attempts
+        """Run a stage and return its rows, see :data:`ROWS`."""
+        # sent with the Spark job, since the stage is the same in all attempts
         self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
         watch = self._engine.cluster.task_watch()
         try:
@@ -275,14 +278,14 @@ class SparkJob(Job):
         except Exception:
             if getattr(watch, "failure", None) is None:
                 raise
-            raise RuntimeError(watch.text) from None  # of a function that makes rows
+            raise RuntimeError(watch.text) from None  # error of a function that makes rows
 
-    def _collect(self, call, stage, line):
-        """Run the stage; returns when no worker is left, also when one was lost."""
+    def _collect(self, call, stage, channel):
+        """Run the stage; return when no worker is left, or raise when one was lost."""
         with self._engine.cluster.quiet():
             try:
                 cluster, slots = self._engine.cluster, self.num_workers
-                if not self._is_gang:
+                if not self._is_dynamic:
                     slots = cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:
                     raise WorkerLost(
@@ -293,41 +296,41 @@ class SparkJob(Job):
                 return self._rows(stage)
             except BaseException:
                 with contextlib.suppress(Exception):
-                    request_stop(line, OTHER_FAILED)
-                    await_survivors(line, self.num_workers)
+                    request_stop(channel, OTHER_FAILED)
+                    await_survivors(channel, self.num_workers)
                     time.sleep(FAILED_TASKS_S)
                 raise
 
     def _stage(self):
-        """The stage of an attempt: with the input, or without where its spools are known."""
+        """Return the stage of an attempt: with the input, or without it if spools exist."""
         if self._spools is not None:
             return self._mapped(self._empty(), self._next_spec())
         if self._rdd is None:
-            # The same object in each attempt, so that Spark finds its shuffle files again. Not the
-            # frame: adaptive execution remembers that its result failed and would not run it again.
+            # The same RDD in each attempt, so that Spark reuses its shuffle files. Not the frame:
+            # adaptive execution remembers its failure and would not run it again.
             self._rdd = self._planned(self.spec)
         return self._rdd
 
     def _planned(self, spec):
-        """The stage over the input, planned under the settings that the input asks for."""
+        """Plan the stage over the input, with the SQL settings that the input needs."""
         frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         stage = self._mapped(source, spec)
         with sql_settings(self._spark, self._settings()):
-            return stage.rdd  # plans it
+            return stage.rdd  # plans the query
 
     def _settings(self):
         return {**self._input_plan.settings, **settings_for_every_task(self._spark)}
 
     def _mapped(self, frame, spec):
-        is_barrier = not self._is_gang
+        is_barrier = not self._is_dynamic
         return frame.mapInArrow(stage_task(spec, is_barrier=is_barrier), ROWS, barrier=is_barrier)
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
 
     def _without_results(self, rows, outcomes, details, gone):
-        """Act on a stage that ended by itself, but not with a result of every rank."""
+        """Handle a stage that ended without a result of every rank."""
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "leaving" in outcomes:
@@ -338,14 +341,15 @@ class SparkJob(Job):
             self._rdd = None
             owner = self._engine.cluster.job_owner
             return self._read_again(lambda: SparkCall(owner, self._input_plan.otherwise).wait())
-        if gone:  # what others say is a symptom of that
+        if gone:  # other reports are symptoms of that
             raise worker_lost(gone, *PROCESS_ENDED)
-        raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
+        no_result = "it returned no result", "they returned no result"
+        raise worker_lost(gone, *(details[:1] or no_result))
 
 
 @contextlib.contextmanager
 def sql_settings(spark, settings: dict[str, str]):
-    """Other SQL settings of a session for a while."""
+    """Temporarily override SQL settings of a session."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
         for name, value in settings.items():
@@ -370,23 +374,23 @@ def stage_task(spec: TaskSpec, *, is_barrier: bool):
 
 
 def run_task(spec: TaskSpec, context: Any, attempt: int, batches: Iterator) -> Iterator:
-    """Run one task of a stage; yields its rows as record batches of :data:`ROWS`.
+    """Run one task of a stage; yield its rows as record batches of :data:`ROWS`.
 
     Parameters
     ----------
     spec : TaskSpec
     context : pyspark.TaskContext
-        A BarrierTaskContext where workers meet at rank 0.
+        A BarrierTaskContext if workers meet at rank 0.
     attempt : int
     batches : iterator of pyarrow.RecordBatch
     """
-    place = context.partitionId()
-    directory = task_directory(place)
+    rank = context.partitionId()
+    directory = task_directory(rank)
     if spec.address is None:
         rows: Iterable = rank0.execute(spec, context, batches, directory)
     else:
         try:
-            rows = [(*execute(spec, attempt, batches, place, directory), None)]
+            rows = [(*execute(spec, attempt, batches, rank, directory), None)]
         except Unreachable as error:
             raise unreachable(os.uname().nodename, str(error)) from None
     for row in rows:
