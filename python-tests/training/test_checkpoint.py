@@ -671,7 +671,9 @@ def test_inside_an_epoch_a_manifest_needs_its_sums(crew, tmp_path):
     Run(crew, tmp_path).fit(steps=3)
     name = CheckpointDirectory.latest_run(str(tmp_path)).newest()
     edit_manifest(tmp_path, name, {"sums": ..., "partial": None})
-    with pytest.raises((UsageError, WorkerError), match=rf"{name} was taken .* has no 'sums'; resume"):
+    with pytest.raises(
+        (UsageError, WorkerError), match=rf"{name} was taken .* has no 'sums'; resume"
+    ):
         Run(crew, tmp_path).fit(3, resume="auto")
 
 

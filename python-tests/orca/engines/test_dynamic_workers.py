@@ -30,7 +30,9 @@ def by_demand(orca_spark, monkeypatch):
 
 def test_too_few_workers_are_told_in_one_sentence(by_demand):
     engine = SparkEngine(patience=2.0)
-    expected = r"^2 of 3 workers started, and no other within 2 s; .*maxExecutors.*or try again later$"
+    expected = (
+        r"^2 of 3 workers started, and no other within 2 s; .*maxExecutors.*or try again later$"
+    )
     with pytest.raises(UsageError, match=expected):
         engine.run(lambda worker: worker.channel.barrier("all", 3), num_workers=3)
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
