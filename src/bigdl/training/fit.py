@@ -984,7 +984,7 @@ class WorkerCheckpointer(Checkpointer):
                 state.remaining is not None and state.remaining.epoch == position.epoch
             )
             if sync.world_size > 1:
-                files["buffers.pt"] = sync.gather(dumps(running.values()))
+                files["buffers.pt"] = sync.gather(dumps(running.local_values()))
         with running.merged():
             shared = self._hooks.files() if sync.rank == 0 else {}
         if sync.rank != 0:

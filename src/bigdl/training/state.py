@@ -174,15 +174,15 @@ class RunningState(ABC):
     def restart(self) -> None:
         """Reset the row count and the reference values; all ranks must have equal values."""
         self.rows = 0
-        self._merged = self.values()
+        self._merged = self.local_values()
 
     @abstractmethod
-    def values(self) -> list[Any]:
+    def local_values(self) -> list[Any]:
         """Return copies of this worker's values as tensors."""
 
     @abstractmethod
     def put(self, values: list[Any]) -> None:
-        """Set this worker's values, as returned by :meth:`values`."""
+        """Set this worker's values, as returned by :meth:`local_values`."""
 
     def merge(self) -> None:
         """Make the values of all workers equal; a collective."""
@@ -195,7 +195,7 @@ class RunningState(ABC):
 
         So a checkpoint has merged values, and taking it does not change the run.
         """
-        local = self.values()
+        local = self.local_values()
         self.put(self._merge())
         try:
             yield
@@ -205,7 +205,7 @@ class RunningState(ABC):
     def _merge(self) -> list[Any]:
         import torch
 
-        values = self.values()
+        values = self.local_values()
         if self._sync.world_size == 1 or not values:
             return values
         changed = [float(not torch.equal(a, b)) for a, b in zip(values, self._merged, strict=True)]

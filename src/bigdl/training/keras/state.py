@@ -271,12 +271,12 @@ def synchronized_layers(model: Any) -> list[Any]:
 class RunningWeights(RunningState):
     """Non-trainable weights of a model, such as the averages of BatchNormalization."""
 
-    def values(self) -> list[Any]:
+    def local_values(self) -> list[Any]:
         """Return copies of this worker's non-trainable weights."""
         return values_of(self._model.non_trainable_weights)
 
     def put(self, values: list[Any]) -> None:
-        """Set this worker's non-trainable weights, as returned by :meth:`values`."""
+        """Set this worker's non-trainable weights, as returned by :meth:`local_values`."""
         set_values(self._model.non_trainable_weights, values)
 
 

@@ -441,7 +441,7 @@ def sparse_parameters(model: torch.nn.Module) -> list:
 class Buffers(RunningState):
     """Buffers of a module, such as running means, merged over the workers."""
 
-    def values(self) -> list:
+    def local_values(self) -> list:
         """Return a copy of this worker's buffers."""
         return [buffer.clone() for buffer in self._model.buffers()]
 

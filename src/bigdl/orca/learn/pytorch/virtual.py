@@ -129,7 +129,7 @@ class ShardBuffers(RunningState):
     def _of_model(self) -> list[torch.Tensor]:
         return [buffer.clone() for buffer in self._model.buffers()]
 
-    def own(self) -> list[torch.Tensor]:
+    def local_values(self) -> list[torch.Tensor]:
         return []  # a checkpoint has them per virtual shard, see VirtualStep.rank_state
 
     def put(self, values: list[torch.Tensor]) -> None:
