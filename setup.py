@@ -1,4 +1,4 @@
-"""Packaging of BigDL.  ``bigdl`` is a PEP 420 namespace: there is no ``src/bigdl/__init__.py``."""
+"""Packaging of BigDL; ``bigdl`` is a namespace package without ``src/bigdl/__init__.py``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Prediction of images in a Spark DataFrame by accelerated models, beside the eager one.
+"""Prediction of images in a Spark DataFrame with accelerated models and with eager PyTorch.
 
     python benchmarks/accelerated_predict.py [--model resnet50] [--size 224] [--rows 512]
         [--methods openvino_fp32 openvino_int8] [--tasks 2] [--batch 32] [--repeats 5]
@@ -31,7 +31,7 @@ EAGER = "eager"
 
 
 class Flat(nn.Module):
-    """A network of images that takes them as flat rows."""
+    """Image network that takes flat rows."""
 
     def __init__(self, config):
         super().__init__()
@@ -58,7 +58,7 @@ _seen = {}
 
 
 def cpu_seconds():
-    """Of all processes below this one; of one that ended, what it had when last looked at."""
+    """Return the CPU seconds of all child processes, including the last reading of ended ones."""
     for process in psutil.Process().children(recursive=True):
         try:
             times = process.cpu_times()

@@ -35,7 +35,7 @@ NEAR = 0.5  # points that a search with early stopping may lose
 
 
 def rows(problem="digits", every=5):
-    """Training and held-out rows; every fifth row is held out."""
+    """Return training and held-out rows; every fifth row is held out."""
     if problem == "digits":
         x, y = load_digits(return_X_y=True)
         x = x / 16
@@ -56,7 +56,7 @@ def search(
     problem="digits",
     every=5,
 ):
-    """One search; accuracy in per cent, epochs of all trials, seconds and their configurations."""
+    """Run a search; return accuracy in percent, epochs of all trials, seconds, configurations."""
     train, held_out = rows(problem, every)
     features, classes = train[0].shape[1], int(train[1].max()) + 1
 

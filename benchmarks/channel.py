@@ -1,4 +1,4 @@
-"""Seconds of what workers ask of the channel, beside a ``TCPStore`` of torch.
+"""Latency of channel requests of workers, compared with torch's ``TCPStore``.
 
 * ``join``: a connection is opened, and proved;
 * ``question``: one short question and its answer;
@@ -28,7 +28,7 @@ CASES = ("join", "question", "100 MB", "128 meet", "128 group")
 
 
 class Torch:
-    """A store that authenticates nobody."""
+    """Store of torch without authentication."""
 
     def __init__(self):
         self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -43,7 +43,7 @@ class Torch:
 
 
 class Ours:
-    """The channel; `certificate` encrypts it."""
+    """BigDL's channel, encrypted with `certificate`."""
 
     def __init__(self, certificate=None):
         from bigdl.runtime.channel import Channel
@@ -72,7 +72,7 @@ SIDES = {"TCPStore": Torch, "channel": Ours, "channel, TLS": encrypted}
 
 
 def worker(kind, address, pipe):
-    """Do what is asked for, and say how long it took."""
+    """Run the requested operations and report their times."""
     data = os.urandom(SIZE)
     begin = time.perf_counter()
     store = kind.connect(address)
@@ -90,7 +90,7 @@ def worker(kind, address, pipe):
 
 
 def meet(kind, address, at_once):
-    """Have many connections wait for each other."""
+    """Let many connections wait for each other."""
     stores = [kind.connect(address) for _ in range(MANY)]
     keys = [f"here-{at_once}/{each}" for each in range(MANY)]
 
@@ -116,7 +116,7 @@ def meet(kind, address, at_once):
 
 
 def measure(name):
-    """Seconds of every case."""
+    """Return the seconds of every case."""
     side = SIDES[name]()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     kind = Torch if isinstance(side, Torch) else Ours

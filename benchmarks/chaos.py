@@ -1,4 +1,4 @@
-"""Trainings under fire: processes are killed while they run, and nothing may differ.
+"""Trainings whose processes are killed; the results must equal those of uninterrupted ones.
 
 A network is trained on two executors (``local-cluster``), once undisturbed and then again and again
 while a thread of the driver kills a random process with ``kill -9`` at random moments: a Python
@@ -66,7 +66,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def cluster(folder: Path):
-    """Two executors of one core, each a JVM of its own that is started again when it is killed."""
+    """Start two single-core executors, separate JVMs that are restarted after a kill."""
     import pyspark
 
     from bigdl.orca import init_orca_context, stop_orca_context
@@ -92,14 +92,14 @@ def cluster(folder: Path):
 
 
 def leftovers(before: set[int]) -> list[str]:
-    """What still runs of the processes that were started."""
+    """Return the started processes that still run."""
     started = [c for c in psutil.Process().children(recursive=True) if c.pid not in before]
     _, alive = psutil.wait_procs(started, timeout=_AFTER_S)
     return [" ".join(child.cmdline())[:120] for child in alive]
 
 
 def spools(folder: Path) -> list[str]:
-    """Files of rows below the executors' directories, which go with the application."""
+    """Return the spool files in the executors' directories, which end with the application."""
     return [str(p) for p in (folder / "local").rglob(f"{SPOOL}*/*") if p.is_file()]
 
 
@@ -107,7 +107,7 @@ def spools(folder: Path) -> list[str]:
 
 
 def run(options) -> list[dict]:
-    """All trials; transports and victims in turn, moments at random."""
+    """Run all trials with alternating transports and victims, killed at random times."""
     undisturbed, seconds = {}, {}
     for what in options.of:
         train(what)  # warms up
@@ -134,7 +134,7 @@ def run(options) -> list[dict]:
 
 
 def trial(what, victim, moments, chance, undisturbed) -> dict:
-    """One training whose processes are killed at some moments."""
+    """Run one training whose processes are killed at some times."""
     killer = Killer(victim, moments, random.Random(chance))
     started = time.perf_counter()
     with killer:
@@ -151,7 +151,7 @@ def trial(what, victim, moments, chance, undisturbed) -> dict:
 
 
 class Killer(threading.Thread):
-    """Kills random processes of the executors at some moments after its start."""
+    """Thread that kills random executor processes at some times after its start."""
 
     def __init__(self, victim: str, moments, generator: random.Random):
         super().__init__(daemon=True)
@@ -180,7 +180,7 @@ class Killer(threading.Thread):
 
 
 def victims(kind: str) -> list[psutil.Process]:
-    """Processes of a kind among those that this process has started, oldest first."""
+    """Return the child processes of a type, oldest first."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -194,7 +194,7 @@ def is_executor(process) -> bool:
 
 
 def is_worker(process) -> bool:
-    """Whether a daemon of PySpark has forked it."""
+    """Return True if a PySpark daemon has forked the process."""
     parent = process.parent()
     return parent is not None and all(
         "bigdl.orca.cluster.python_daemon" in p.cmdline() for p in (process, parent)
@@ -205,7 +205,7 @@ def is_worker(process) -> bool:
 
 
 def train(what: str) -> list[np.ndarray]:
-    """The weights after a training."""
+    """Train a model and return its weights."""
     return train_tables(what) if what in TABLES else train_by_layer(what)
 
 
@@ -265,7 +265,7 @@ USERS = 400
 
 
 def clicks(kind: str):
-    """A model of two categories, whose tables lie in slices on the workers."""
+    """Return a model of two categories with sharded embedding tables."""
     import torch
 
     from bigdl.orca.torch import GrowingEmbedding, ShardedEmbedding

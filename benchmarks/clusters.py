@@ -1,4 +1,4 @@
-"""Start-up on real clusters: a context, the first work, the first fit, and the end.
+"""Startup on real clusters: a context, the first job, the first fit, and the end.
 
     python benchmarks/clusters.py [yarn kubernetes] [--repeats 3] [--json results.json]
 
@@ -73,14 +73,14 @@ print(json.dumps(T))
 
 
 def control(script, *arguments):
-    """Run a command of a cluster; returns what it prints."""
+    """Run a command of a cluster script and return its output."""
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager
 def cluster(script):
-    """A cluster that ends with this program, or None where it cannot run."""
+    """Start a cluster that ends with this program, or return None if it cannot run."""
     with tempfile.TemporaryDirectory(prefix="bigdl-clusters-") as folder:
         command = [sys.executable, str(SCRIPTS / script), "hold", folder]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -93,7 +93,7 @@ def cluster(script):
 
 
 def run(program, settings, *words, **environment):
-    """The times that a program prints."""
+    """Run a program and return the times that it prints."""
     command = [sys.executable, "-c", program, json.dumps(settings), *words]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -117,7 +117,7 @@ EXECUTORS = {
 
 
 def on_yarn(folder):
-    """Variables, settings of bare applications by their names, and arguments of Orca."""
+    """Return variables, settings of plain applications by name, and arguments of Orca."""
     from pyspark import __file__ as pyspark
 
     own = {"spark.driver.host": "127.0.0.1"}
@@ -181,7 +181,7 @@ CLUSTERS = {"yarn": ("yarn.py", on_yarn), "kubernetes": ("kubernetes.py", on_kub
 
 
 def measure(name, repeats):
-    """Times of the first program of Orca, and of all kinds in turn."""
+    """Return the times of the first program of Orca, and of all programs interleaved."""
     script, prepare = CLUSTERS[name]
     with cluster(script) as folder:
         if folder is None:

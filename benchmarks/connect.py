@@ -1,4 +1,4 @@
-"""From a Parquet table to tensor batches: Spark Connect, a classic Spark, and TorchDistributor.
+"""From a Parquet table to tensor batches: Spark Connect, classic Spark, and TorchDistributor.
 
     python benchmarks/connect.py [--rows 2000000] [--repeats 5] [--json results.json]
 
@@ -79,7 +79,7 @@ def distributor_side(frame, rows):
 
 
 def serve(master, path, rows):
-    """Run sides as lines of the standard input name them; runs in a process of its own."""
+    """Run the implementations named on standard input, in a separate process."""
     from bigdl.orca import OrcaContext, init_orca_context
     from bigdl.orca.engine import ConnectEngine, SparkEngine
 
@@ -102,7 +102,7 @@ def serve(master, path, rows):
 
 
 class Program:
-    """A process that runs sides."""
+    """Process that runs implementations on demand."""
 
     def __init__(self, master, path, rows):
         command = [sys.executable, __file__, "--serve", master, path, str(rows)]
@@ -122,7 +122,7 @@ class Program:
 
 
 def start_server(folder):
-    """A Spark Connect server on the loopback interface; returns its process and address."""
+    """Start a Spark Connect server on the loopback interface; return its process and address."""
     import pyspark
 
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,4 +1,4 @@
-"""Seconds of a sum of gradients over hosts with several workers each, over limited links.
+"""Gradient sums over hosts with several workers each, over limited links.
 
 Four hosts (scripts/clusters/hosts.py: network namespaces of this machine, which share its cores)
 with two workers each and a limit of what each host sends and gets. Gradients are summed as
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict[str, list]]:
-    """Seconds of a sum by every side, in all repetitions."""
+    """Return the seconds of a sum by every implementation, in all repeats."""
     found: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
         crews: dict[str, list[Remote]] = {}
@@ -83,7 +83,7 @@ def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict
 
 
 def work(layout: str, rank: int) -> None:
-    """One of the workers."""
+    """Run one of the workers."""
     import os
 
     import torch

@@ -1,4 +1,4 @@
-"""Nano's defaults beside what they replace: no default may be slower.
+"""Nano's defaults compared with the settings that they replace: no default may be slower.
 
     python benchmarks/defaults.py [--only trainer loop trace quantize decoder] [--models resnet18 …]
         [--repeats 7] [--threads 2] [--json results.json]
@@ -118,7 +118,7 @@ def data_of(name):
 
 
 def _measures(side):
-    """Let a fit of a few steps be worth a measurement."""
+    """Let a fit of a few steps run the measurement of precision and memory format."""
     if side.endswith("measured"):
         from bigdl.nano.pytorch.training import step_autotune
 
@@ -270,7 +270,7 @@ BUILDERS = {
 
 
 def worker(case):
-    """Build a side, then run it for each line of stdin, and say how long it took."""
+    """Build an implementation, run it for each line of stdin, and report the times."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print
     warnings.simplefilter("ignore")
@@ -289,7 +289,7 @@ def worker(case):
 
 
 class Worker:
-    """A process that runs one side on demand."""
+    """Process that runs one implementation on demand."""
 
     def __init__(self, case, cache):
         command = [sys.executable, __file__, "--worker", json.dumps(case)]
@@ -318,7 +318,7 @@ class Worker:
 
 
 def measure(part, model, options):
-    """Seconds of each side in every repeat, and what is told of it."""
+    """Return the seconds of each implementation in every repeat, and its report."""
     found, workers = {}, {}
     with tempfile.TemporaryDirectory(prefix="bigdl-defaults-") as cache:
         try:

@@ -1,4 +1,4 @@
-"""DLRM and DCN with large tables: sharded embeddings beside PyTorch in one process.
+"""DLRM and DCN with large tables: sharded embeddings compared with PyTorch in one process.
 
     python benchmarks/dlrm.py [--rows 10000000] [--repeats 3] [--quick] [--json results.json]
     python benchmarks/dlrm.py --auc 5          # and dense training, on tables where both fit
@@ -70,12 +70,12 @@ OURS_ON_THEIRS = "fbgemm with DotInteraction"
 
 
 def fields_of(rows):
-    """Rows of each field's table; together about `rows`."""
+    """Return the number of rows of each field's table, about `rows` in total."""
     return [max(3, int(n * rows / sum(CRITEO))) for n in CRITEO]
 
 
 class PairProducts(nn.Module):
-    """The products as DLRM's authors and TorchRec write them; see ``DotInteraction``."""
+    """Pairwise products as computed by DLRM's authors and TorchRec; see ``DotInteraction``."""
 
     def __init__(self, fields):
         super().__init__()
@@ -88,7 +88,7 @@ class PairProducts(nn.Module):
 
 
 class Interactions(nn.Module):
-    """DLRM around a table of all fields."""
+    """DLRM with one table for all fields."""
 
     def __init__(self, table, hidden, interaction):
         super().__init__()
@@ -105,7 +105,7 @@ class Interactions(nn.Module):
 
 
 class Crosses(nn.Module):
-    """DCN v2 around a table of all fields."""
+    """DCN v2 with one table for all fields."""
 
     def __init__(self, table, hidden, _interaction, layers=3):
         super().__init__()
@@ -139,7 +139,7 @@ class Fields(nn.Module):
 
 
 class Fused(nn.Module):
-    """Tables of FBGEMM, which update themselves in the backward pass."""
+    """FBGEMM tables, which are updated in the backward pass."""
 
     def __init__(self, fields, lr):
         super().__init__()
@@ -183,7 +183,7 @@ def growing_model(config):
 
 
 def dense_model(config):
-    """The same model, with the same first weights and dense gradients."""
+    """Return the same model with the same initial weights and dense gradients."""
     model = sharded_model(config)
     rows = model.table.weight.detach()
     model.table = Fields(config["fields"], sparse=False)
@@ -193,7 +193,7 @@ def dense_model(config):
 
 
 def keras_model(config):
-    """DLRM of Keras, compiled."""
+    """Return a compiled DLRM in Keras."""
     import keras
     from keras import layers, ops
 
@@ -226,7 +226,7 @@ def keras_model(config):
 
 
 def make_data(samples, fields, seed):
-    """Numbers, ids and labels."""
+    """Return numbers, ids and labels."""
     rng = np.random.default_rng(seed)
     numbers = rng.normal(size=(samples, NUMBERS)).astype("float32")
     ids = np.empty((samples, len(fields)), dtype=np.int64)
@@ -247,7 +247,7 @@ def make_data(samples, fields, seed):
 
 
 class CpuTime(Callback):
-    """Leaves the seconds of CPU that a worker used for the last epoch."""
+    """Callback that writes the CPU seconds of a worker in the last epoch."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -272,7 +272,7 @@ def keras_side(options, side, numbers, ids, labels):
     folder = tempfile.TemporaryDirectory(dir=options.folder)
 
     class Times(keras.callbacks.Callback):
-        """Leaves the seconds of the last epoch, and those of CPU."""
+        """Callback that writes the seconds and CPU seconds of the last epoch."""
 
         def __init__(self, folder):
             super().__init__()
@@ -335,7 +335,7 @@ def torchrec_side(options, side, numbers, ids, labels):
 
 
 def torchrec_loop(config):
-    """A worker of Ray Train."""
+    """Run a worker of Ray Train."""
     import ray.train
     import torch.distributed as dist
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -370,7 +370,7 @@ def torchrec_loop(config):
 
 
 def torchrec_table(fields):
-    """Tables of all fields, as TorchRec has them: a bag of one row each."""
+    """Return the TorchRec tables of all fields: bags of one row each."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -475,7 +475,7 @@ RUNS = {  # by the first word of a side
 
 
 def run_side(options, side):
-    """Run one side in this process; its figures."""
+    """Run one implementation in this process and return its metrics."""
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
         run = RUNS[re.split(r"\W", side)[0]]
@@ -491,7 +491,7 @@ def run_side(options, side):
 
 
 class Watch:
-    """The largest memory of this process and its children, while a block runs."""
+    """Context that measures the peak memory of this process and its children."""
 
     def __enter__(self):
         self.peak, self._ended = 0, threading.Event()
@@ -588,7 +588,7 @@ def speed(options):
 
 
 def aucs(options):
-    """AUC of two workers with sharded tables and with dense gradients, by seeds."""
+    """Return the AUC of two workers with sharded tables and with dense gradients, by seed."""
     print("| seed | dense | sharded | difference |\n|---|---|---|---|")
     found = []
     for seed in range(options.auc):

@@ -1,4 +1,4 @@
-"""From a cached Spark DataFrame to tensor batches: BigDL's feed beside its alternatives.
+"""From a cached Spark DataFrame to tensor batches: BigDL's feed and its alternatives.
 
     python benchmarks/feed.py [--rows 10000000] [--repeats 5] [--warm-up 10] [--json results.json]
 
@@ -38,7 +38,7 @@ BATCH = 4096
 
 
 def bigdl_side(data, columns, workers):
-    """Of a DataFrame or of a path."""
+    """Run BigDL on a DataFrame or on a path."""
     from bigdl.orca.data.feeds import as_feed
     from bigdl.orca.engine import SparkEngine
 
@@ -216,7 +216,7 @@ def vector_table(spark, rows, partitions):
 
 
 def as_parquet(frame, columns, path):
-    """The table for the sides that read files: vectors as lists of float."""
+    """Write the table for the implementations that read files, with vectors as lists of float."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import types as T
 

@@ -1,4 +1,4 @@
-"""Preparation for Wide & Deep, from Parquet to Parquet: pipelines beside Spark, pandas and polars.
+"""Wide & Deep preparation from Parquet to Parquet: pipelines, Spark, pandas and polars.
 
     python benchmarks/friesian.py [--rows 1000000] [--repeats 3] [--only pandas arrow] [--json FILE]
 
@@ -58,7 +58,7 @@ HISTORY = 50
 
 
 def write_criteo(path, rows):
-    """Files of at most a million rows."""
+    """Write files of at most a million rows."""
     os.makedirs(path)
     rng = np.random.default_rng(0)
     places = {size: _zipf_table(size) for size in SIZES}
@@ -373,7 +373,7 @@ _seen = {}
 
 
 def cpu_seconds():
-    """Of this process and all below it; of one that ended, what it had when last looked at."""
+    """Return the CPU seconds of this process and its children, including ended ones."""
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
@@ -382,7 +382,7 @@ def cpu_seconds():
 
 
 def own_memory():
-    """MB of this process and all below it that they do not share."""
+    """Return the unshared memory of this process and its children in MB."""
     found = 0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -409,7 +409,7 @@ def measured(work):
 
 
 def repeated(sides, repeats):
-    """{side: [figures of each repeat]}; the first repeat is the cold one."""
+    """Return {implementation: [metrics of each repeat]}; the first repeat is the cold one."""
     found = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, work in sides.items():
@@ -434,7 +434,7 @@ def print_table(found, base):
 
 
 def check_equal(folder, sides, is_sessions):
-    """All sides made the same rows; those of a copy are not looked at."""
+    """Check that all implementations made the same rows, except for copies."""
     wanted = None
     for side in sides:
         if side == "copy":
@@ -519,7 +519,7 @@ def _sides(options, spark, source, folder, stack):
 
 
 def _local_side(recorded, stack):
-    """The workers start at the first call and are kept."""
+    """Return a function that runs local workers, which start at the first call and are reused."""
     workers = []
 
     def side(_, source, target):

@@ -1,4 +1,4 @@
-"""How tables of features are encoded: the plans of BigDL beside each other and beside pandas.
+"""Encoding plans of BigDL's feature tables, compared with each other and with pandas.
 
     python benchmarks/friesian_feature.py [--rows 1000000] [--repeats 3] [--json results.json]
 
@@ -38,7 +38,7 @@ _seen = {}
 
 
 def cpu_seconds():
-    """Of this process and all below it; of one that ended, what it had when last looked at."""
+    """Return the CPU seconds of this process and its children, including ended ones."""
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         try:
             times = process.cpu_times()
@@ -62,7 +62,7 @@ def drain(df):
 
 
 def lookup_sides(spark, rows, columns, size, is_skewed):
-    """The sides for one size: name -> a function that encodes all columns."""
+    """Return the implementations for one size: name -> a function that encodes all columns."""
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
@@ -178,7 +178,7 @@ def pandas_side(source, target):
 
 
 def check_equal(folder, sides):
-    """All sides made the same encoded columns."""
+    """Check that all implementations made the same encoded columns."""
     names = [*CATEGORIES, "c1_c2"]
     found = {
         side: pd.read_parquet(f"{folder}/{side}")[names].astype("int64").sum().to_dict()
@@ -191,7 +191,7 @@ def check_equal(folder, sides):
 
 
 def repeated(sides, repeats):
-    """{side: [{wall, cpu} of each repeat]}; the first repeat warms up and is left out."""
+    """Return {implementation: [{wall, cpu} of each repeat]} without the warm-up repeat."""
     found = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name, work in sides.items():

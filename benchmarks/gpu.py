@@ -1,4 +1,4 @@
-"""Steps of training on one GPU: an Estimator on local processes beside a plain loop of PyTorch.
+"""Training steps on one GPU: an Estimator on local processes and a plain PyTorch loop.
 
     python benchmarks/gpu.py [--repeats 3] [--epochs 3] [--quick]
 
@@ -43,7 +43,7 @@ def resnet():
 
 
 def cases(count):
-    """Name, model, arrays, names of the features, loss, batch size and whether in bfloat16."""
+    """Return name, model, arrays, feature names, loss, batch size and whether it uses bfloat16."""
     rng = np.random.default_rng(0)
     rows = count * 100
     ratings = {

@@ -1,4 +1,4 @@
-"""Parquet files on HDFS to tensors: read by the workers themselves, and by Spark.
+"""Parquet files on HDFS to tensors: read directly by the workers, and by Spark.
 
     python benchmarks/hdfs.py [--rows 10000000] [--repeats 5] [--warm-up 5]
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measured(folder: Path, options) -> dict[str, list[float]]:
-    """Rows per second of every side, in all repeats."""
+    """Return the rows per second of every implementation, in all repeats."""
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
     from bigdl.orca.data.feeds import as_feed
 

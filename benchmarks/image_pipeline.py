@@ -1,4 +1,4 @@
-"""Pictures to boxes and features: one program on Spark, or Spark, files and pools of processes.
+"""Pictures to boxes and features: one Spark program, or Spark, files and process pools.
 
     python benchmarks/image_pipeline.py [--data-dir cats-dogs] [--pictures 1200] [--repeats 3] \
 [--json FILE]
@@ -79,7 +79,7 @@ DECODERS = {True: ours, False: pillow}
 
 
 def loaded(weights):
-    """Both networks with their weights, to be called with arrays."""
+    """Return both networks with their weights as functions of arrays."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def start_worker(weights):
 
 
 def detect(task):
-    """Files of pictures to files of cut-outs and a table of boxes."""
+    """Detect objects in picture files; write crops and a table of boxes."""
     import cv2
 
     names, folder, same_decoder = task
@@ -125,7 +125,7 @@ def detect(task):
 
 
 def extract(task):
-    """Files of cut-outs to a table of features."""
+    """Compute features of crop files and write a table."""
     import cv2
 
     ids, folder = task
@@ -152,7 +152,7 @@ def write_files(folder):
 
 
 class Sides:
-    """What all sides need."""
+    """Implementations with their shared data."""
 
     def __init__(self, spark, modules, models, pools):
         self.spark, self.models, self.pools = spark, models, pools
@@ -238,7 +238,7 @@ def timed(**parts):
 
 
 def breakdown(spark, table, models):
-    """Seconds of the one program with more and more of its work: copy, decode, compute."""
+    """Return the seconds of the single program with increasing parts: copy, decode, compute."""
     from bigdl.orca.inference import map_batches
 
     pictures = spark.read.parquet(table).select("id", "picture")
@@ -270,7 +270,7 @@ def breakdown(spark, table, models):
 
 
 def differences(reference, output):
-    """How far boxes and features of a side are from those of the one program."""
+    """Return the differences of boxes and features from those of the single program."""
     first, second = (
         pq.read_table(path).to_pandas().sort_values("id", ignore_index=True)
         for path in (reference, output)

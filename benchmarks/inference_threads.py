@@ -1,4 +1,4 @@
-"""A model that several threads call at the same time, beside OpenVINO's asynchronous API by hand.
+"""Concurrent calls of a model by several threads, and OpenVINO's asynchronous API by hand.
 
     python benchmarks/inference_threads.py [--models mobilenet_v2 resnet50] [--threads 1 2 4 8]
         [--repeats 5] [--seconds 3] [--json results.json]
@@ -37,7 +37,7 @@ BASES = SIDES[2:]
 
 
 def model_of(name):
-    """A module with random weights, and rows for it."""
+    """Return a module with random weights, and rows for it."""
     import torch
 
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def model_of(name):
 
 
 class Clients:
-    """Requests of so many clients for some seconds: answers by second, and their latencies."""
+    """Requests of several clients for some seconds, with answers per second and latencies."""
 
     def __init__(self, clients, seconds):
         self.clients, self.seconds = clients, seconds
@@ -70,7 +70,7 @@ class Clients:
         }
 
     def by_threads(self, call, row):
-        """Every client is a thread that calls a function."""
+        """Run every client as a thread that calls a function."""
         started = time.perf_counter()
         end = started + self.seconds
 
@@ -87,7 +87,7 @@ class Clients:
         return self.figures(time.perf_counter() - started)
 
     def by_requests(self, compiled, row):
-        """Every client is an infer request of OpenVINO that is started again by its callback."""
+        """Run every client as an OpenVINO infer request that its callback restarts."""
         started = time.perf_counter()
         end = started + self.seconds
         left = threading.Semaphore(0)
@@ -115,7 +115,7 @@ class Clients:
 
 
 def sides_of(name, clients):
-    """Functions that run the clients of each side, and their answers for one row."""
+    """Return functions that run the clients of each implementation, and their answers for a row."""
     import openvino
     import torch
 

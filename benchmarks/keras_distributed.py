@@ -1,4 +1,4 @@
-"""Keras on two workers: beside one process of plain Keras, and what the exchange costs.
+"""Keras on two workers, compared with one process, and the cost of the gradient exchange.
 
     python benchmarks/keras_distributed.py [--sections fit reduce frame] [--repeats N] [--json FILE]
         [--quick]
@@ -48,7 +48,7 @@ def median_of(values):
 
 
 def in_turns(sides, repeats):
-    """What every side returns in each round, without the first round."""
+    """Return the results of every implementation in each round, without the first round."""
     found = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name in list(sides) if repeat % 2 else list(reversed(sides)):
@@ -95,7 +95,7 @@ def convolutional(config):
 
 
 class EpochSeconds(keras.callbacks.Callback):
-    """When each epoch has begun and ended."""
+    """Callback that records the start and end time of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ def measure_fit(options):
 
 
 def perceptron(config):
-    """Four layers of as many weights as are wanted, and small ones beside them."""
+    """Return a perceptron with four large layers of the requested size, and small layers."""
     import keras
     from keras import layers
 
@@ -152,7 +152,7 @@ def perceptron(config):
 
 
 class AnotherWay(keras.callbacks.Callback):
-    """Lets the workers exchange gradients in another way: not at all, or in one piece."""
+    """Alternative gradient exchange of the workers: none, or in one piece."""
 
     def __init__(self, way):
         super().__init__()
@@ -190,7 +190,7 @@ def in_one_piece(gradients):
 
 
 def seconds_of_a_step(parameters, way, options):
-    """Median over the epochs after the first of the mean step of both workers."""
+    """Return the median over later epochs of the mean step of both workers."""
     est = estimator(perceptron, {"parameters": parameters, "shuffle": False})
     rows = 8 * WORKERS * options.steps
     x = np.ones((rows, round((parameters / 4) ** 0.5)), np.float32)

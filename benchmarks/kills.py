@@ -1,4 +1,4 @@
-"""Programs whose cluster, disk or limits are taken away: each must say so in one sentence.
+"""Programs that lose their cluster, disk or limits: each must raise one clear error.
 
     python benchmarks/kills.py [--of "JVM, fit" disk ...] [--times 5] [--json out.json]
 
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def run(case: str, times: int) -> dict:
-    """Run the program of a case; returns its trials, what it left and what it printed."""
+    """Run the program of a case; return its trials, remaining files and processes, and output."""
     folder = tempfile.mkdtemp(prefix="kills-")
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor"}  # of PyTorch
     environment = {**os.environ, **caches, "TMPDIR": folder, MARK: folder}
@@ -112,7 +112,7 @@ def run(case: str, times: int) -> dict:
 
 
 def marked(folder: str) -> list[psutil.Process]:
-    """The processes that have inherited the mark of a program."""
+    """Return the processes that inherited the environment mark of a program."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -124,26 +124,26 @@ def marked(folder: str) -> list[psutil.Process]:
 
 
 def leftovers(folder: str) -> list[str]:
-    """What is left of a program: its processes, with their ports, and files in its folder."""
+    """Return the remaining processes of a program, with their ports, and files in its folder."""
     running = [f"process {' '.join(each.cmdline())[:80]}" for each in marked(folder)]
     return running + [str(path.relative_to(folder)) for path in Path(folder).rglob("*")]
 
 
 def is_good(case: str, found: dict, times: int) -> bool:
-    """Return True if all trials of a case were as they must be."""
+    """Return True if all trials of a case passed."""
     good = sum(is_good_trial(case, trial) for trial in found["trials"])
     clean = found["code"] == 0 and not found["left"] and not found["tracebacks"]
     return good == times and clean
 
 
 def is_good_trial(case: str, trial: dict) -> bool:
-    """Return True if one kill was told in a sentence, in time, and left no process."""
+    """Return True if a kill raised an error in time and left no process."""
     told = trial["ours"] and "\n" not in trial["said"].strip()
     return told and trial["seconds"] <= BOUNDS[case] and not trial["left"]
 
 
 def line_of(case: str, found: dict, times: int) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     seconds = sorted(trial["seconds"] for trial in found["trials"])
     span = (
         f"{seconds[len(seconds) // 2]:.1f} ({seconds[0]:.1f}–{seconds[-1]:.1f})" if seconds else ""
@@ -172,7 +172,7 @@ def trial(
     killed: Callable[[], float],
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Make a call that must fail, clean up, and print what was seen.
+    """Make a call that must fail, clean up, and print the result.
 
     Without `after` there is nothing to stop: what a program keeps for later calls ends with it.
     """
@@ -202,7 +202,7 @@ def report(said: str, ours: bool, seconds: float, left: list[str]) -> None:
 
 
 def children() -> list[str]:
-    """The child processes that run after a while, other than helpers of Python."""
+    """Return the remaining child processes, except for helpers of Python."""
     deadline = time.monotonic() + 10
     while True:
         own = psutil.Process().children(recursive=True)
@@ -218,7 +218,7 @@ def children() -> list[str]:
 
 
 class Killer(threading.Thread):
-    """Kills a process as soon as a file says that the call is on its way."""
+    """Thread that kills a process as soon as a file shows that the call has started."""
 
     def __init__(self, victim: Callable[[], int], begun: Path | None):
         super().__init__(daemon=True)
@@ -241,7 +241,7 @@ class Killer(threading.Thread):
 
 
 def network(config: dict) -> Any:
-    """A small model whose steps take their time, and say that they have begun."""
+    """Return a small model with slow steps that signal their start."""
     import torch
 
     class Slow(torch.nn.Module):
@@ -280,7 +280,7 @@ def arrays(rows: int = 256) -> Any:
 
 
 def touch_and_wait(begun: str) -> Callable:
-    """A function of a shard that says that it has begun, and takes its time."""
+    """Signal the start of a shard function, then wait."""
 
     def wait(shard):
         import pathlib
@@ -335,7 +335,7 @@ def predicted(est: Any) -> Any:
 
 
 def daemon_of(name: str) -> int:
-    """The process of a standalone cluster: its supervisor or its master."""
+    """Return a process of a standalone cluster: its supervisor or its master."""
     word = "deploy.master.Master" if name == "master" else "cluster/supervisor.py"
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -371,7 +371,7 @@ def ray_program(case: str, times: int) -> None:
 
 
 def disk_program(case: str, times: int) -> None:
-    """Fit with a model_dir that has no room for its checkpoints."""
+    """Fit with a model_dir that is too small for its checkpoints."""
     begun = Path(os.environ[MARK], "begun")
     for number in range(times):
         with small_disk(Path(os.environ[MARK], "disk"), 16 + 12 * number) as folder:
@@ -419,7 +419,7 @@ def small_disk(folder: Path, kib: int) -> Iterator[Path]:
 
 
 def limit_program(case: str, times: int) -> None:
-    """Fit on workers that may open few files, with an input of many arrays."""
+    """Fit an input of many arrays on workers with a low limit of open files."""
     begun = Path(os.environ[MARK], "begun")
     for _ in range(times):
         child = os.fork()  # nobody gets a limit back
@@ -440,7 +440,7 @@ def many_arrays(begun: Path) -> None:
 
 
 def serve_program(case: str, times: int) -> None:
-    """Stop a worker of bigdl-serve, or kill the process that has started them."""
+    """Stop a worker of bigdl-serve, or kill its parent process."""
     models = Path(os.environ[MARK], "models")
     models.mkdir()
     save_model(models / "scale" / "1")
@@ -471,7 +471,7 @@ def save_model(path: Path) -> None:
 
 
 def serve(models: Path) -> tuple[subprocess.Popen, list[psutil.Process], Path]:
-    """Start a server of two workers; returns it, its workers, and the file of its errors."""
+    """Start a server with two workers; return it, its workers, and its error file."""
     program = Path(sys.executable).with_name("bigdl-serve")
     log = models.with_name("serve.log")
     command = [program, models, "--workers", "2", "--worker-timeout", "3"]

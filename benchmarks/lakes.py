@@ -1,4 +1,4 @@
-"""Rows per second of a Delta Lake and an Iceberg table against the same rows as Parquet files.
+"""Rows per second of Delta Lake and Iceberg tables and of the same rows as Parquet files.
 
     python benchmarks/lakes.py [--rows 5000000] [--repeats 5] [--mosaic PYTHON] [--json FILE]
 
@@ -42,7 +42,7 @@ def table(rows: int, number: int) -> pa.Table:
 
 
 def write(folder: Path, rows: int) -> dict:
-    """Write the same rows as all three; return what names each for a Feed."""
+    """Write the same rows in all three formats; return the Feed input of each."""
     catalog = InMemoryCatalog("benchmark", warehouse=f"file://{folder}/warehouse")
     catalog.create_namespace("db")
     parquet, delta = folder / "parquet", str(folder / "delta")

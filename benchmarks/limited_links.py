@@ -79,7 +79,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def hosts(folder: Path, spark: bool = True) -> Iterator:
-    """Four hosts, with a standalone Spark if asked; yields what runs a command of the script."""
+    """Start four hosts, optionally with a standalone Spark; yield a function that runs commands."""
     script = [sys.executable, str(SCRIPT)]
     holder = subprocess.Popen(
         [*script, "hold", str(folder / "hosts"), str(HOSTS)],
@@ -103,7 +103,7 @@ def hosts(folder: Path, spark: bool = True) -> Iterator:
 
 
 class Remote:
-    """A part of this program on a host: takes lines and answers each with one.
+    """Part of this program on a host, which answers each line of input with one line.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class Remote:
 
 
 def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dict[str, list]]:
-    """Seconds of an exchange of every side, in all repetitions."""
+    """Return the seconds of an exchange of every implementation, in all repeats."""
     place = folder / "hosts"
     found: dict[Setting, dict[str, list]] = {}
     with contextlib.ExitStack() as opened:
@@ -159,14 +159,14 @@ def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dic
 
 
 def slowest(asked: list[Remote], side: str, setting: Setting) -> float:
-    """Let all make an exchange at once; the seconds of the last."""
+    """Run an exchange on all hosts at once and return the seconds of the slowest."""
     for each in asked:
         each.tell(side, setting.millions * 10**6, steps_of(setting))
     return max([each.answer() for each in asked])
 
 
 def in_turn(sides, setting: Setting, ask, repeats: int, warm_ups: int) -> dict[str, list[float]]:
-    """Ask all sides in every repetition; seconds by side, without those of warm-ups."""
+    """Run all implementations in every repeat; return their seconds without warm-ups."""
     found: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(-warm_ups, repeats):
         for side in sides:
@@ -179,7 +179,7 @@ def in_turn(sides, setting: Setting, ask, repeats: int, warm_ups: int) -> dict[s
 
 
 def steps_of(setting: Setting) -> int:
-    """How many make a repetition of some seconds."""
+    """Return the number of steps of a repeat of some seconds."""
     seconds = 6e6 * setting.millions / min(setting.bandwidth, 3e8)
     return min(max(2, round(4 / seconds)), 16)
 
@@ -190,7 +190,7 @@ def commands() -> Iterator[tuple]:
 
 
 def by_hand(rank: int) -> None:
-    """One of the processes without Spark."""
+    """Run one of the processes without Spark."""
     import torch
     import torch.distributed as dist
 
@@ -215,7 +215,7 @@ def by_hand(rank: int) -> None:
 
 
 def on_spark() -> None:
-    """The driver of the other sides."""
+    """Run the driver of the Spark implementations."""
     from scaling.calibrate import Layer
     from scaling.validate import Point
 
@@ -247,7 +247,7 @@ def on_spark() -> None:
 
 
 def reducing(size: int, steps: int, compute_s: float):
-    """A program that sums gradients as Estimators do, if asked while they are computed."""
+    """Return a program that sums gradients like Estimators, optionally overlapped."""
 
     def program(worker) -> float:
         import time
@@ -257,7 +257,7 @@ def reducing(size: int, steps: int, compute_s: float):
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         class Layer(torch.autograd.Function):
-            """Sleeps for its part of the backward pass."""
+            """Layer that sleeps for its part of the backward pass."""
 
             @staticmethod
             def forward(ctx, x, weights, gradient):

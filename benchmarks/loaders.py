@@ -72,7 +72,7 @@ def bigdl(folder, kind):
 
 
 def memmap(folder, kind):
-    """One array, a permutation and a gather for each batch: what any loader could reach."""
+    """Read one array with a permutation and a gather per batch: the upper bound of any loader."""
     import torch
 
     path = folder / "rows.npy"
@@ -113,7 +113,7 @@ def decode_arrow(table):
 
 
 class ArrayRows:
-    """A map-style dataset over one array, which takes whole batches of row numbers."""
+    """Map-style dataset over one array, which takes whole batches of row numbers."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -225,7 +225,7 @@ def written(folder):
 
 
 def side(name, folder, epochs):
-    """Measure one side, in its own process; prints JSON."""
+    """Measure one implementation in a separate process; print JSON."""
     import torch
 
     torch.set_num_threads(1)
@@ -366,7 +366,7 @@ def prepare(folder, rows, images):
 
 
 def call(python, *arguments):
-    """Run this file in another Python; None if that fails or takes too long."""
+    """Call this file with another Python; return None if it fails or takes too long."""
     environment = {**os.environ, "PYTHONPATH": str(SRC), "HF_HUB_OFFLINE": "1"}
     command = [python, __file__, *map(str, arguments)]
     try:

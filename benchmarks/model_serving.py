@@ -1,4 +1,4 @@
-"""A model server's requests/s and latency, and where the time of a request goes.
+"""Throughput and latency of a model server, and the time of the parts of a request.
 
     python benchmarks/model_serving.py --wrk wrk [--pytriton env/bin/python] [--rows 1 100]
         [--clients 1 8 32] [--seconds 3] [--rounds 3] [--json results.json] [--quick]
@@ -71,7 +71,7 @@ file:close()
 
 
 class Ranker(nn.Module):
-    """Scores of rows (N, 256)."""
+    """Ranker that scores rows (N, 256)."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def free_ports(count):
 
 
 class Server:
-    """A server in a process of its own."""
+    """Server in a separate process."""
 
     def __init__(self, name, command, port, grpc_port, timeout=120):
         self.name, self.port = name, port
@@ -151,7 +151,7 @@ UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 def measured(wrk, server, script, clients, seconds):
-    """Requests/s, and milliseconds of the 50th and 99th percentile."""
+    """Return requests/s, and milliseconds of the 50th and 99th percentile."""
     command = [wrk, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency", "-s", str(script)]
     command.append(f"{server.url}/v2/models/ranker/infer")
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -173,7 +173,7 @@ def median_ms(call, calls):
 
 
 def one_request(model, servers, rows, calls):
-    """Milliseconds of one request alone, by what it goes through."""
+    """Return the milliseconds of one request alone, by path."""
     x = np.random.default_rng(0).random((rows, WIDTH), dtype=np.float32)
     inputs = {"x": x}
     bare = model._runner.run
@@ -195,7 +195,7 @@ def _urls(server):
 
 
 def stage_means(server):
-    """Mean microseconds of each stage, from the server's metrics."""
+    """Return the mean microseconds of each stage, from the server's metrics."""
     with urllib.request.urlopen(f"{server.url}/metrics") as response:
         text = response.read().decode()
     sums = dict(re.findall(r'bigdl_stage_seconds_sum\{.*stage="(\w+)".*\} ([\d.e+-]+)', text))

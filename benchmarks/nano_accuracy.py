@@ -1,4 +1,4 @@
-"""What bf16 and int8 cost in accuracy, beside the same model in fp32.
+"""Accuracy of bf16 and int8 models, compared with the same model in fp32.
 
     python benchmarks/nano_accuracy.py [--seeds 0 1 2] [--copies 6] [--methods bf16 openvino_int8]
         [--data-dir cats-dogs] [--json results.json] [--quick]
@@ -37,7 +37,7 @@ BOUND = -1.0  # points
 
 
 class Convolutional(nn.Module):
-    """Scores of ten classes from images (N, 1, 8, 8)."""
+    """Convolutional classifier of ten classes for images (N, 1, 8, 8)."""
 
     def __init__(self, width: int = 32):
         super().__init__()
@@ -61,7 +61,7 @@ class Convolutional(nn.Module):
 
 
 def damaged(images, generator, noise=0.2):
-    """Images (N, 1, 8, 8) with values in 0 to 1: a square of them hidden, and noisy."""
+    """Add a hidden square and noise to images (N, 1, 8, 8) with values from 0 to 1."""
     out = images + noise * generator.standard_normal(images.shape).astype(np.float32)
     for image, (row, column) in zip(
         out[:, 0], generator.integers(0, 7, (len(out), 2)), strict=True
@@ -71,7 +71,7 @@ def damaged(images, generator, noise=0.2):
 
 
 def digits(seed, copies):
-    """Training images and labels, and the same of the test: each image `copies` times."""
+    """Return training images and labels, and `copies` copies of the test images and labels."""
     generator = np.random.default_rng(seed)
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -83,7 +83,7 @@ def digits(seed, copies):
 
 
 def trained(seed, images, labels, epochs):
-    """A network, and the damaged images of its last epoch."""
+    """Train a network; return it and the damaged images of its last epoch."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(1000 + seed)
     model, targets = Convolutional(), torch.from_numpy(labels)
@@ -105,7 +105,7 @@ def trained(seed, images, labels, epochs):
 
 
 def build(model, method, sample, calibration):
-    """The model by one method; the sample's first dimension stays free."""
+    """Build the model with one method and a dynamic batch size."""
     precision = InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD[method].precision
     data = {"calib_data": calibration} if precision == "int8" else {}
     with warnings.catch_warnings():
@@ -116,13 +116,13 @@ def build(model, method, sample, calibration):
 
 
 def classes(model, x, batch=256):
-    """The class of each item, int64 (N,)."""
+    """Return the class of each item, int64 (N,)."""
     with InferenceOptimizer.get_context(model):
         return torch.cat([model(part).float().argmax(1) for part in x.split(batch)])
 
 
 def interval(difference, images, resamples=4000):
-    """95 % interval of the mean, in points.
+    """Return the 95 % interval of the mean, in points.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def interval(difference, images, resamples=4000):
 
 
 def compare_digits(seeds, methods, copies, epochs):
-    """A list of rows: method, seed (or "all"), items, accuracy, fp32, difference, low, high."""
+    """Return rows: method, seed (or "all"), items, accuracy, fp32, difference, low, high."""
     right = {method: [] for method in ["fp32", *methods]}
     rows, count = [], 0
     for seed in seeds:
@@ -182,7 +182,7 @@ def row(method, seed, exact, fast, images):
 
 
 def photographs(folder, size, limit):
-    """Images (N, 3, size, size) around 0, and labels."""
+    """Return normalized images (N, 3, size, size), and labels."""
     from PIL import Image
 
     x, y = [], []
@@ -238,7 +238,7 @@ def compare_photographs(folder, methods, size, epochs, limit, repeats):
 
 
 def seconds(model, x, calls=5):
-    """Seconds of a call, after one that is not timed."""
+    """Return the seconds of a call, after a warm-up call."""
     with InferenceOptimizer.get_context(model):
         model(x)
         started = time.perf_counter()

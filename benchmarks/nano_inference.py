@@ -1,4 +1,4 @@
-"""Inference of Nano beside plain PyTorch and beside the same runtimes used by hand.
+"""Nano's inference compared with plain PyTorch and with the same runtimes used by hand.
 
     python benchmarks/nano_inference.py [--models resnet50 ncf] [--threads 1 2] [--repeats 7]
         [--methods eager "openvino int8" "nano openvino int8"] [--json results.json] [--quick]
@@ -74,7 +74,7 @@ def model_of(name):
 
 
 def _with_statistics(model):
-    """Activations of a usual size: those of an untrained network without statistics vanish."""
+    """Set normalization statistics, so that activations of an untrained network do not vanish."""
     import torch
 
     for module in model.modules():
@@ -86,7 +86,7 @@ def _with_statistics(model):
 
 
 def inputs_of(name, batch, seed):
-    """Arrays of one batch."""
+    """Return the arrays of one batch."""
     random = np.random.default_rng(seed)
     if name == "bert_mini":
         return [random.integers(0, 30_522, (batch, 128))]
@@ -154,7 +154,7 @@ def _ncf(users=6040, items=3706, width=64):
 
 
 def prepare(case):
-    """Write the reference, OpenVINO's and ONNX's models into the folder of the case."""
+    """Write the reference, the OpenVINO model and the ONNX model to the folder of the case."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -173,7 +173,7 @@ def prepare(case):
 
 
 def calibration(case):
-    """Batches that the side is not measured on."""
+    """Return calibration batches, which are not used for the measurement."""
     batches = max(2, CALIBRATION_ROWS // case["batch"])
     return [inputs_of(case["model"], case["batch"], seed) for seed in range(1, batches + 1)]
 
@@ -286,7 +286,7 @@ def onnxruntime_side(case, precision, stack):
 
 
 def nano_side(case, precision, stack):
-    """`precision` is what follows "nano": a runtime and a precision."""
+    """Build Nano's model; `precision` is the part after "nano": a runtime and a precision."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -329,13 +329,13 @@ BUILDERS = {
 
 
 def as_array(output):
-    """The output of a side as floats."""
+    """Return the output of an implementation as floats."""
     array = output.float().numpy() if hasattr(output, "numpy") else output
     return np.array(array, dtype=np.float32)
 
 
 def peaks(case):
-    """Operations per second of large products, by precision."""
+    """Return operations per second of large products, by precision."""
     import torch
 
     clock, size = CLOCKS[case["clock"]], 2048
@@ -357,7 +357,7 @@ def peaks(case):
 
 
 def _int8_rates(size, threads, clock):
-    """By oneDNN through torch, and by OpenVINO (which has the unsigned inputs that VNNI wants)."""
+    """Return the int8 rates of oneDNN in torch and of OpenVINO (with unsigned inputs for VNNI)."""
     import nncf
     import openvino
     import torch
@@ -394,7 +394,7 @@ def _rate(call, operations, clock):
 
 
 def worker(case):
-    """Build the side, say what it is like, then run it as often as each line of stdin says."""
+    """Build the implementation, report its properties, then run it as often as stdin says."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print
     if case["allocator"] == "tuned":
@@ -427,7 +427,7 @@ def worker(case):
 
 
 class Side:
-    """The parent's end of a worker."""
+    """Parent's side of a worker process."""
 
     def __init__(self, case):
         cores = sorted(os.sched_getaffinity(0))[: case["threads"]]
@@ -453,13 +453,13 @@ class Side:
         return json.loads(line)
 
     def run(self):
-        """Seconds per call."""
+        """Return the seconds per call."""
         self.process.stdin.write(f"{self.calls}\n")
         self.process.stdin.flush()
         return self.answer() / self.calls
 
     def warm_up(self, seconds):
-        """Run until compilers and caches have settled, and choose how often a repeat calls."""
+        """Run until compilers and caches have settled, and set the number of calls per repeat."""
         for _ in range(3):
             once = self.run()
         self.calls = max(1, round(seconds / once))
@@ -472,7 +472,7 @@ class Side:
 
 
 def once(case):
-    """The answer of a worker that gives one."""
+    """Return the single answer of a worker."""
     side = Side(case)
     try:
         return side.answer()
@@ -484,7 +484,7 @@ def once(case):
 
 
 def measure(model, batch, threads, options):
-    """``{(side, allocator): {"ms": [...], "error": …, "build_s": …}}``, and operations per call."""
+    """Return milliseconds and errors of each (side, allocator), and operations per call."""
     with tempfile.TemporaryDirectory(prefix="bigdl-bench-") as folder:
         case = {"model": model, "batch": batch, "threads": threads, "folder": folder}
         case["clock"] = options.clock
@@ -513,7 +513,7 @@ def measure(model, batch, threads, options):
 
 
 def ratio(found, side, base):
-    """How much faster `side` is than `base`: median and range over the repeats."""
+    """Return the speedup of `side` over `base`: median and range over the repeats."""
     pairs = zip(found[base]["ms"], found[side]["ms"], strict=True)
     values = [slow / fast for slow, fast in pairs]
     return statistics.median(values), min(values), max(values)
@@ -546,7 +546,7 @@ def report(model, batch, threads, found, flops, peak):
 
 
 def report_overhead(found):
-    """Nano beside the same runtime by hand, in the same kind of process."""
+    """Print Nano's overhead over the same runtime by hand, in the same process type."""
     lines = []
     for name, allocator in found:
         nano = (f"nano {name}", allocator)

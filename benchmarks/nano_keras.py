@@ -1,4 +1,4 @@
-"""Inference of Keras models by Nano beside Keras itself.
+"""Inference of Keras models with Nano and with Keras.
 
     python benchmarks/nano_keras.py [--batch 32] [--repeats 9] [--methods openvino_int8 bf16]
         [--clock wall] [--json results.json] [--quick]
@@ -25,7 +25,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def images(count, seed):
-    """Noise with a bright square whose place is the class."""
+    """Return noise images with a bright square whose position is the class."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def once(call, clock):
 
 
 def times(sides, repeats, clock):
-    """Seconds of each side in each repeat, all sides in turn."""
+    """Return the seconds of each implementation in each repeat, interleaved."""
     for call in sides.values():
         call()
         call()
@@ -68,7 +68,7 @@ def times(sides, repeats, clock):
 
 
 def ratio(rounds, base, side):
-    """Median, least and largest ratio."""
+    """Return median, minimum and maximum of the ratio."""
     found = [each[base] / each[side] for each in rounds]
     return statistics.median(found), min(found), max(found)
 

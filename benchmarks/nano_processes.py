@@ -1,4 +1,4 @@
-"""Training in several processes beside one process on one core: samples per second.
+"""Multi-process training compared with one process on one core: samples per second.
 
     python benchmarks/nano_processes.py [--processes 2] [--batch 64] [--images 512] [--repeats 3]
         [--json results.json] [--quick]
@@ -29,7 +29,7 @@ GATE = 1.6  # times the samples/s of one process, for two on two cores
 
 
 def train(options):
-    """Seconds and processor seconds of the epochs that count."""
+    """Return seconds and CPU seconds of the measured epochs."""
     if options.worker == "one":  # before a library counts the cores
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import torch
@@ -104,7 +104,7 @@ def options_of(argv):
 
 
 def measured(argv, options, side):
-    """Samples per second of one run, and processor milliseconds per sample of all processes."""
+    """Return samples per second of one run, and CPU milliseconds per sample of all processes."""
     command = [sys.executable, __file__, *argv, "--worker", side]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:

@@ -1,4 +1,4 @@
-"""What an allocator costs a program of PyTorch: default, tuned in place, and preloaded.
+"""Memory allocators for a PyTorch program: default, tuned at run time, and preloaded.
 
 Each side is a process of its own; all are asked in turn for one repetition of each job, so that
 what else the machine does meets all of them. The figure is the CPU time of one thread, which other
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def sides(size: int) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Command line and environment of each side."""
+    """Return command line and environment of each configuration."""
     worker = [__file__, "--size", str(size), "--worker"]
     run = ["-m", "bigdl.nano.cli.run", "-o"]
     found = {
@@ -111,7 +111,7 @@ def work(how: str, size: int) -> None:
 
 
 def measure(repeats: int, size: int) -> dict[str, dict[str, list[float]]]:
-    """CPU seconds of each job and side."""
+    """Return the CPU seconds of each job and configuration."""
     processes = {}
     for name, (command, environ) in sides(size).items():
         processes[name] = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Training of Nano beside plain Lightning: from JPEG files to updated weights.
+"""Training with Nano compared with plain Lightning: from JPEG files to updated weights.
 
     python benchmarks/nano_training.py --data-dir DIR
         [--only pipeline scratch transfer import head tabular] [--images 128] [--batch 64]
@@ -150,7 +150,7 @@ def nano_dataset(root, augmented=True):
 
 
 def mixed(dataset, images):
-    """As many samples of all classes, the same on every side."""
+    """Return a subset of samples of all classes, the same for every implementation."""
     from torch.utils.data import Subset
 
     order = list(range(len(dataset)))
@@ -227,7 +227,7 @@ def classifier(case, frozen, no_grad=False):
 
 
 def fit_of(trainer_of, model, loader, **options):
-    """A function that trains the model on the loader once."""
+    """Return a function that trains the model on the loader once."""
     import logging
 
     for name in ("pytorch_lightning", "bigdl"):
@@ -322,7 +322,7 @@ def prefix_options(name):
 
 
 def trained_by_adam(parts, forward):
-    """A LightningModule that trains what is not frozen."""
+    """Return a LightningModule that trains the parameters that are not frozen."""
     import pytorch_lightning
     import torch
 
@@ -393,7 +393,7 @@ BUILDERS = {
 
 
 def worker(case):
-    """Build all sides, then run the one that each line of stdin names, and say how long it took."""
+    """Build all implementations, run those named on stdin, and report the times."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print
     warnings.simplefilter("ignore")
@@ -428,7 +428,7 @@ def worker(case):
 
 
 class Worker:
-    """A process that runs sides on demand."""
+    """Process that runs implementations on demand."""
 
     def __init__(self, case):
         command = [sys.executable, __file__, "--worker", json.dumps(case)]
@@ -455,7 +455,7 @@ class Worker:
 
 
 def allocators_of(scenario, side):
-    """The processes in which a side runs."""
+    """Return the processes in which an implementation runs."""
     if scenario == "pipeline" or side.startswith("plain"):
         return ALLOCATORS
     # What a tuned allocator leaves behind must not help the side that does without.
@@ -463,7 +463,7 @@ def allocators_of(scenario, side):
 
 
 def measure(scenario, options):
-    """Milliseconds per image of each side and allocator, in every repeat."""
+    """Return milliseconds per image of each implementation and allocator, in every repeat."""
     case = {"scenario": scenario, "root": options.root, "batch": options.batch}
     case |= {"clock": options.clock, "cores": 1 if options.clock == "cpu" else options.cores}
     case["images"] = options.images * SHARES.get(scenario, 4)  # as much time for all
@@ -498,7 +498,7 @@ def measure(scenario, options):
 
 
 def ratio(found, key, base):
-    """Median and range of how many times as fast as the base."""
+    """Return median and range of the speedup over the base."""
     pairs = zip(found[base]["ms"], found[key]["ms"], strict=True)
     ratios = [before / after for before, after in pairs]
     return statistics.median(ratios), min(ratios), max(ratios)

@@ -1,4 +1,4 @@
-"""What the fast settings of Nano's Trainer cost in accuracy, beside plain training in fp32.
+"""Accuracy of fits with the fast settings of Nano's Trainer, compared with fp32.
 
     python benchmarks/nano_training_accuracy.py [--seeds 0 1 2] [--epochs 12]
         [--only digits spoken frozen] [--data-dir spoken-digits] [--json results.json] [--quick]
@@ -43,7 +43,7 @@ FROZEN = {"nano": {"frozen_prefix": True}}  # further options
 
 
 class Spoken(nn.Module):
-    """Scores of ten digits from spectrograms (N, 1, 64, 46)."""
+    """Classifier of ten digits for spectrograms (N, 1, 64, 46)."""
 
     def __init__(self, widths=(16, 32, 64, 64)):
         super().__init__()
@@ -60,7 +60,7 @@ class Spoken(nn.Module):
 
 
 class Classifier(pytorch_lightning.LightningModule):
-    """A network that learns classes."""
+    """LightningModule that trains a classifier."""
 
     def __init__(self, network, steps):
         super().__init__()
@@ -80,14 +80,14 @@ class Classifier(pytorch_lightning.LightningModule):
 
 
 def digits_case(seed, options):
-    """Training and test data, and a network: images of (1, 8, 8)."""
+    """Return training and test data, and a network: images of (1, 8, 8)."""
     (images, labels), test = digits(seed, copies=6)
     noise = np.random.default_rng(seed + 50).normal(0, 0.2, images.shape).astype(np.float32)
     return (torch.from_numpy(images + noise), torch.from_numpy(labels)), test, Convolutional
 
 
 def spectrogram(path):
-    """Logarithms of the energy in time and frequency, float32 (1, 64, 46)."""
+    """Return the log energies in time and frequency, float32 (1, 64, 46)."""
     with wave.open(str(path)) as file:
         sound = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     sound = torch.from_numpy(sound[:LENGTH].astype(np.float32) / 32768)
@@ -98,7 +98,7 @@ def spectrogram(path):
 
 
 def spoken_case(seed, options):
-    """Training and test data, and a network: spectrograms of (1, 64, 46)."""
+    """Return training and test data, and a network: spectrograms of (1, 64, 46)."""
     paths = sorted(Path(options.data_dir).glob("*.wav"))
     x = torch.stack([spectrogram(path) for path in paths])
     y = torch.tensor([int(path.name[0]) for path in paths])
@@ -115,7 +115,7 @@ def spoken_case(seed, options):
 
 
 def frozen_case(seed, options):
-    """The data of `spoken_case`, and a network whose trunk has learnt the digits 0 to 4."""
+    """Return the data of `spoken_case`, and a network with a trunk trained on the digits 0 to 4."""
     (x, y), test, _ = spoken_case(seed, options)
     few = y < 5
     learnt = fitted("fp32", Spoken(), (x[few], y[few]), seed, options.epochs)[0]
@@ -136,7 +136,7 @@ CASES = {"digits": digits_case, "spoken": spoken_case, "frozen": frozen_case}
 
 
 def fitted(side, network, data, seed, epochs, batch=32, **options):
-    """The network after its training, its seconds, and what the Trainer says it did."""
+    """Train a network; return it, the seconds, and the Trainer's settings."""
     x, y = data
     model = Classifier(network, epochs * -(-len(x) // batch))
     loader = torch.utils.data.DataLoader(
@@ -162,7 +162,7 @@ def fitted(side, network, data, seed, epochs, batch=32, **options):
 
 
 def trained(side, case, seed, epochs, **options):
-    """Accuracy in percent on the test data, the seconds of the training, and its settings."""
+    """Return the test accuracy in percent, the seconds of the training, and its settings."""
     data, (test_x, test_y), network = case
     pytorch_lightning.seed_everything(seed, verbose=False)
     model, seconds, settings = fitted(side, network(), data, seed, epochs, **options)
@@ -173,7 +173,7 @@ def trained(side, case, seed, epochs, **options):
 
 
 def compare(name, options):
-    """A list of rows: seed, fp32, nano, difference, seconds of both."""
+    """Return rows: seed, fp32, nano, difference, seconds of both."""
     rows = []
     for seed in options.seeds:
         case = CASES[name](seed, options)

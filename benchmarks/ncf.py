@@ -1,4 +1,4 @@
-"""NCF (NeuMF) on MovieLens: BigDL beside PyTorch programs, to the same HR@10.
+"""NCF (NeuMF) on MovieLens: BigDL and PyTorch programs, to the same HR@10.
 
     python benchmarks/ncf.py --data-dir ml-100k [--repeats 5] [--json results.json] [--quick]
 
@@ -48,7 +48,7 @@ LOADER, TENSORS = "loader", "tensors"
 
 
 def bigdl_side(spark, path, options, workers, seed):
-    """N workers over the cores of the machine."""
+    """Train with N workers over the cores of the machine."""
     started = time.perf_counter()
     ratings = spark.read.parquet(path)
     per_user, users, items = neumf.histories(ratings)
@@ -85,7 +85,7 @@ def bigdl_side(spark, path, options, workers, seed):
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of a training set, one at a time."""
+    """Data set of training rows."""
 
     def __init__(self, user, item, label):
         self.user, self.item, self.label = user, item, label
@@ -98,7 +98,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def torch_side(path, options, side, variant, seed):
-    """A program of PyTorch alone, in a process of its own."""
+    """Run a plain PyTorch program in a separate process."""
     import pandas as pd
 
     if variant == "tuned":
@@ -148,7 +148,7 @@ def torch_side(path, options, side, variant, seed):
 
 
 class Shuffled:
-    """Batches of tensors in memory, in a new order every epoch."""
+    """Batches of tensors in memory, reshuffled every epoch."""
 
     def __init__(self, columns, batch_size):
         self.columns, self.batch_size = columns, batch_size
@@ -159,7 +159,7 @@ class Shuffled:
 
 
 def hit_rate(model, path, options):
-    """HR@10 of a model; the same candidates for all sides and seeds."""
+    """Return HR@10 of a model, with the same candidates for all implementations and seeds."""
     import pandas as pd
 
     ratings = pd.read_parquet(path)
@@ -182,7 +182,7 @@ def movielens(folder, path):
 
 
 def generated(path, users, items, ratings, seed=0):
-    """Users choose by taste (factors of rank 8) and popularity, without replacement."""
+    """Generate choices by taste (factors of rank 8) and popularity, without replacement."""
     import pandas as pd
 
     rng = np.random.default_rng(seed)
@@ -241,7 +241,7 @@ def in_child(path, options, side, seed):
 
 
 def ratio(found, side, base, figure):
-    """How much more samples a second `side` has than `base`: median and range."""
+    """Return the ratio of samples per second of `side` to `base`: median and range."""
     pairs = zip(found[side], found[base], strict=True)
     values = [b[figure] / a[figure] * a["samples"] / b["samples"] for a, b in pairs]
     return statistics.median(values), min(values), max(values)

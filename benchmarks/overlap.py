@@ -1,4 +1,4 @@
-"""How much of the exchange of gradients hides behind the backward pass, over limited links.
+"""Overlap of the gradient exchange with the backward pass, over limited links.
 
 Two hosts (scripts/clusters/hosts.py: network namespaces of this machine), one process with one
 thread each. Seconds of a step of ResNet-18, without the optimizer:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def worker(rank: int, batch: int) -> None:
-    """A process on a host."""
+    """Run a process on a host."""
     import torch
     import torch.distributed as dist
 

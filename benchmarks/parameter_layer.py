@@ -1,4 +1,4 @@
-"""Seconds of one step of synchronous SGD by the parameter layer, beside other ways to make it.
+"""Seconds per step of synchronous SGD with the parameter layer and with alternatives.
 
 ``steps``: two ranks train the same network on the same rows with the same optimizer (SGD with
 momentum):
@@ -105,7 +105,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def context(cores: int):
-    """Local Spark with the settings that the documentation of the parameter layer recommends."""
+    """Start a local Spark with the settings recommended for the parameter layer."""
     from bigdl.orca import init_orca_context, stop_orca_context
 
     conf = {"spark.shuffle.compress": "false"}
@@ -121,7 +121,7 @@ def context(cores: int):
 
 
 def warm_up(ranks: int, options) -> None:
-    """Let the JVM compile what all sides use."""
+    """Let the JVM compile the code that all implementations use."""
     width = SMALL // (INPUTS + 2)
     make = functools.partial(Dense, width)
     sides: list = [layer(transport, make, 10, ranks) for transport in ("shuffle", "barrier")]
@@ -133,7 +133,7 @@ def warm_up(ranks: int, options) -> None:
 
 
 def steps(size: int, options) -> dict:
-    """Seconds per step of every side, in all repetitions, and bytes through the driver."""
+    """Return seconds per step of every implementation, and bytes through the driver."""
     width = max(1, (size - 1) // (INPUTS + 2))
     sides = {
         f"{transport} {k}": layer(transport, functools.partial(Dense, width), k)
@@ -151,7 +151,7 @@ def steps(size: int, options) -> dict:
 
 
 def groups(options) -> dict[str, list[float]]:
-    """Seconds per step of groups of several sizes."""
+    """Return seconds per step for several group sizes."""
     width = SMALL // (INPUTS + 2)
     sides = {
         f"{transport} {k}": layer(transport, functools.partial(Dense, width), k)
@@ -162,7 +162,7 @@ def groups(options) -> dict[str, list[float]]:
 
 
 def cnn(ranks: int, options) -> dict[str, list[list[float]]]:
-    """Seconds per step that both transports compute and take."""
+    """Return computing seconds and total seconds per step of both transports."""
     sides = {
         f"{transport} {k}": layer(transport, Convolutional, k, ranks, phases=True)
         for transport, k in CNN_GROUPS
@@ -171,13 +171,13 @@ def cnn(ranks: int, options) -> dict[str, list[list[float]]]:
 
 
 def tables(options) -> dict[str, list[dict]]:
-    """Figures of an epoch: seconds per step, and bytes of gradients."""
+    """Return metrics of an epoch: seconds per step, and bytes of gradients."""
     sides = {"barrier, rows": table_fit(True), "barrier, whole": table_fit(False)}
     return measured(sides, options.repeats)
 
 
 def table_fit(is_sparse: bool) -> Callable[[], dict]:
-    """Return what makes an epoch of a model with a large table, and gives its figures."""
+    """Return a function that trains an epoch with a large embedding table and returns metrics."""
     import torch
 
     from bigdl.orca.learn.pytorch import Estimator
@@ -208,7 +208,7 @@ def table_fit(is_sparse: bool) -> Callable[[], dict]:
 
 
 def compression(options) -> dict[str, list[tuple[float, float]]]:
-    """Loss and accuracy on held-back rows, of as many seeds as there are repeats."""
+    """Return loss and accuracy on held-out rows, for one seed per repeat."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -272,7 +272,7 @@ def measured(sides: dict, repeats: int) -> dict[str, list]:
 
 
 class Dense:
-    """A network whose computation costs next to nothing, beside the rows of a rank."""
+    """Network with almost no computation, and the rows of a rank."""
 
     def __init__(self, width: int, rank: int = 0):
         import torch
@@ -308,7 +308,7 @@ class Convolutional:
 
 
 def gradient(network, vector: np.ndarray) -> np.ndarray:
-    """The flat gradient at flat weights."""
+    """Return the flat gradient at flat weights."""
     import torch
 
     model = network.model
@@ -332,7 +332,7 @@ def own(width: int, rank: int):
 
 
 class Replica:
-    """A network in a rank of the parameter layer."""
+    """Network in a rank of the parameter layer."""
 
     def __init__(self, rank, shards, make):
         self._network = make(rank=rank)
@@ -347,7 +347,7 @@ class Replica:
 
 
 class Side:
-    """A training that is under way; calling it makes some steps and gives the seconds of one.
+    """Running training; calling it makes some steps and returns the seconds per step.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ class Side:
         return (time.perf_counter() - started) / self._steps
 
     def traffic(self) -> float:
-        """Bytes per step that go through the driver."""
+        """Bytes per step through the driver."""
         from bigdl.orca.cluster.spark import SparkCluster
 
         sc, group = SparkCluster.from_active().sc, secrets.token_hex(8)
@@ -384,7 +384,7 @@ class Side:
 
 
 def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool = False):
-    """A training by the parameter layer, in groups; with `phases` it also gives computing."""
+    """Open a training with the parameter layer; `phases` also returns the computing time."""
     import torch
 
     from bigdl.orca.data.feeds import as_feed
@@ -437,7 +437,7 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
 
 
 class Counted:
-    """A job of an engine that counts what goes to its workers and comes from them."""
+    """Job of an engine that counts the bytes to and from its workers."""
 
     def __init__(self, job, sent: list[int]):
         self._job, self._sent = job, sent
@@ -456,7 +456,7 @@ def baselines(width: int, steps: int) -> dict:
 
 
 def by_driver(width: int, steps: int, *, tree: bool):
-    """Weights by broadcast, gradients to the driver, which makes the update."""
+    """Open a training with broadcast weights and a reduction of gradients on the driver."""
     import torch
 
     from bigdl.orca.cluster.spark import SparkCluster
@@ -485,7 +485,7 @@ def by_driver(width: int, steps: int, *, tree: bool):
 
 
 def in_processes(train, width: int, steps: int) -> float:
-    """Two processes without Spark."""
+    """Run a training in two processes without Spark."""
     import tempfile
 
     from bigdl.runtime.launch import launch
@@ -577,7 +577,7 @@ def report_steps(found: dict[int, dict]) -> None:
 
 
 def added(transport: str, short: int, long: int, sides: dict[str, list[float]]) -> float:
-    """Seconds that a step more adds to a group."""
+    """Return the seconds of an additional step in a group."""
     one, other = (statistics.median(sides[f"{transport} {k}"]) * k for k in (short, long))
     return (other - one) / (long - short)
 

@@ -1,4 +1,4 @@
-"""Whom to make which offer: transactions to features, to Wide & Deep, to a score for each row.
+"""Propensity to accept offers: transactions to features, to Wide & Deep, to a score per row.
 
     python benchmarks/propensity.py [--rows 100000 1000000 10000000] [--repeats 3] [--json FILE]
     python benchmarks/propensity.py --quick
@@ -68,7 +68,7 @@ NOT_MEASURED = "PROJECTION, not measured"
 
 
 def write_transactions(folder, rows, seed=0):
-    """Rows in the order of time: the first four fifths in ``train``, the others in ``test``."""
+    """Write rows in time order: the first four fifths to ``train``, the others to ``test``."""
     rng = np.random.default_rng(seed)
     users = max(100, rows // ROWS_PER_USER)
     world = {
@@ -89,7 +89,7 @@ def write_transactions(folder, rows, seed=0):
 
 
 def transactions(rng, world, start, count, rows):
-    """`count` rows from number `start` on."""
+    """Return `count` rows starting at number `start`."""
     user, merchant = drawn(rng, world["active"], count), drawn(rng, world["popular"], count)
     segment, category = world["segment"][user], world["category"][merchant]
     number = np.arange(start, start + count)
@@ -151,7 +151,7 @@ def pipeline():
 
 
 def run(spark, source, folder, options, seed):
-    """{stage: seconds} and the AUCs of one run."""
+    """Return {stage: seconds} and the AUCs of one run."""
     import torch
 
     from bigdl.friesian.models import WideAndDeep
@@ -192,7 +192,7 @@ def run(spark, source, folder, options, seed):
 
 
 def aucs(scores, rows):
-    """Of the last fifth of the time, once every row has one score."""
+    """Return the AUCs of the last fifth of the time; every row must have one score."""
     found = pq.read_table(scores).to_pandas()
     assert len(found) == rows, f"{len(found)} scores of {rows} rows"
     assert found["id"].is_unique, "a row was scored twice"
@@ -207,7 +207,7 @@ def aucs(scores, rows):
 
 
 def figures_of(rows, runs, options):
-    """Medians of the runs of one size, each stage with the rows that it worked on."""
+    """Return the medians of the runs of one size, each stage with its number of rows."""
     worked = {"learn": rows * 4 // 5, "transform": rows, "score": rows}
     worked["train"] = rows * 4 // 5 * options.epochs
     found = {"rows": rows, "stages": {}}
@@ -227,7 +227,7 @@ def figures_of(rows, runs, options):
 
 
 def add_growth(found):
-    """To each size but the first: how its time grew over that of the one before."""
+    """Add the growth of the time over the previous size to each size but the first."""
     for before, after in itertools.pairwise(found):
         ratio = after["rows"] / before["rows"]
         for stage in STAGES:
@@ -236,7 +236,7 @@ def add_growth(found):
 
 
 def projection(largest, options):
-    """Hours for the published size, from the rates of the largest run."""
+    """Return the projected hours for the published size, from the rates of the largest run."""
     hours = {}
     for stage, figures in largest["stages"].items():
         share = figures["rows"] / largest["rows"]  # how often a record goes through the stage
@@ -324,7 +324,7 @@ def main():
 
 
 def measure(spark, rows, options):
-    """The figures of one size; the first call of a process warms it up."""
+    """Return the metrics of one size; the first call of a process warms it up."""
     with tempfile.TemporaryDirectory() as folder:
         if not _warmed:
             write_transactions(f"{folder}/warm", 20_000)

@@ -1,4 +1,4 @@
-"""Training on Ray: BigDL's Estimator beside Ray Train's TorchTrainer.
+"""Training on Ray: BigDL's Estimator and Ray Train's TorchTrainer.
 
     python benchmarks/ray_vs_train.py [--rows N] [--repeats N] [--shuffle] [--json FILE] [--quick]
 
@@ -43,7 +43,7 @@ GOALS = {"warm": 1.3, "steady": 1.0}
 
 
 class Network(torch.nn.Module):
-    """A perceptron over columns of numbers."""
+    """Perceptron for numeric columns."""
 
     def __init__(self, width):
         super().__init__()
@@ -69,7 +69,7 @@ def optimizer_creator(model, config):
 
 
 def write_files(folder, rows, seed=0):
-    """Rows of a smooth function of eight numbers."""
+    """Write rows of a smooth function of eight numbers."""
     rng = np.random.default_rng(seed)
     for number, part in enumerate(np.array_split(np.arange(rows), FILES)):
         x = rng.normal(size=(len(part), len(FEATURES))).astype(np.float32)
@@ -109,7 +109,7 @@ def bigdl_side(path, options):
 
 
 def train_loop(config):
-    """What Ray Train runs in every worker."""
+    """Run the training loop of a Ray Train worker."""
     import ray.train
     import ray.train.torch
 
@@ -182,7 +182,7 @@ def finished(seconds, later, rows, weights, options):
 
 
 def loss_of(weights, options):
-    """Of fresh rows."""
+    """Return the loss on new rows."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), 20_000, seed=1)
         table = pq.read_table(folder).to_pandas()
@@ -198,7 +198,7 @@ def loss_of(weights, options):
 
 
 def check(results, rows):
-    """Both have seen all rows and learned the same thing about as well."""
+    """Check that both have processed all rows and reached a similar loss."""
     for side, runs in results.items():
         for run in runs:
             # a dataset of Ray's is shared out by blocks, so its workers may differ by some rows
@@ -209,7 +209,7 @@ def check(results, rows):
 
 
 def ratios(results, name, first, *, inverse):
-    """Of `name` in the runs from `first` on, pair by pair."""
+    """Return the pairwise ratios of `name` in the runs from `first` on."""
     pairs = zip(results["bigdl"][first:], results["train"][first:], strict=True)
     found = [(ours[name], theirs[name]) for ours, theirs in pairs]
     return [theirs / ours if inverse else ours / theirs for ours, theirs in found]

@@ -76,7 +76,7 @@ def sha256(estimator):
 
 
 def epoch(model, data, workers, options, **fit):
-    """Seconds of the second epoch of a new model, and the digest of its weights."""
+    """Return the seconds of the second epoch of a new model, and the digest of its weights."""
     from bigdl.orca.learn.pytorch import Estimator
 
     estimator = Estimator.from_torch(

@@ -1,4 +1,4 @@
-"""Recommendations of DeepFM: by bigdl-friesian-serve, and by other parts joined by hand.
+"""DeepFM recommendations with bigdl-friesian-serve and with manually combined components.
 
     python benchmarks/serving.py [--pytriton PYTHON] [--ray PYTHON] [--feast PYTHON]
         [--load PYTHON] [--only one-request load floor store] [--seconds 4] [--rounds 1]
@@ -86,7 +86,7 @@ STAGES = ("feature", "ranking", "recall", "recommender")
 
 
 def frames(items, seed=0):
-    """Users and items with 13 categories each, and the items' vectors."""
+    """Return users and items with 13 categories each, and the items' vectors."""
     rng = np.random.default_rng(seed)
 
     def table(name, rows, columns):
@@ -99,7 +99,7 @@ def frames(items, seed=0):
 
 
 def prepare(folder, users, items, vectors, port):
-    """Write store, index and model, and the same for what is joined by hand."""
+    """Write store, index and model, and the same for the manual implementations."""
     store = EmbeddedStore(folder / "store")
     store.replace({"user": users, "item": items})
     index = ItemIndex(items["item"], vectors, "ivf", nlist=PARTS, nprobe=SEARCHED)
@@ -140,7 +140,7 @@ def start_redis(stack, folder):
 
 
 class Program:
-    """A program that says a line with ``ready`` when it is; its whole group is ended."""
+    """Program that prints a ``ready`` line; ending it ends its process group."""
 
     def __init__(self, stack, command, log):
         self._log = log
@@ -168,7 +168,7 @@ class Program:
                 each.kill()
 
     def line(self):
-        """The next line that begins with ``ready``."""
+        """Return the next line that begins with ``ready``."""
         for line in self.process.stdout:
             if line.startswith("ready"):
                 return line
@@ -192,7 +192,7 @@ def served(stack, folder, name, sections):
 
 
 def one_server(stack, folder, candidates, name="one", workers=1, split=True, **ranking):
-    """Start all stages in one server; returns it and its port."""
+    """Start all stages in one server; return it and its port."""
     (port,) = free_ports(1)
     sections = {
         "store": str(folder / "store"),
@@ -205,7 +205,7 @@ def one_server(stack, folder, candidates, name="one", workers=1, split=True, **r
 
 
 def four_services(stack, folder, candidates):
-    """Start each stage in a process; returns the programs and the recommender's port."""
+    """Start each stage in a process; return the programs and the recommender's port."""
     ports = dict(zip(STAGES, free_ports(4), strict=True))
     url = {stage: f"127.0.0.1:{port}" for stage, port in ports.items()}
     model = {"model": str(folder / "model"), "inputs": NAMES}
@@ -241,7 +241,7 @@ def varint(number):
 
 
 def recommend_request(candidates):
-    """A function that makes the message RecommendRequest of a user."""
+    """Return a function that creates the RecommendRequest message of a user."""
 
     def encode(user):
         ids = varint(user)
@@ -252,7 +252,7 @@ def recommend_request(candidates):
 
 
 def start_sides(stack, folder, redis_port, options):
-    """Start all sides; returns by name what the load has to know."""
+    """Start all implementations; return the load generator's settings by name."""
     ours = requests_of(folder, "ours", recommend_request(options.candidates))
     told, arguments = {}, [folder, redis_port, options.candidates, SEARCHED]
     begun = {}
@@ -283,7 +283,7 @@ def start_sides(stack, folder, redis_port, options):
 
 
 def processor_seconds(numbers):
-    """What processes have computed, with those that they started."""
+    """Return the CPU seconds of processes and their children."""
     total = 0.0
     for number in numbers:
         process = psutil.Process(number)
@@ -311,7 +311,7 @@ def percent(times, *which):
 
 
 def one_request(folder, store, index, redis_port, options):
-    """Milliseconds of one request alone, side by side."""
+    """Return the milliseconds of one request alone, interleaved."""
     by_hand = Parts(folder, redis_port, options.candidates, SEARCHED)
     queries = np.stack(frames(1)[0]["prediction"])
     columns = [np.zeros(options.candidates, np.int32) for _ in NAMES]
@@ -356,7 +356,7 @@ def one_request(folder, store, index, redis_port, options):
 
 
 def check_answers(sides, answers, expected):
-    """All sides have to answer the same items."""
+    """Check that all implementations return the same items."""
     for name in sides:
         for user, content in enumerate(answers[name]):
             raw = base64.b64decode(content)
@@ -375,14 +375,14 @@ def packed(ids):
 
 
 def ids_in(raw):
-    """The first packed field of the first list of an answer of ours."""
+    """Return the first packed field of the first list of a BigDL answer."""
     from bigdl.friesian.serving import wire
 
     return wire.message("recommender.RecommendIDProbs").FromString(raw).IDProbList[0].ID
 
 
 def under_load(sides, processes, load, expected, options):
-    """Peak rate of each side, and its p50 and p99 at parts of it; the sides take turns."""
+    """Return the peak rate of each implementation, and p50 and p99 at fractions of it."""
     answers = {n: load.ask(json.dumps({"side": n, **told}))["answers"] for n, told in sides.items()}
     check_answers(sides, answers, expected)
     found = {name: {"peak": [], "processor": [], "open": {}} for name in sides}
@@ -433,7 +433,7 @@ def under_load(sides, processes, load, expected, options):
 
 
 def floor(folder, load, stack, options):
-    """Peak rate of servers that only compute in C for a while, and p50 and p99 at half of it."""
+    """Return the peak rate of servers that only compute in C, and p50 and p99 at half of it."""
     found = {}
     head = ("a server that only spins", "requests/s", "p50 ms at half", "p99 ms at half")
     print("\n|", " | ".join(head), "|\n|---|---|---|---|")
@@ -458,7 +458,7 @@ def floor(folder, load, stack, options):
 
 
 def rows_of_stores(folder, store, redis_port, users, items, options, stack):
-    """Milliseconds and requests/s of reads of 1, 50 and 500 rows, one after the other."""
+    """Return milliseconds and requests/s of sequential reads of 1, 50 and 500 rows."""
     remote = stack.enter_context(RedisStore(f"redis://127.0.0.1:{redis_port}", "ours_"))
     remote.replace({"user": users, "item": items})
     feast = None
@@ -490,13 +490,13 @@ def rows_of_stores(folder, store, redis_port, users, items, options, stack):
 
 
 def memory_mb(process):
-    """Resident memory without pages of files, which are shared and can be given back."""
+    """Return the resident memory without file pages, which are shared and reclaimable."""
     told = process.memory_info()
     return (told.rss - told.shared) / 1e6
 
 
 def soak(folder, load, options, stack):
-    """70 % of the peak for some minutes; fails if an answer is an error or the memory grows."""
+    """Run at 70 % of the peak for some minutes; fail on errors or growing memory."""
     program, port = one_server(stack, folder, options.candidates, workers=options.workers)
     program.line()
     ours = requests_of(folder, "ours", recommend_request(options.candidates))

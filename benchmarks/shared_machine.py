@@ -1,4 +1,4 @@
-"""Training on a machine whose cores others use, too: seconds of an epoch.
+"""Training on a machine whose cores are shared with other programs: seconds of an epoch.
 
     python benchmarks/shared_machine.py [--steps 100] [--repeats 3] [--busy 0 2] [--json out.json]
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def busy(number: int) -> Iterator[None]:
-    """Let processes compute without end for the time of a block."""
+    """Run busy processes during a block."""
     command = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command) for _ in range(number)]
     try:
@@ -77,7 +77,7 @@ def busy(number: int) -> Iterator[None]:
 
 
 def measured(side: str, options: argparse.Namespace) -> float:
-    """Run a side in a process of its own; returns the seconds of an epoch."""
+    """Run an implementation in a separate process and return the seconds of an epoch."""
     command = [sys.executable, __file__, "--side", side, "--steps", str(options.steps)]
     environment = {name: value for name, value in os.environ.items() if name not in SPINNING}
     try:
@@ -95,7 +95,7 @@ def measured(side: str, options: argparse.Namespace) -> float:
 
 
 def epoch(workers: int | None, steps: int) -> float:
-    """Train by a side; returns the seconds of an epoch."""
+    """Train with an implementation and return the seconds of an epoch."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def epoch(workers: int | None, steps: int) -> float:
 
 
 def network():
-    """The network of all sides."""
+    """Return the network of all implementations."""
     import torch
 
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def network():
 
 
 def plain(x, y) -> float:
-    """The same training as a loop of torch."""
+    """Train with a plain torch loop."""
     import torch
 
     model, loss = network(), torch.nn.MSELoss()

@@ -1,4 +1,4 @@
-"""Frames in a second from video to tracks and plates: one program on Spark, or three services.
+"""Frames per second from video to tracks and plates: one Spark program, or three services.
 
     python benchmarks/smart_transportation.py [--cameras 4] [--seconds 60] [--repeats 3] \
 [--json FILE]
@@ -76,7 +76,7 @@ WARM = 100  # the number of the first camera whose frames are not counted
 
 
 def network(name, weights, origins):
-    """A network to be called with arrays: eager PyTorch, or as the one program has it."""
+    """Return a network as a function of arrays: eager PyTorch, or as in the single program."""
     import torch
 
     torch.set_num_threads(1)
@@ -97,7 +97,7 @@ def network(name, weights, origins):
 
 
 def detect(given, taken, weights, origins, early_cut_outs):
-    """Encoded frames of a camera to their pixels and what is in them."""
+    """Decode frames of a camera from a queue and detect vehicles and plates."""
     import cv2
 
     cv2.setNumThreads(1)
@@ -120,7 +120,7 @@ def detect(given, taken, weights, origins, early_cut_outs):
 
 
 def cut_outs(picture, found):
-    """For each plate its cut-out, or nothing where it is not legible."""
+    """Return the crop of each plate, or None if it is not legible."""
     _, plates = found
     legible = program.is_legible(plates)
     return [
@@ -130,7 +130,7 @@ def cut_outs(picture, found):
 
 
 def track(given, taken, early_cut_outs):
-    """What is in the frames of a camera to tracks, with the cut-outs of their plates."""
+    """Join detections of a camera from a queue to tracks, with the crops of their plates."""
     trackers, begun = {}, 0.0
     while not isinstance(chunk := given.get(), float):
         if chunk == READY:
@@ -148,7 +148,7 @@ def track(given, taken, early_cut_outs):
 
 
 def read(given, done, weights, origins, output):
-    """Cut-outs of plates to readings; writes the tracks."""
+    """Read plate crops from a queue and write the tracks."""
     reader = network("reader", weights, origins)
     begun, number = 0.0, 0
     while not isinstance(chunk := given.get(), float):
@@ -177,7 +177,7 @@ def read(given, done, weights, origins, output):
 
 
 def core_seconds():
-    """Core-seconds of this process, of all below it, and of those of them that have ended."""
+    """Return the core-seconds of this process and its children, including ended ones."""
     total, own = 0.0, psutil.Process()
     for process in [own, *own.children(recursive=True)]:
         try:
@@ -188,7 +188,7 @@ def core_seconds():
 
 
 class Sides:
-    """What all sides need; `warm` is a folder of frames before the clock starts."""
+    """Implementations with their shared data; `warm` is a folder of warm-up frames."""
 
     def __init__(self, spark, models, weights, warm):
         self.spark, self.models, self.weights, self.warm = spark, models, weights, warm
@@ -252,7 +252,7 @@ class Sides:
 
 
 def write_frames(scene, folder, name, first_camera=0):
-    """Write the frames of a scene, and return what is in them."""
+    """Write the frames of a scene and return their ground truth."""
     os.mkdir(folder)
     truths = []
     for number, (chunk, truth) in enumerate(scene.chunks()):
@@ -263,7 +263,7 @@ def write_frames(scene, folder, name, first_camera=0):
 
 
 def differences(reference, output):
-    """How far the tracks of a side are from those of the one program."""
+    """Return the differences of the tracks from those of the single program."""
     first, second = (pq.read_table(folder).to_pandas() for folder in (reference, output))
     first, second = (each[each["camera"] < WARM] for each in (first, second))
     same = covered = texts = 0
@@ -321,7 +321,7 @@ def main():
 
 
 def trained(options):
-    """Both networks and some rows for their conversion, from a file if they are there."""
+    """Return both networks and sample rows for their conversion, from a file if it exists."""
     import torch
 
     file = options.networks and Path(options.networks)
@@ -371,7 +371,7 @@ def measure(spark, options):
 
 
 def figures(spark, output, truth, scene):
-    """How good the tracks of a side are; the vote and the binding are the one program's."""
+    """Return the metrics of the tracks, with the voting and matching of the single program."""
     tracks = spark.read.schema(program.TRACKS).parquet(output).where(f"camera < {WARM}")
     summaries = program.with_plates(tracks).cache()
     pairs = program.bound(summaries).toPandas()
@@ -380,7 +380,7 @@ def figures(spark, output, truth, scene):
 
 
 def print_tables(report):
-    """Figures of each side, and ratios of each round to the first side."""
+    """Print the metrics of each implementation, and the ratios of each round to the first."""
     runs, frames = report["runs"], report["frames"]
     first = next(iter(runs))
     print(

@@ -1,4 +1,4 @@
-"""A model as a function of SQL against ``predict_batch_udf`` with OpenVINO by hand.
+"""A model as a SQL function, and ``predict_batch_udf`` with OpenVINO by hand.
 
     python benchmarks/sql_function.py [--rows 200000] [--repeats 5] [--json FILE]
 
@@ -48,7 +48,7 @@ def network() -> torch.nn.Module:
 
 
 def by_hand(path: str, precision: str):
-    """What users write: a network of OpenVINO in ``predict_batch_udf``.
+    """Return a typical ``predict_batch_udf`` with an OpenVINO network.
 
     On a processor with AMX it computes in bf16 unless it is told not to.
     """
@@ -73,7 +73,7 @@ def by_hand(path: str, precision: str):
 
 
 class PeakMemory:
-    """The largest resident memory of a Python worker of Spark, in MB, while a block runs."""
+    """Context that measures the peak memory of a Python worker of Spark, in MB."""
 
     def __enter__(self):
         self.peak, self._stop = 0.0, threading.Event()
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def end_python_workers() -> None:
-    """End the processes in which Spark runs Python; the next query starts others."""
+    """End the Python workers of Spark; the next query starts others."""
     for child in psutil.Process().children(recursive=True):
         try:
             if "python" in child.name():

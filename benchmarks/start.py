@@ -1,5 +1,4 @@
-"""How long Spark takes to start on this machine, and its first job in Python, with and without
-the archive of classes that ``bigdl-prepare`` makes.
+"""Startup of Spark and its first Python job, with and without the archive of ``bigdl-prepare``.
 
 Each start is a process of its own, and the sides take turns.  Sides:
 
@@ -109,7 +108,7 @@ print(json.dumps(took))
 
 
 def run(side: str, cold: str) -> dict[str, float]:
-    """Seconds of one start."""
+    """Return the seconds of one start."""
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     if side == "bigdl":
         environment["XDG_CACHE_HOME"] = cold
@@ -119,7 +118,7 @@ def run(side: str, cold: str) -> dict[str, float]:
 
 
 def session(source: str | None, rows: Path) -> dict[str, dict[str, float]]:
-    """Seconds of the parts of a session, with the BigDL in a folder or that of this program."""
+    """Return the seconds of the parts of a session, with this BigDL or one in a folder."""
     environment = dict(os.environ)
     if source is not None:
         environment["PYTHONPATH"] = source
@@ -129,7 +128,7 @@ def session(source: str | None, rows: Path) -> dict[str, dict[str, float]]:
 
 
 def compare_sessions(before: str, repeats: int) -> None:
-    """Print a table of sessions with two versions, which take turns."""
+    """Print a table of interleaved sessions with two versions."""
     found: dict[str, list[dict[str, dict[str, float]]]] = {"before": [], "now": []}
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_in(folder)
@@ -144,7 +143,7 @@ def compare_sessions(before: str, repeats: int) -> None:
 
 
 def profile(repeats: int) -> None:
-    """Print a table of where the time of a session goes."""
+    """Print a table of the time of the parts of a session."""
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_in(folder)
         results = [session(None, rows) for _ in range(repeats)]
@@ -157,7 +156,7 @@ def profile(repeats: int) -> None:
 
 
 def rows_in(folder: str) -> Path:
-    """A CSV file of 20,000 rows in a folder."""
+    """Write a CSV file of 20,000 rows to a folder."""
     path = Path(folder, "rows.csv")
     numbers = np.random.default_rng(0).normal(size=(20000, 4))
     pd.DataFrame(numbers, columns=["a", "b", "c", "y"]).to_csv(path, index=False)
@@ -165,7 +164,7 @@ def rows_in(folder: str) -> Path:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Median and range."""
+    """Return median and range."""
     middle, low, high = (
         f"{each:.{digits}f}" for each in (statistics.median(values), min(values), max(values))
     )

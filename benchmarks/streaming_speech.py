@@ -1,4 +1,4 @@
-"""How many sounds in a second a stream answers, how long an answer takes, and what restarts cost.
+"""Throughput and latency of a stream of sounds, and the effect of restarts.
 
     python benchmarks/streaming_speech.py [--data-dir spoken-digits] [--restarts 10] [--json FILE]
     python benchmarks/streaming_speech.py --servers host:port --only rates|restarts
@@ -45,7 +45,7 @@ KAFKA = str(ROOT / "scripts" / "clusters" / "kafka.py")
 
 @contextlib.contextmanager
 def broker(folder):
-    """Start a broker of Kafka; yields its address."""
+    """Start a Kafka broker and yield its address."""
 
     def control(verb):
         done = subprocess.run([sys.executable, KAFKA, verb, folder], check=False)
@@ -61,7 +61,7 @@ def broker(folder):
 
 @contextlib.contextmanager
 def kafka(options):
-    """Yield the address of a broker, and what controls it if it is one of our own."""
+    """Yield the address of a broker, and its control functions if this program started it."""
     if options.servers is not None:
         yield options.servers, None
         return
@@ -80,8 +80,7 @@ def start(servers, model, folder, connector, most=2000):
 
 
 class Reader(threading.Thread):
-    """Collects the answers to sounds by number, with the time at which each came, until it is
-    closed."""
+    """Thread that collects answers by number with their arrival times, until it is closed."""
 
     def __init__(self, servers):
         super().__init__(daemon=True)
@@ -108,7 +107,7 @@ class Reader(threading.Thread):
 
 
 def sent(servers, sounds, count, rate, first):
-    """Send so many sounds, over and over the same; returns their numbers."""
+    """Send `count` sounds, repeating them, and return their numbers."""
     many = [sounds[i % len(sounds)] for i in range(count)]
     program.send(servers, many, rate, first)
     return set(range(first, first + count))
@@ -163,7 +162,7 @@ def measure(servers, model, sounds, options):
 
 
 def serve(options):
-    """The program that is killed: it answers until then."""
+    """Run the program that is killed: it answers until then."""
     import pickle
 
     from bigdl.orca import init_orca_context
@@ -176,7 +175,7 @@ def serve(options):
 
 
 def restarts(servers, control, model, sounds, options):
-    """Sounds lost and doubled while the program is killed again and again, the broker once."""
+    """Count lost and duplicated sounds while the program and once the broker are killed."""
     import cloudpickle
 
     reader = Reader(servers)

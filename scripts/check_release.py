@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check a wheel: each of its extras alone, in an empty environment of this Python.
+"""Check a wheel: install each of its extras in an empty environment of this Python.
 
 python scripts/check_release.py WHEEL                           # install, import what it is for
 python scripts/check_release.py WHEEL --extras "" java inc      # "" is the wheel without extras
@@ -54,7 +54,7 @@ FOR_DEVELOPERS = {"dev", "docs"}
 
 
 def extras_of(wheel: Path) -> list[str]:
-    """Return the extras that the metadata of a wheel name."""
+    """Return the extras in the metadata of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(archive.read(name).decode())
@@ -62,7 +62,7 @@ def extras_of(wheel: Path) -> list[str]:
 
 
 def check(wheel: Path, extra: str, options: list[str], *, resolve_only: bool) -> None:
-    """Install the wheel with one extra in an environment of its own and import what it is for.
+    """Install the wheel with one extra in a new environment and import its modules.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def check(wheel: Path, extra: str, options: list[str], *, resolve_only: bool) ->
 
 
 def main() -> None:
-    """Print a line for each extra; end with an error if one fails."""
+    """Print a line per extra; exit with an error if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--extras", nargs="+", choices=IMPORTS, help="only these, not all")

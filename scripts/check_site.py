@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check the built pages as readers meet them.
+"""Check the links, layout, contrast, scripts and search of the built pages.
 
 python scripts/check_site.py docs/_build/html
 
@@ -103,7 +103,7 @@ WIDE_PARTS = """
 
 
 class Page(HTMLParser):
-    """Links and anchors of a page."""
+    """Parser of the links and anchors of a page."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -112,7 +112,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep what the attributes of an element name."""
+        """Record the ids and links of an element."""
         for name, value in attrs:
             if value and name in ("href", "src"):
                 self.links.append(value)
@@ -121,7 +121,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Return a sentence for every link to a file or an anchor that is not there."""
+    """Return a message for every link to a missing file or anchor."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
     broken = []
     for path, page in pages.items():
@@ -142,14 +142,14 @@ def broken_links(site: Path) -> list[str]:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files and prints nothing."""
+    """Request handler that serves files without logging."""
 
     def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
+        """Suppress the log line of a request."""
 
 
 def look(browser, site: Path, address: str) -> list[str]:
-    """Return a sentence for everything that is wrong in a browser.
+    """Return a message for every problem that a browser shows.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def look(browser, site: Path, address: str) -> list[str]:
 
 
 def look_in_browser(site: Path) -> tuple[list[str], str]:
-    """Return what is wrong in a browser, and which browser it was or why there is none."""
+    """Return the problems in a browser, and its name or why none was started."""
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
@@ -222,7 +222,7 @@ def look_in_browser(site: Path) -> tuple[list[str], str]:
 
 
 def main() -> None:
-    """Print what is wrong; end with an error if anything is."""
+    """Print all problems; exit with an error if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", type=Path, help="folder of the built pages")
     site = parser.parse_args().site

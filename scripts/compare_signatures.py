@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the signatures of BigDL 2.x with those of today.
+"""Compare the signatures of BigDL 2.x with the current ones.
 
 python scripts/compare_signatures.py            # a table of the differences, in Markdown
 python scripts/compare_signatures.py --write    # puts it into docs/compat.md
@@ -36,7 +36,7 @@ _NO_DEFAULT = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about arguments of a signature; about all of it, if no names are given."""
+    """Note about some arguments of a signature, or about all of it."""
 
     kind: str
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a program of 2.x could write, and what stands there today."""
+    """Difference between an argument in 2.x and now."""
 
     argument: str
     old: str
@@ -54,7 +54,7 @@ class Difference:
 
 @dataclass
 class Published:
-    """A line of the file: a callable of BigDL 2.x.
+    """Callable of BigDL 2.x, as listed in the file.
 
     Attributes
     ----------
@@ -71,16 +71,16 @@ class Published:
     notes: list[Note] = field(default_factory=list)
 
     def texts(self, kind: str) -> list[str]:
-        """Return the texts of the notes of one kind."""
+        """Return the texts of the notes of a type."""
         return [note.text for note in self.notes if note.kind == kind]
 
     @property
     def title(self) -> str:
-        """The name, and the version where the line says one."""
+        """Name, with the version if the line has one."""
         return " ".join([self.name, *(f"({text})" for text in self.texts("version"))])
 
     def notes_on(self, difference: Difference) -> list[Note]:
-        """Return the notes that say why there is a difference."""
+        """Return the notes with the reasons of a difference."""
         return [
             note
             for note in self.notes
@@ -89,7 +89,7 @@ class Published:
 
 
 def read(path: Path = SIGNATURES) -> list[Published]:
-    """Return the callables that the file lists, in its order."""
+    """Return the callables listed in the file, in order."""
     listed: list[Published] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -113,11 +113,11 @@ def signature_of(arguments: str) -> inspect.Signature | None:
 
 
 class NotThereError(Exception):
-    """Nothing is importable under a name."""
+    """Error for a name that cannot be imported."""
 
 
 def signature_here(name: str) -> inspect.Signature:
-    """Return the signature of what is under a name today.
+    """Return the current signature of a name.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def signature_here(name: str) -> inspect.Signature:
 
 
 def _module_of(steps: list[str]) -> tuple[Any, list[str]]:
-    """The innermost module of a path, and what is left of the path."""
+    """Return the innermost module of a path and the remaining path."""
     module = None
     for count in range(1, len(steps)):
         path = ".".join(steps[:count])
@@ -171,7 +171,7 @@ def _returned_by(function: Any) -> Any:
 
 
 def differences(published: Published) -> list[Difference]:
-    """Return what programs of 2.x can write for a callable and not expect to work as it did."""
+    """Return the arguments of a 2.x callable that do not work as before."""
     try:
         here = signature_here(published.name)
     except NotThereError:
@@ -257,7 +257,7 @@ def _written(parameter: inspect.Parameter) -> str:
 
 
 def mistakes(published: Published, found: list[Difference]) -> list[str]:
-    """Return what is wrong with a line: differences without a reason, reasons without one."""
+    """Return differences without a reason and reasons without a difference."""
     if published.texts("dropped"):
         return [] if _is_missing(found) else [f"{published.title} is there, and called dropped"]
     wrong = [
@@ -278,7 +278,7 @@ def _is_missing(found: list[Difference]) -> bool:
 
 
 def table(compared: list[tuple[Published, list[Difference]]]) -> str:
-    """Return a sentence of figures and the table of differences, in Markdown."""
+    """Return a summary sentence and the table of differences, in Markdown."""
     compared = [(each, found) for each, found in compared if not each.texts("dropped")]
     equal = sum(not found for _, found in compared)
     with_arguments = sum(each.signature is not None for each, _ in compared)
@@ -307,14 +307,14 @@ def _row(title: str, notes: tuple[Note, ...], group: list[Difference]) -> str:
 
 
 def with_table(page: str, text: str) -> str:
-    """Return a page with a text between the two marks."""
+    """Return a page with `text` between the two markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
 def main() -> None:
-    """Print, or write, what the options ask for."""
+    """Print the table, or write it to the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the table into docs/compat.md")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Compile the protos of the servers to descriptors (``*.binpb``), which are checked in.
+"""Compile the servers' protos to descriptors (``*.binpb``), which are checked in.
 
     python scripts/compile_protos.py
 

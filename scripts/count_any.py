@@ -1,4 +1,4 @@
-"""Count the functions of ``src/bigdl`` that return Any, and the parameters that are Any, by room.
+"""Count the functions of ``src/bigdl`` that return or take Any, by package.
 
 An annotation counts that is Any as a whole: a reader, and an editor, know nothing of the value.
 """
@@ -12,7 +12,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield the room and the node of every function."""
+    """Yield the package and the node of every function."""
     for path in sorted((SRC / "bigdl").rglob("*.py")):
         room = "/".join(path.relative_to(SRC / "bigdl").parts[:2])
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -21,12 +21,12 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
 
 
 def is_any(annotation: ast.expr | None) -> bool:
-    """Return True for an annotation that is Any and nothing else."""
+    """Return True if an annotation is exactly Any."""
     return isinstance(annotation, ast.Name) and annotation.id == "Any"
 
 
 def count() -> tuple[Counter[str], Counter[str]]:
-    """Return the numbers of results and of parameters that are Any, by room."""
+    """Return the numbers of Any results and parameters, by package."""
     results: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     for room, node in functions():
@@ -38,7 +38,7 @@ def count() -> tuple[Counter[str], Counter[str]]:
 
 
 def main() -> None:
-    """Print a table of the rooms, those with the most first."""
+    """Print a table of the packages, in descending order."""
     results, parameters = count()
     print(f"{results.total():>8} {parameters.total():>10}  all")
     print(f"{'results':>8} {'parameters':>10}  room")

@@ -26,7 +26,7 @@ NO_CODE = {
 
 
 def code_lines(text: str) -> int:
-    """Return the number of lines of `text` that hold code."""
+    """Return the number of lines of code in `text`."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NO_CODE:

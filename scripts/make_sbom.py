@@ -31,18 +31,18 @@ def python_of(environment: Path) -> str:
 
 
 def normal(name: str) -> str:
-    """Return the one form of a package's name."""
+    """Return the normalized name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed(environment: Path) -> set[tuple[str, str]]:
-    """Return name and version of each package, as the environment's own Python says."""
+    """Return name and version of each package in an environment."""
     printed = subprocess.check_output([python_of(environment), "-I", "-c", LIST], text=True)
     return {(normal(name), version) for name, version in json.loads(printed)}
 
 
 def bill(environment: Path, files: list[Path]) -> dict:
-    """Make the bill of an environment, whose subject is BigDL with the digests of some files."""
+    """Return the bill of materials of an environment, with the digests of BigDL's files."""
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible"]
     command += ["--spec-version", "1.5", "--output-format", "JSON", python_of(environment)]
     made = json.loads(subprocess.check_output(command, text=True))
@@ -64,7 +64,7 @@ def bill(environment: Path, files: list[Path]) -> dict:
 
 
 def check(made: dict, environment: Path) -> None:
-    """Raise SystemExit unless the bill is valid and names exactly what is installed."""
+    """Raise SystemExit unless the bill is valid and lists exactly the installed packages."""
     if error := JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(made)):
         sys.exit(f"The bill is not valid: {error}")
     components = [made["metadata"]["component"], *made["components"]]

@@ -1,4 +1,4 @@
-"""Accelerate models that people bring, compare each with the original, and print a table.
+"""Accelerate third-party models, compare each with the original, and print a table.
 
 ``make test-zoo`` runs it in an environment of its own, with timm, transformers,
 segmentation_models_pytorch and torch_geometric from PyPI. Weights are random; nothing is loaded
@@ -346,7 +346,7 @@ def add_lightning() -> None:
 
 
 def fill() -> None:
-    """Add the models of packages; a package that is missing is an error."""
+    """Register the models of third-party packages; a missing package is an error."""
     # PyPI's torchvision is built for CUDA: beside a CPU torch its operators are missing, and its
     # import needs their names only.
     library = torch.library.Library("torchvision", "DEF")
@@ -362,7 +362,7 @@ def seeded(number: int) -> torch.Generator:
 
 
 def outcome(name: str, method: str) -> tuple[str, str]:
-    """Return one word, and the sentence of a refusal or of an error."""
+    """Return the table entry, and the message of an error."""
     from bigdl.common.errors import UsageError
     from bigdl.nano.acceleration.agreement import difference
     from bigdl.nano.acceleration.method import find_method
@@ -433,7 +433,7 @@ def outcome(name: str, method: str) -> tuple[str, str]:
 def _moved(
     model: nn.Module, args: tuple, kwargs: dict, expected: Any, precision: Precision
 ) -> float:
-    """Return by how much noise of the size of a precision's rounding moves the result."""
+    """Return the change of the result caused by noise of a precision's rounding error."""
     from bigdl.nano.acceleration.agreement import difference
 
     with torch.no_grad():
@@ -443,7 +443,7 @@ def _moved(
 
 
 def _noisy(model: nn.Module, precision: Precision, times: float = 1.0) -> nn.Module:
-    """Return a copy of a model whose weights have noise of the size of a precision's rounding."""
+    """Return a copy of a model with weight noise of a precision's rounding error."""
     noisy = copy.deepcopy(model)
     with torch.no_grad():
         for weight in noisy.parameters():
@@ -459,7 +459,7 @@ def _batch(args: tuple, kwargs: dict) -> Any:
 
 
 class Page:
-    """The page with the table; what is written replaces rows of the same models.
+    """Page with the table; writing replaces rows of the same models.
 
     Parameters
     ----------
@@ -486,7 +486,7 @@ class Page:
         self._notes = [line for line in lines if line.startswith("* ")]
 
     def write(self, name: str, row: str, notes: Mapping[str, str]) -> None:
-        """Write the row of a model, and its sentences."""
+        """Write the row of a model and its error messages."""
         self._rows[name] = row
         of_model = f"* {name}, "
         self._notes = [line for line in self._notes if not line.startswith(of_model)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run all programs and notebooks of examples as a user would, and say how long each takes.
+"""Run all example programs and notebooks, and report the time of each.
 
 python scripts/run_examples.py                      # all, with the data that they make up
 python scripts/run_examples.py --data-dir data      # also those that need ml-100k or cats-dogs
@@ -48,7 +48,7 @@ def programs(words: list[str]) -> list[Path]:
 
 
 def command(program: Path, data_dir: Path | None) -> list[str] | None:
-    """Return the command that runs a program; None if it needs data that are not there."""
+    """Return the command that runs a program, or None if its data are missing."""
     if program.suffix == ".ipynb":
         return [sys.executable, "-c", NOTEBOOK, str(program)]
     needs = [each for part, each in DATA.items() if part in program.parts]
@@ -61,7 +61,7 @@ def command(program: Path, data_dir: Path | None) -> list[str] | None:
 
 
 def main() -> int:
-    """Run them one after another and print a line for each."""
+    """Run the programs one after another and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="parts of paths; default: all")
     parser.add_argument("--data-dir", type=Path, help="a folder of data sets")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count the files and functions of src/bigdl that one call of the user enters.
+"""Count the files and functions of src/bigdl that one user call enters.
 
 python scripts/trace_calls.py fit              # also: fit-keras, predict, quantize
 python scripts/trace_calls.py fit --functions  # their names, in the order of the first call
@@ -23,7 +23,7 @@ FUNCTION = 0x3  # CO_OPTIMIZED and CO_NEWLOCALS: not the body of a class or a mo
 
 
 class CallTrace:
-    """Functions entered in this process and calls between files, written to a file at once.
+    """Trace of entered functions and calls between files, written to a file immediately.
 
     Processes may end without notice, so every new function is a line of its own.
 
@@ -38,12 +38,12 @@ class CallTrace:
         self._local = threading.local()
 
     def start(self) -> None:
-        """Trace all threads from now on."""
+        """Start to trace all threads."""
         threading.setprofile(self._on_event)
         sys.setprofile(self._on_event)
 
     def stop(self) -> None:
-        """End the trace in this thread and in new ones."""
+        """Stop the trace in this thread and in new ones."""
         sys.setprofile(None)
         threading.setprofile(None)
 
@@ -68,7 +68,7 @@ class CallTrace:
 
     @staticmethod
     def _function(frame) -> tuple[str, str]:
-        """Return the file and the name of a function; a comprehension has that around it."""
+        """Return the file and name of a function, for a comprehension of the enclosing function."""
         name = frame.f_code.co_qualname
         while name.endswith(">"):
             name = name.rpartition(".<locals>.")[0] or name.rstrip(">")
@@ -88,7 +88,7 @@ CallTrace(os.path.join({{folder!r}}, f"worker-{{{{os.getpid()}}}}")).start()
 
 
 def torch_estimator(workers: int = 1):
-    """Return an Estimator of the local backend, and rows for it."""
+    """Return an Estimator with the local backend, and rows for it."""
     import numpy as np
     import torch
     from torch import nn
@@ -107,13 +107,13 @@ def torch_estimator(workers: int = 1):
 
 
 def fit() -> Callable[[], object]:
-    """A fit of two epochs in two local workers."""
+    """Fit two epochs with two local workers."""
     estimator, data = torch_estimator(2)
     return lambda: estimator.fit(data, epochs=2, batch_size=16)
 
 
 def fit_keras() -> Callable[[], object]:
-    """A fit of a Keras model in two local workers."""
+    """Fit a Keras model with two local workers."""
     from bigdl.orca.learn.tf2 import Estimator
 
     def creator(config):
@@ -129,14 +129,14 @@ def fit_keras() -> Callable[[], object]:
 
 
 def predict() -> Callable[[], object]:
-    """A prediction of arrays after a fit."""
+    """Predict arrays after a fit."""
     estimator, data = torch_estimator()
     estimator.fit(data, epochs=1, batch_size=16)
     return lambda: estimator.predict(data[0])
 
 
 def quantize() -> Callable[[], object]:
-    """A quantization to int8 by OpenVINO."""
+    """Quantize a model to int8 with OpenVINO."""
     import torch
     from torch import nn
 
@@ -155,7 +155,7 @@ CALLS = {"fit": fit, "fit-keras": fit_keras, "predict": predict, "quantize": qua
 
 
 def summary(paths: list[Path], names: bool) -> str:
-    """Return the counts of some processes together, and perhaps the functions."""
+    """Return the combined counts of several processes, and optionally the functions."""
     lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     functions = list(dict.fromkeys(tuple(line[0]) for line in lines if len(line) == 1))
     moves = {tuple(map(tuple, line)) for line in lines if len(line) == 2}

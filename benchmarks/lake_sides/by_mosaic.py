@@ -1,4 +1,4 @@
-"""Rows of Parquet files as shards of Mosaic Streaming (MDS), read by its dataset.
+"""Rows of Parquet files as shards of Mosaic Streaming (MDS), read with its dataset.
 
 Runs in an environment with mosaicml-streaming. It writes the shards, says how many rows they have,
 and for each line of the standard input reads all of them by a DataLoader of two workers.
@@ -18,7 +18,7 @@ BATCH = 4096
 
 
 def write(source: str, target: str, rows: int) -> int:
-    """Write the first rows of the files; return how many there are."""
+    """Write the first rows of the files and return their number."""
     kinds = {"float": "float32", "double": "float64", "int64": "int64"}
     written = 0
     with MDSWriter(out=target, columns=columns_of(source, kinds), compression="zstd") as out:

@@ -1,4 +1,4 @@
-"""How the parameter layer scales: a simulator of synchronous SGD, calibrated on measured runs.
+"""Scaling of the parameter layer: a simulator of synchronous SGD calibrated on measurements.
 
 Run it in the folder ``benchmarks``::
 

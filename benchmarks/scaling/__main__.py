@@ -1,4 +1,4 @@
-"""The command line; see the package."""
+"""Command line of the package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def calibrate(options) -> None:
-    """Measure, keep it, and say how well it predicts."""
+    """Measure, save the calibration, and report its prediction errors."""
     from .calibrate import measured
 
     measured(seconds=options.seconds).save(options.calibration)
@@ -73,7 +73,7 @@ def curves(options) -> None:
 
 
 def validated(calibration: Calibration) -> dict:
-    """The fits of both transports, if they predict what was held back."""
+    """Return the fits of both transports, if they predict the held-out points."""
     fits = {name: calibrated(calibration, name) for name in ("shuffle", "barrier")}
     found = predictions(calibration, fits)
     for table in (report.fits_table(fits), report.predictions_table(found)):

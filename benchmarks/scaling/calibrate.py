@@ -1,4 +1,4 @@
-"""Measuring the parameter layer on this machine, with few workers.
+"""Measurement of the parameter layer on this machine, with few workers.
 
 Both transports run as they are; only the gradient is a sleep, so that workers beyond the cores of
 the machine wait, not compute.  All settings are open at once and take turns, so what else the
@@ -68,7 +68,7 @@ POINTS = (
 
 @dataclass
 class Sleeper:
-    """A replica that sleeps; its gradient is zero."""
+    """Replica that sleeps and returns a zero gradient."""
 
     parameters: int
     sleep_s: float
@@ -87,7 +87,7 @@ class Sleeper:
 
 @dataclass(frozen=True)
 class SleeperProgram:
-    """Makes :class:`Sleeper`; shipped to the workers."""
+    """Picklable factory of :class:`Sleeper` for the workers."""
 
     parameters: int
     sleep_s: float
@@ -148,7 +148,7 @@ def measured(
 
 
 def _empty_jobs(sc, repeats: int = 7):
-    """Tasks and seconds of jobs of the JVM that do nothing."""
+    """Return the numbers of tasks and the seconds of empty JVM jobs."""
     numbers, found = sc._jvm.java.util.ArrayList(), []
     for number in range(max(_EMPTY_TASKS)):
         numbers.add(number)
@@ -163,7 +163,7 @@ def _empty_jobs(sc, repeats: int = 7):
 
 
 def _take_turns(points, seconds, found, computing, say):
-    """Rounds of a group of every point, until the time is over."""
+    """Run rounds of a group of every point, until the time is over."""
     with contextlib.ExitStack() as opened:
         layers = {point: opened.enter_context(Layer(point)) for point in points}
         spent = 0.0
@@ -182,7 +182,7 @@ def _take_turns(points, seconds, found, computing, say):
 
 
 class Layer:
-    """The parameter layer of one point, open for groups of steps.
+    """Parameter layer of one point, open for groups of steps.
 
     Parameters
     ----------
@@ -215,14 +215,14 @@ class Layer:
         self._done = 0
 
     def group(self) -> tuple[float, list[float]]:
-        """Seconds of a group, and those that every rank computed in every step."""
+        """Return the seconds of a group, and the computing seconds of every rank in every step."""
         started = time.perf_counter()
         records = self._run(self._point.group_size)
         taken = time.perf_counter() - started
         return taken, [s["compute_s"] for step in records[0] for s in step["sources"]]
 
     def step(self, steps: int) -> float:
-        """Seconds of one of so many steps that follow the first of a group, on the slowest rank."""
+        """Return the seconds per step after the first of a group, on the slowest rank."""
         ends = [[step["ended_at"] for step in of_rank] for of_rank in self._run(steps + 1)]
         return max(of_rank[-1] - of_rank[0] for of_rank in ends) / steps
 
@@ -232,7 +232,7 @@ class Layer:
         return self._transport.run([LayerStep(0, number, self._hyper) for number in numbers])
 
     def close(self) -> None:
-        """Remove what the transport has kept."""
+        """Remove the data that the transport keeps."""
         self._transport.close()
 
     def __enter__(self):

@@ -1,4 +1,4 @@
-"""Least squares for numbers that are not negative and enter a simulation."""
+"""Least squares fit of positive parameters of a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEP = 1e-3  # of a logarithm
 def fitted(
     residuals: Callable[[np.ndarray], np.ndarray], start: Sequence[float], rounds: int = 40
 ) -> np.ndarray:
-    """Positive numbers that make residuals small, by Levenberg and Marquardt on their logarithms.
+    """Fit positive parameters by Levenberg-Marquardt on their logarithms.
 
     Parameters
     ----------

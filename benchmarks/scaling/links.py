@@ -1,4 +1,4 @@
-"""Exchanges over limited links that were measured, and whether the simulation predicts them.
+"""Measured exchanges over limited links, and a check of their simulation.
 
 The costs of each side are fitted to its exchanges without a limit; those with one are held back.
 """
@@ -35,7 +35,7 @@ _UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
 @dataclass(frozen=True)
 class Setting:
-    """A limit of every link, one way's delay, and a number of parameters.
+    """Limit of every link, one-way delay, and number of parameters.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def is_free(self) -> bool:
-        """Whether there is no limit."""
+        """True if there is no limit."""
         return self.rate == "none"
 
     @property
@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What was measured on hosts of one machine.
+    """Measured exchanges on simulated hosts of one machine.
 
     Attributes
     ----------
@@ -105,12 +105,12 @@ class Exchanges:
         return cls(**fields)
 
     def typical_s(self, side: str, setting: Setting) -> float:
-        """Median of the repetitions."""
+        """Return the median of the repeats."""
         return statistics.median(self.seconds[setting][side])
 
 
 def prediction(side: str, setting: Setting, costs: Costs, exchanges: Exchanges) -> float:
-    """The simulated seconds of a side."""
+    """Return the simulated seconds of an implementation."""
     policy, hosts = POLICIES[side], exchanges.hosts
     compute_s = exchanges.compute_s if side == OVERLAPPED else 0.0
     parameters = setting.millions * 10**6
@@ -122,13 +122,13 @@ def prediction(side: str, setting: Setting, costs: Costs, exchanges: Exchanges) 
 
 
 def error_of(side: str, setting: Setting, costs: dict[str, Costs], exchanges: Exchanges) -> float:
-    """How far the simulated seconds are off, relative to the measured ones."""
+    """Return the relative error of the simulated seconds."""
     simulated = prediction(side, setting, costs[side], exchanges)
     return simulated / exchanges.typical_s(side, setting) - 1
 
 
 def costs_of(exchanges: Exchanges) -> dict[str, Costs]:
-    """The costs with which each side's exchanges without a limit are met.
+    """Return the costs that reproduce each implementation's exchanges without a limit.
 
     What hides behind a backward pass tells little of its own costs: they are those of
     ``torch.distributed``, which is what does it.
@@ -150,7 +150,7 @@ def _fitted(side: str, exchanges: Exchanges) -> Costs:
 
 
 def check(exchanges: Exchanges, costs: dict[str, Costs]) -> list[str]:
-    """A sentence for every limited exchange without a delay whose prediction is off."""
+    """Return a message for every limited exchange without a delay that is predicted wrongly."""
     held_back = [s for s in exchanges.seconds if not (s.is_free or s.delay_ms)]
     errors = {
         (side, setting): error_of(side, setting, costs, exchanges)

@@ -1,4 +1,4 @@
-"""What a simulated run is made of."""
+"""Data classes of a simulated run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Cluster", "Costs", "Jitter", "Workload"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What the pieces of a program cost, in seconds.
+    """Costs of the parts of a program, in seconds.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where it runs.
+    """Simulated cluster.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Jitter:
-    """How the seconds of computing a gradient spread.
+    """Distribution of the seconds of computing a gradient.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Jitter:
         return not (self.delays or self.sigma or self.straggling)
 
     def draw(self, random: np.random.Generator, tasks: int, compute_s: float) -> np.ndarray:
-        """The seconds of every task."""
+        """Draw the seconds of every task."""
         seconds = np.full(tasks, compute_s)
         if self.sigma:
             seconds *= random.lognormal(0.0, self.sigma, tasks)
@@ -112,7 +112,7 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained.
+    """Simulated model and batch.
 
     Attributes
     ----------
@@ -140,5 +140,5 @@ class Workload:
 
     @property
     def vector_bytes(self) -> float:
-        """All parameters on their way."""
+        """Bytes of all parameters in a message."""
         return float(self.parameters * self.element_bytes)

@@ -1,4 +1,4 @@
-"""Which stages an iteration of synchronous SGD consists of, under each policy.
+"""Stages of an iteration of synchronous SGD, for each policy.
 
 ==============  ================================================================================
 ``plain``       two jobs per iteration over blocks whose places the driver knows (BigDL, SoCC
@@ -36,7 +36,7 @@ _FULL = 4  # bytes of a number in the state that an owner keeps
 
 @dataclass(frozen=True)
 class Stage:
-    """Tasks that begin together.
+    """Tasks that start together.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """Gradients that meet in buckets of equal size while the rest of them is computed.
+    """Bucketed gradient exchange that overlaps with computing.
 
     A bucket is summed when all tasks have it and the one before it is done; summing does not slow
     computing down.
@@ -71,7 +71,7 @@ class Overlapped:
     forward: float
 
     def end(self, computing: float, exchange: float) -> float:
-        """Seconds of both, given those of all computing and of one bucket's exchange."""
+        """Return the seconds of both, from those of all computing and of one bucket's exchange."""
         end = 0.0
         for number in range(1, self.buckets + 1):
             ready = self.forward + (1 - self.forward) * number / self.buckets
@@ -81,7 +81,7 @@ class Overlapped:
 
 @dataclass(frozen=True)
 class Parts:
-    """Makes the parts of iterations: stages, and legs that the driver does alone.
+    """Builder of the parts of iterations: stages, and legs of the driver alone.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Parts:
         return Leg("schedule", Server.SCHEDULER, jobs * self.costs.launch_s)
 
     def stage(self, *legs: Leg, tasks: int | None = None) -> list:
-        """A stage of a job: the driver's part, and its tasks."""
+        """Return a stage of a job: the driver's part, and its tasks."""
         tasks = tasks or self.workload.workers
         begin = Leg("schedule", Server.SCHEDULER, self.costs.stage_s)
         return [begin, Stage(tasks, (*self._begin(), *legs))]
@@ -112,7 +112,7 @@ class Parts:
         )
 
     def fetch(self, phase: str, sources: int, size: float, lookups: int) -> tuple[Leg, ...]:
-        """Get `size` bytes in equal blocks from all `sources`, of which one is the own node."""
+        """Return a leg that reads `size` bytes in equal blocks from all `sources`."""
         costs, cluster = self.costs, self.cluster
         remote = (sources - 1) / sources
         rounds = math.ceil((sources - 1) / cluster.requests)
@@ -126,18 +126,18 @@ class Parts:
         return tuple(leg for leg in legs if leg.seconds) * _CHUNKS
 
     def work(self, phase: str, size: float) -> Leg:
-        """A core goes through `size` bytes."""
+        """Return a leg in which a core processes `size` bytes."""
         return Leg(phase, Server.CORE, size * self.costs.byte_s)
 
     def to_driver(self, size: float) -> tuple[Leg, Leg]:
-        """Every task sends `size` bytes to the driver, which sums them."""
+        """Return a leg in which every task sends `size` bytes to the driver, which sums them."""
         return (
             Leg("gradients", Server.DRIVER_NETWORK, size / self.cluster.bandwidth),
             Leg("gradients", Server.DRIVER_CORE, size * self.costs.byte_s),
         )
 
     def broadcast(self) -> Leg:
-        """Weights from the driver to all, as a torrent: those who have them pass them on."""
+        """Return a torrent broadcast of the weights from the driver."""
         size, rounds = self.workload.vector_bytes, math.ceil(math.log2(self.workload.workers + 1))
         each = size / self.cluster.bandwidth + self.cluster.latency_s
         return Leg("weights", Server.NOBODY, rounds * each + size * self.costs.byte_s)
@@ -145,7 +145,7 @@ class Parts:
     # -- policies ----------------------------------------------------------------------------------
 
     def plain(self, _first: bool, _last: bool) -> Iterator:
-        """Blocks are looked up one by one, and an owner stores its weights once."""
+        """Return an iteration with per-block look-ups, where an owner stores its weights once."""
         workers, size = self.workload.workers, self.workload.vector_bytes
         yield self.launch()
         yield from self.stage(
@@ -160,7 +160,7 @@ class Parts:
         )
 
     def group(self, first: bool, _last: bool) -> Iterator:
-        """Places of all blocks of a shuffle come at once; the owner's state travels along."""
+        """Return an iteration with one look-up per shuffle, which also carries the state."""
         workers, size = self.workload.workers, self.workload.vector_bytes
         state = 2 * _FULL * self.workload.parameters / workers
         if first:
@@ -177,7 +177,7 @@ class Parts:
         )
 
     def barrier(self, first: bool, last: bool) -> Iterator:
-        """A rank reads its state from its disk, and leaves it there with a copy elsewhere."""
+        """Return an iteration of barrier stages, with states on local disks and a remote copy."""
         workers, size = self.workload.workers, self.workload.vector_bytes
         state = _FULL * self.workload.parameters / workers
         if first:
@@ -194,7 +194,7 @@ class Parts:
             )
 
     def ring(self, _first: bool, _last: bool) -> Iterator:
-        """Every task sends a part of the vector to the next one, in as many rounds as it takes.
+        """Return an iteration with a ring all-reduce.
 
         Two halves of every part are on their way at once: one is summed while the other is sent.
         """
@@ -202,12 +202,12 @@ class Parts:
         yield self._in_ring(self.workload.vector_bytes)
 
     def halving(self, _first: bool, _last: bool) -> Iterator:
-        """Pairs exchange halves of what they have, then of that half, and back."""
+        """Return an iteration with recursive halving and doubling."""
         yield self._together(_COMPUTE)
         yield self._by_halves(self.workload.vector_bytes)
 
     def overlap(self, _first: bool, _last: bool) -> Iterator:
-        """Every task updates all weights."""
+        """Return an iteration with an overlapped all-reduce and replicated updates."""
         yield from self._overlapped(self._in_ring)
 
     def overlap_halving(self, _first: bool, _last: bool) -> Iterator:
@@ -225,11 +225,11 @@ class Parts:
         return self._in_blocks(self._rounds([size / workers / 2] * (2 * (workers - 1))))
 
     def _in_blocks(self, legs: Sequence[Leg]) -> Stage:
-        """Legs for each half of what is exchanged: work on one while the other is sent."""
+        """Return legs for each half of the data, so that sending overlaps with computing."""
         return Stage(2 * self.workload.workers, legs)
 
     def _by_halves(self, size: float) -> Stage:
-        """The prime factors of the workers take the place of the twos; a round is one message."""
+        """Return the rounds of halving by the prime factors of the number of workers."""
         sizes: list[float] = []
         for factor in factors(self.workload.workers):
             size /= factor
@@ -237,7 +237,7 @@ class Parts:
         return Stage(self.workload.workers, self._rounds([*sizes, *reversed(sizes)]))
 
     def _rounds(self, sizes: Sequence[float]) -> tuple[Leg, ...]:
-        """Every task sends and gets so many bytes, in turn."""
+        """Return rounds in which every task sends and receives the given sizes."""
         costs, cluster = self.costs, self.cluster
         found: list[Leg] = []
         for size in sizes:
@@ -269,7 +269,7 @@ class Parts:
         yield Leg("update", Server.DRIVER_CORE, size * self.costs.byte_s)
 
     def _together(self, *legs: Leg) -> Stage:
-        """Tasks that run already and wait for each other."""
+        """Return a stage of running tasks that wait for each other."""
         return Stage(self.workload.workers, legs)
 
 

@@ -1,4 +1,4 @@
-"""Published points of BigDL's scaling, and the model of the cluster that they were measured on.
+"""Published scaling results of BigDL, and a model of the cluster on which they were measured.
 
 Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data" (SoCC 2019), figure of
 Inception-v1's throughput: BigDL 0.3 on a Cray cluster of two-socket Broadwell nodes.  The values
@@ -35,7 +35,7 @@ FITTED_TO = 96  # the points of more nodes are predicted
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not published.
+    """Assumptions about unpublished parameters.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Inception:
-    """The model of that cluster.
+    """Model of the published Inception-v1 cluster.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Inception:
     assumptions: Assumptions = Assumptions()
 
     def run(self, nodes: int, policy: str = "plain", **options) -> Run:
-        """Simulate it; for the options see :func:`~.simulator.simulate`."""
+        """Simulate a run; see :func:`~.simulator.simulate` for the options."""
         given = self.assumptions
         sent = 4 if policy in ALL_REDUCE else given.element_bytes
         workload = Workload(
@@ -93,7 +93,7 @@ class Inception:
         return simulate(workload, self.costs, cluster, policy, **options)
 
     def throughput(self, run: Run, nodes: int) -> float:
-        """Images per second."""
+        """Return the images per second."""
         return nodes * self.assumptions.images / run.mean_s
 
 
@@ -104,7 +104,7 @@ def fit_inception(
     up_to: int = FITTED_TO,
     iterations: int = 30,
 ) -> Inception:
-    """The model with two costs free, a node's gradient and the look-up of a block.
+    """Fit the model with two free costs: a node's gradient and the look-up of a block.
 
     Parameters
     ----------

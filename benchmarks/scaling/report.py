@@ -1,4 +1,4 @@
-"""Tables and a chart; every simulated line says that it is."""
+"""Tables and a chart, with simulated results marked as such."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NODES = (*INCEPTION, 512, 1024)
 
 @dataclass(frozen=True)
 class Curves:
-    """Simulated figures of Inception-v1.
+    """Simulated results of Inception-v1.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ def _overhead(model: Inception, tasks: int, group_size: int) -> float:
 
 
 def fits_table(fits: dict[str, Fit]) -> list[str]:
-    """What was fitted to the measured points."""
+    """Return a table of the fitted costs."""
     rows = [
         [name, *(f"{getattr(fit.costs, name):.3g}" for fit in fits.values())]
         for name in ("launch_s", "stage_s", "dispatch_s", "task_s", "block_s", "byte_s")
@@ -111,7 +111,7 @@ def fits_table(fits: dict[str, Fit]) -> list[str]:
 
 
 def predictions_table(found: Sequence[Prediction]) -> list[str]:
-    """Held-back points beside the simulation."""
+    """Return a table of held-out points and their predictions."""
     rows = [
         [
             str(p.point),
@@ -144,7 +144,7 @@ def throughput_table(found: Curves) -> list[str]:
 
 
 def efficiency_table(found: Curves) -> list[str]:
-    """The throughput of a node as a part of what it is among the fewest."""
+    """Return a table of the throughput per node relative to the smallest cluster."""
     first = found.nodes[0]
     rows = []
     for label, values in found.throughput.items():

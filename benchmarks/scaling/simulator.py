@@ -1,4 +1,4 @@
-"""Iterations in a row."""
+"""Simulation of consecutive iterations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASES = ("schedule", "weights", COMPUTE, "gradients", "update")
 
 @dataclass(frozen=True)
 class Run:
-    """What was simulated.
+    """Result of a simulation.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class Run:
 
     @property
     def mean_s(self) -> float:
-        """Of an iteration."""
+        """Mean seconds of an iteration."""
         return float(self.seconds.mean())
 
     def share(self, phase: str) -> float:
-        """The part of the time that a phase takes."""
+        """Return the share of the time of a phase."""
         return float(self.phases[phase].sum() / self.seconds.sum())
 
 
@@ -94,7 +94,7 @@ def simulate(
 
 
 class _Player:
-    """Plays parts; those in which nothing is drawn are played once."""
+    """Simulator of parts; deterministic parts are simulated once."""
 
     def __init__(self, workload, cluster, random):
         self._workload, self._cluster, self._random = workload, cluster, random

@@ -1,4 +1,4 @@
-"""The event loop: tasks that begin together, share what they need, and end one after another.
+"""Event loop of tasks that start together, share resources, and end one after another.
 
 A task is a row of *legs*.  A leg takes so many seconds of a *server*, which serves in the order of
 arrival; waiting for it counts as part of the leg.  So the legs of the task that ends last add up to
@@ -19,7 +19,7 @@ COMPUTE = "compute"  # the phase whose seconds every task draws for itself
 
 
 class Server(Enum):
-    """Who serves a leg."""
+    """Resource that serves a leg."""
 
     NOBODY = 0  # passing time
     CORE = 1  # one of the task's node
@@ -32,7 +32,7 @@ class Server(Enum):
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of every task of a stage.
+    """Part of every task of a stage.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ def run_stage(
 
 
 class _Cores:
-    """The cores of a node, which programs of others may use as well."""
+    """Cores of a node, which other programs may also use."""
 
     def __init__(self, cores: int, others: float):
         self._free = [0.0] * cores
@@ -111,7 +111,7 @@ class _Cores:
         self._pending: list[float] = []  # when the tasks end that run or wait now
 
     def end(self, now: float, seconds: float) -> float:
-        """When a task that comes now with so many seconds of work will have done it."""
+        """Return the end time of a task that arrives now with `seconds` of work."""
         if self._others:
             seconds /= self._speed(now)
         end = max(now, self._free[0]) + seconds
@@ -121,7 +121,7 @@ class _Cores:
         return end
 
     def _speed(self, now):
-        """Of a core for us: all that want to run get the same part of all cores."""
+        """Return the speed of a core, shared equally among all running programs."""
         self._pending = [end for end in self._pending if end > now]
         own, cores = len(self._pending) + 1, len(self._free)
         each = min(1.0, cores / (own + self._others))

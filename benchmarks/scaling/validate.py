@@ -1,4 +1,4 @@
-"""From measured runs to costs, and whether these predict the runs that were held back."""
+"""Costs fitted to measured runs, and a check of their predictions of held-out runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OTHERS = 1.0
 
 @dataclass(frozen=True)
 class Point:
-    """A setting of the parameter layer that was measured.
+    """Measured setting of the parameter layer.
 
     Attributes
     ----------
@@ -65,12 +65,12 @@ class Point:
 
     @property
     def typical_s(self) -> float:
-        """Median of the groups' seconds."""
+        """Median of the seconds of the groups."""
         return float(np.median(self.seconds))
 
     @property
     def spread(self) -> float:
-        """Between the quartiles of the groups' seconds, relative to their median."""
+        """Interquartile range of the groups' seconds, relative to their median."""
         low, high = np.quantile(self.seconds, (0.25, 0.75))
         return float(high - low) / self.typical_s
 
@@ -83,7 +83,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured on one machine.
+    """Measurements on one machine.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A point that was held back, and what the simulation says of it.
+    """Held-out point and its simulated result.
 
     Attributes
     ----------
@@ -146,13 +146,13 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """Error relative to the measurement."""
         return self.simulated_s / self.point.typical_s - 1
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a transport costs on the machine that was measured.
+    """Costs of a transport on the measured machine.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class Fit:
 
 
 def group_seconds(point: Point, fit: Fit, jitter: Jitter) -> float:
-    """The simulated seconds of a group."""
+    """Return the simulated seconds of a group."""
     workload = Workload(point.workers, point.parameters, point.sleep_s, 4, jitter)
     groups = 1 if jitter.is_none else 10
     found = simulate(
@@ -181,7 +181,7 @@ def group_seconds(point: Point, fit: Fit, jitter: Jitter) -> float:
 
 
 def calibrated(calibration: Calibration, transport: str) -> Fit:
-    """The costs with which the points that are not held back are met best.
+    """Return the costs that best fit the points that are not held out.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def calibrated(calibration: Calibration, transport: str) -> Fit:
 
 
 def predictions(calibration: Calibration, fits: dict[str, Fit]) -> list[Prediction]:
-    """What the simulation says of all points that were held back."""
+    """Return the simulated results of all held-out points."""
     return [
         Prediction(p, group_seconds(p, fits[p.transport], calibration.jitter))
         for transport in fits
@@ -223,7 +223,7 @@ def predictions(calibration: Calibration, fits: dict[str, Fit]) -> list[Predicti
 
 
 def check(found: Sequence[Prediction]) -> None:
-    """Refuse costs that do not predict.
+    """Raise an error if the costs do not predict the held-out points.
 
     Raises
     ------

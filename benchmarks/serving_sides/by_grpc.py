@@ -1,4 +1,4 @@
-"""The parts behind plain gRPC: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED [PROCESSES]``."""
+"""Plain gRPC server: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED [PROCESSES]``."""
 
 import socket
 import subprocess
@@ -23,7 +23,7 @@ def main(folder, redis_port, candidates, searched, processes="1", port="0"):
 
 
 def serve(parts, port, folder, redis_port, candidates, searched, processes):
-    """Answer on a port that other processes share."""
+    """Serve on a port that other processes share."""
 
     def answer(content, context):
         return parts.recommend([int(content)]).tobytes()

@@ -1,4 +1,4 @@
-"""The parts behind Triton: ``by_pytriton.py FOLDER REDIS_PORT CANDIDATES SEARCHED``.
+"""Triton server of the components: ``by_pytriton.py FOLDER REDIS_PORT CANDIDATES SEARCHED``.
 
 Triton's dynamic batcher joins requests; two processes of Python answer, one a core.
 """
@@ -27,7 +27,7 @@ def free_ports(count):
 
 
 class Worker:
-    """Makes its parts at the first call, which is in a process of its own."""
+    """Worker that loads its components at the first call, in a separate process."""
 
     def __init__(self, *arguments):
         self._arguments, self._parts = arguments, None

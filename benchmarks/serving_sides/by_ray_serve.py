@@ -1,4 +1,4 @@
-"""The parts in two replicas of Ray Serve, behind its proxy of gRPC.
+"""Components in two replicas of Ray Serve, with its gRPC proxy.
 
 ``by_ray_serve.py FOLDER REDIS_PORT CANDIDATES SEARCHED``
 """
@@ -19,7 +19,7 @@ METHOD = "/hand.Recommender/Ask"
 
 
 def add_servicer(servicer, server):
-    """What grpcio-tools would generate for a service with one method."""
+    """Register a service with one method, as grpcio-tools would generate it."""
     handler = grpc.unary_unary_rpc_method_handler(
         getattr(servicer, "Ask", None),
         request_deserializer=Int64Value.FromString,
@@ -31,7 +31,7 @@ def add_servicer(servicer, server):
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=32, ray_actor_options={"num_cpus": 0.5})
 class Answers:
-    """A replica with parts of its own."""
+    """Replica with separate components."""
 
     def __init__(self, *arguments):
         from parts import Parts

@@ -1,4 +1,4 @@
-"""A server of gRPC that computes for some milliseconds: ``by_spin.py PORT MILLISECONDS THREADS``.
+"""gRPC server that computes for some milliseconds: ``by_spin.py PORT MILLISECONDS THREADS``.
 
 It computes in C, without Python's lock, and answers nothing.  No server of gRPC in Python that
 computes as long can have shorter answers under a load.
@@ -16,7 +16,7 @@ METHOD = "/spin.Spin/spin"
 
 
 def bytes_for(milliseconds):
-    """As many as SHA-256 takes so long for."""
+    """Return the number of bytes that SHA-256 processes in `milliseconds`."""
     content = bytes(1 << 20)
     times = []
     for _ in range(20):

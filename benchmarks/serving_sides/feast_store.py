@@ -1,4 +1,4 @@
-"""Rows of Feast's online store, timed: ``feast_store.py FOLDER REDIS_PORT ROWS``.
+"""Timed reads of Feast's online store: ``feast_store.py FOLDER REDIS_PORT ROWS``.
 
 Reads commands from its input, such as ``redis 50 100``: of the store, 50 rows, 100 times; answers
 with the milliseconds of each call as JSON.

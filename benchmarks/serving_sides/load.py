@@ -1,4 +1,4 @@
-"""The load of the benchmark, in a process of its own.
+"""Load generator of the benchmark, in a separate process.
 
 Reads commands as JSON from its input, one a line, and answers each by a line of JSON:
 
@@ -36,7 +36,7 @@ CONNECTIONS = 32  # as of many clients; processes that share a port get some eac
 
 
 class Side:
-    """A server and what it is asked."""
+    """Server and its requests."""
 
     def __init__(self, address, method, requests):
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -46,7 +46,7 @@ class Side:
         self.errors, self.open, self._lock = Counter(), 0, threading.Condition()
 
     def send(self, number, then):
-        """Send a request; ``then`` is called when it is answered, or has failed."""
+        """Send a request; ``then`` is called when it is answered or has failed."""
         with self._lock:
             self.open += 1
         call = self._calls[number % CONNECTIONS]

@@ -1,4 +1,4 @@
-"""A recommender of Faiss, Redis and OpenVINO, as one joins them by hand; for other environments."""
+"""Recommender from Faiss, Redis and OpenVINO by hand, for other environments."""
 
 import threading
 from pathlib import Path
@@ -26,7 +26,7 @@ def load_redis(port, users, vectors, items):
 
 
 class Parts:
-    """What answers users; threads may call it at the same time.
+    """Thread-safe recommender of the manual components.
 
     ``folder`` has ``items.faiss`` and the network ``model/ov_saved_model.xml``.
     """
@@ -52,7 +52,7 @@ class Parts:
         return self._own.request.infer(columns, share_inputs=True)[0]
 
     def recommend(self, users):
-        """The best items of each user and their scores, as rows of int32 and float32's bits."""
+        """Return the best items of each user and their scores, as int32 rows and float32 bits."""
         rows = np.frombuffer(b"".join(self._redis.mget([f"u:{u}" for u in users])), USER)
         found = self.search(np.ascontiguousarray(rows["v"]))
         counts = (found >= 0).sum(1)

@@ -1,4 +1,4 @@
-"""What a side says to the benchmark when it is ready: its address and what to send."""
+"""Message of a server to the benchmark when it is ready: its address and its requests."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ REQUESTS = 2000  # users that are asked for, one a request
 
 
 def requests_of(folder, name, encode):
-    """Write the requests for all users; returns the file."""
+    """Write the requests for all users and return the file."""
     file = Path(folder, f"requests-{name}.json")
     encoded = [base64.b64encode(encode(user)).decode() for user in range(REQUESTS)]
     file.write_text(json.dumps(encoded))

@@ -1,4 +1,4 @@
-"""Find the animal in each picture of a table, and give it a binary code: one program on Spark.
+"""Detect the animal in each picture of a table and compute a binary code, in one Spark program.
 
     python examples/applications/image_pipeline.py --data-dir cats-dogs --pictures 2000
 
@@ -36,12 +36,12 @@ RETURNS = "box array<int>, score float, feature array<float>, code binary"
 
 
 def block(given, width, kernel, **options):
-    """A convolution, normalised; the runtimes make one operation of the three."""
+    """Return a normalized convolution, which the runtimes fuse into one operation."""
     return nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
 
 
 class Detector(nn.Module):
-    """Pictures as bytes to a score and a box for each cell of 8 x 8 pixels.
+    """Detector from uint8 pictures to a score and a box for each cell of 8 x 8 pixels.
 
     Returns ``(pictures, 5, rows, columns)``: the score; where the centre is from that of the cell,
     in cells; logarithms of width and height in cells.
@@ -63,7 +63,7 @@ class Detector(nn.Module):
 
 
 class Describer(nn.Module):
-    """Cut-outs as bytes to features around 0, whose signs are the bits of the code."""
+    """Feature extractor for crops; the signs of the features are the bits of the code."""
 
     def __init__(self, config=None):
         super().__init__()
@@ -80,7 +80,7 @@ class Describer(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Both cut-outs of a pair, described by one network."""
+    """Wrapper that applies one feature extractor to both crops of a pair."""
 
     def __init__(self, config=None):
         super().__init__()
@@ -94,7 +94,7 @@ class Pairs(nn.Module):
 
 
 def detection_loss(output, boxes):
-    """Cross-entropy of the cell with the centre, and how far its box is off."""
+    """Return the cross-entropy of the center cell plus the error of its box."""
     rows, columns = output.shape[2:]
     size = torch.tensor([columns, rows], dtype=torch.float32)
     low, high = boxes[:, :2] * size, boxes[:, 2:] * size
@@ -108,7 +108,7 @@ def detection_loss(output, boxes):
 
 
 def description_loss(features, unused):
-    """Equal features in a pair, and each bit independent of the others."""
+    """Return a loss for equal features within a pair and independent bits."""
     first, second = (
         (x - x.mean(0)) / (x.std(0, unbiased=False) + 1e-4) for x in features.unbind(1)
     )
@@ -120,7 +120,7 @@ def description_loss(features, unused):
 
 
 def pairs_of(images, boxes, seed):
-    """Two cut-outs of each box, which differ by some pixels of the box, by light and mirroring."""
+    """Return two augmented crops of each box: shifted, brightened or darkened, and mirrored."""
     rng = np.random.default_rng(seed)
     sides = np.array([WIDTH, HEIGHT, WIDTH, HEIGHT])
     pairs = np.empty((len(images), 2, CROP, CROP, 3), np.uint8)
@@ -146,7 +146,7 @@ def trained(model, loss, x, y, epochs, batch_size, lr=3e-3):
 
 
 def networks(animals, count=1500, epochs=12):
-    """The detector and the describer, trained on small scenes with these animals."""
+    """Train the detector and the feature extractor on small scenes with these animals."""
     images, boxes = scenes.small_scenes(animals, count, HEIGHT, WIDTH, seed=1)
     detector = trained(Detector, detection_loss, images, boxes, epochs, batch_size=16)
     pairs = pairs_of(images, boxes, seed=2)
@@ -160,7 +160,7 @@ def networks(animals, count=1500, epochs=12):
 
 
 def best_boxes(output):
-    """Left, top, right and bottom of the best box of each picture, in its pixels, and its score."""
+    """Return the best box of each picture (left, top, right, bottom in pixels) and its score."""
     count, _, rows, columns = output.shape
     flat = output.reshape(count, 5, rows * columns)
     best = flat[:, 0].argmax(1)
@@ -173,7 +173,7 @@ def best_boxes(output):
 
 
 def clipped(boxes):
-    """Boxes in whole pixels, inside of the picture and not empty."""
+    """Clip boxes to non-empty integer boxes inside the picture."""
     boxes = np.rint(boxes).astype(np.int32)
     low = np.clip(boxes[:, :2], 0, [WIDTH - 1, HEIGHT - 1])
     return np.concatenate([low, np.clip(boxes[:, 2:], low + 1, [WIDTH, HEIGHT])], 1)
@@ -186,7 +186,7 @@ def cut_out(picture, box):
 
 
 def find_and_describe(batch, models):
-    """Boxes, scores, features and codes of a batch of pictures."""
+    """Compute boxes, scores, features and codes of a batch of pictures."""
     pictures = batch["picture"]
     boxes, scores = best_boxes(models["detector"].predict(pictures))
     crops = np.stack([cut_out(*pair) for pair in zip(pictures, boxes, strict=True)])
@@ -196,7 +196,7 @@ def find_and_describe(batch, models):
 
 
 def inference_models(detector, describer, images, boxes, accelerate):
-    """Both networks as workers run them; some pictures serve to convert them."""
+    """Convert both networks for inference on the workers, with some pictures as samples."""
     pictures = images[:128]
     pixels = clipped(boxes[:128] * np.array([WIDTH, HEIGHT, WIDTH, HEIGHT]))
     crops = np.stack([cut_out(*pair) for pair in zip(pictures, pixels, strict=True)])
@@ -208,7 +208,7 @@ def inference_models(detector, describer, images, boxes, accelerate):
 
 
 def described(table, models, **options):
-    """The table with box, score, feature and code in place of the picture."""
+    """Replace the pictures of a table by box, score, feature and code."""
     return map_batches(
         table,
         find_and_describe,
@@ -223,7 +223,7 @@ def described(table, models, **options):
 
 
 def overlaps(found, truth):
-    """Intersection over union of boxes, in fractions of the picture."""
+    """Return the intersection over union of boxes, in fractions of the picture."""
     low = np.maximum(found[:, :2], truth[:, :2])
     high = np.minimum(found[:, 2:], truth[:, 2:])
     both = np.clip(high - low, 0, None).prod(1)
@@ -232,7 +232,7 @@ def overlaps(found, truth):
 
 
 def found_again(codes, animals):
-    """The share of pictures whose nearest code, by differing bits, is of the same animal."""
+    """Return the share of pictures whose nearest code (Hamming distance) is of the same animal."""
     bits = np.unpackbits(np.stack([np.frombuffer(c, np.uint8) for c in codes]), axis=1)
     bits = bits.astype(np.float32) * 2 - 1
     alike = bits @ bits.T

@@ -1,4 +1,4 @@
-"""Pictures of scenes in which one animal is to be found: JPEGs in a Parquet table.
+"""Generated scenes with one animal each, as JPEGs in a Parquet table.
 
 The animals are the photographs of a folder, or drawn ones. Each is pasted at a random place and
 size, as an ellipse with a soft edge, into a background of clouds, boxes and lines, so that its box
@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 
 
 def photographs(data_dir, part, limit=None):
-    """Red, green and blue of the JPEGs of a folder with a folder for each class."""
+    """Return the JPEGs of a folder with one subfolder per class as RGB arrays."""
     paths = sorted(Path(data_dir, part).glob("*/*.jpg"))
     paths = paths[:: max(1, len(paths) // limit)][:limit] if limit else paths
     return [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in paths]
 
 
 def drawn_animals(count, seed):
-    """Heads with two ears and two eyes, in colours and with stripes of their own."""
+    """Draw animal heads with two ears and two eyes, in random colors and stripes."""
     rng = np.random.default_rng(seed)
     animals = []
     for _ in range(count):
@@ -49,7 +49,7 @@ def clouds(rng, height, width):
 
 
 def scene(rng, animal, height, width):
-    """A picture with an animal, and its box: left, top, right, bottom as fractions."""
+    """Return a picture with an animal, and its box (left, top, right, bottom as fractions)."""
     image = clouds(rng, height, width)
     for _ in range(int(rng.integers(3, 9))):
         (x0, x1), (y0, y1) = rng.integers(0, width, 2), rng.integers(0, height, 2)
@@ -72,7 +72,7 @@ def scene(rng, animal, height, width):
 
 
 def small_scenes(animals, count, height, width, seed):
-    """Scenes as the detector sees them, to train it.
+    """Return scenes in the input size of the detector, for training.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def small_scenes(animals, count, height, width, seed):
 
 
 def write_scenes(folder, animals, count, seed, height=768, width=1024, rows=100):
-    """Write a table of scenes: id, animal (its number), picture (JPEG), and the box as truth."""
+    """Write a table of scenes with id, animal (index), picture (JPEG) and the true box."""
     rng = np.random.default_rng(seed)
     os.makedirs(folder, exist_ok=True)
     grain = rng.normal(0, 5, (height + 64, width + 64, 3)).astype(np.int16)  # of a camera

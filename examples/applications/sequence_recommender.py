@@ -1,4 +1,4 @@
-"""What somebody will choose next, by what she clicked and when: trained on Ray, served by Friesian.
+"""Recommend the next item from clicks and context: trained on Ray, served by Friesian.
 
     python examples/applications/sequence_recommender.py --data-dir ml-100k --users 943 --epochs 10
 
@@ -45,14 +45,14 @@ TEMPERATURE = 0.15
 
 
 def read_clicks(data_dir, users):
-    """Clicks of MovieLens 100K, of its first users."""
+    """Read the clicks of the first users of MovieLens 100K."""
     names = ["user", "item", "rating", "time"]
     table = FeatureTable.read_csv(f"{data_dir}/u.data", "\t", names=names, dtype="int")
     return table.filter(f"user <= {users}").select("user", "item", "time")
 
 
 def made_up_clicks(users, items=120, seed=0):
-    """Clicks that go on in a series of ten items, or start another that suits the hour."""
+    """Generate clicks that continue a series of ten items or start one that suits the hour."""
     rng = np.random.default_rng(seed)
     rows = []
     for user in range(1, users + 1):
@@ -70,7 +70,7 @@ def made_up_clicks(users, items=120, seed=0):
 
 
 def sequences(clicks):
-    """Rows of a click with those before it and its context; all but the last of a user, the last.
+    """Return rows of a click, the previous clicks and the context, split into train and last click.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def sequences(clicks):
 
 
 class Block(nn.Module):
-    """A layer of a transformer."""
+    """Transformer layer."""
 
     def __init__(self, dim, heads=2, dropout=0.1):
         super().__init__()
@@ -115,7 +115,7 @@ class Block(nn.Module):
 
 
 class TransformerCross(nn.Module):
-    """Scores of all items, for clicks and their context."""
+    """Model that scores all items from clicks and their context."""
 
     feature_cols = (CLICKS, *CONTEXT)
 
@@ -132,7 +132,7 @@ class TransformerCross(nn.Module):
         self.popular = nn.Parameter(torch.zeros(items))
 
     def user(self, clicks, *context):
-        """The vector of somebody with these clicks, now."""
+        """Return the user vector for clicks and context."""
         clicks = clicks.long()
         is_there = clicks != 0
         hidden = torch.where(is_there, 0.0, -1e4)[:, None, None, :]
@@ -150,7 +150,7 @@ class TransformerCross(nn.Module):
 
 
 class Scores(nn.Module):
-    """Scores of one item for each row, as a ranker gives them."""
+    """Wrapper that scores one item per row, for use as a ranker."""
 
     feature_cols = (CLICKS, *CONTEXT, "item")
 
@@ -173,7 +173,7 @@ def towers_of(users, items, dim=64):
 
 
 def trained(model, table, loss, options, rate, backend):
-    """The model after it was trained by an Estimator on a table."""
+    """Train a model with an Estimator on a table and return it."""
     est = Estimator.from_torch(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate),
@@ -192,7 +192,7 @@ def tensors(frame, names):
 
 
 def ndcg(scores, last):
-    """Mean NDCG@10 of the held-out items among those that their users have not clicked."""
+    """Return the mean NDCG@10 of held-out items among the items that the user has not clicked."""
     gains = []
     for row, item, seen in zip(scores, last["item"], last["seen"], strict=True):
         row[[0, *seen]] = -np.inf
@@ -202,7 +202,7 @@ def ndcg(scores, last):
 
 
 def compare(train, last, items, options):
-    """Train both models; returns them, the vectors of users and items, and figures."""
+    """Train both models; return them, the user and item vectors, and the metrics."""
     torch.manual_seed(options.seed)
     began = time.perf_counter()
     model = TransformerCross(items)
@@ -229,7 +229,7 @@ def compare(train, last, items, options):
 
 
 def serve(model, users, vectors, last, folder):
-    """Answers for all users, and milliseconds of a request."""
+    """Serve recommendations for all users; return them and the milliseconds per request."""
     store = EmbeddedStore(folder)
     people = last.drop(columns="item").assign(prediction=list(users))
     numbers = np.arange(1, len(vectors))

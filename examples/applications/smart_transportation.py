@@ -1,4 +1,4 @@
-"""Who passed which camera when: tracks, plates and trajectories from the video of several cameras.
+"""Track vehicles and their plates across several cameras and join their trajectories.
 
     python examples/applications/smart_transportation.py
     python examples/applications/smart_transportation.py --cameras 4 --seconds 120 --picture a.png
@@ -55,13 +55,13 @@ QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAt
 
 
 def block(given, width, kernel, **options):
-    """A convolution, normalised; the runtimes make one operation of the three."""
+    """Return a normalized convolution, which the runtimes fuse into one operation."""
     layers = nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
     return nn.Sequential(*layers)
 
 
 class Detector(nn.Module):
-    """Frames as bytes to what is in each cell of 8 x 8 pixels.
+    """Detector from uint8 frames to the contents of each cell of 8 x 8 pixels.
 
     Returns ``(frames, 11, rows, columns)``. Of vehicles: the score of their centre; where it is
     from that of the cell, in cells; logarithms of width and height in cells; about where the centre
@@ -93,7 +93,7 @@ class Detector(nn.Module):
 
 
 class Reader(nn.Module):
-    """Plates as bytes to scores and place: ``(plates, glyphs + 3, places of glyphs)``.
+    """Plate reader from uint8 plates to scores and position: ``(plates, glyphs + 3, positions)``.
 
     The mean of the last three is where the plate is: how far its centre is from that of the
     picture, in widths and heights of a plate, and the logarithm of its size.
@@ -118,7 +118,7 @@ class Reader(nn.Module):
 
 
 def detection_loss(output, vehicles):
-    """The loss of CenterNet (Zhou et al., "Objects as points", 2019) on vehicles and plates.
+    """Return the CenterNet loss (Zhou et al., "Objects as points", 2019) of vehicles and plates.
 
     A vehicle of a frame is: weight (1; 0 if it need not be found; -1 for none), left, top, right,
     bottom; weight of its plate, its centre and its width; all in pixels that the detector sees.
@@ -134,7 +134,7 @@ def detection_loss(output, vehicles):
 
 
 def loss_at(output, weight, centre, spread, others):
-    """Focal loss of the scores around centres, and how far the other figures are off there.
+    """Return the focal loss of the center scores and the error of the other outputs there.
 
     A centre with weight 0 need not be found: what is scored around it does not count.
     """
@@ -164,14 +164,14 @@ def loss_at(output, weight, centre, spread, others):
 
 
 def reading_loss(output, wanted):
-    """Cross-entropy of the glyphs, and how far the place is off."""
+    """Return the cross-entropy of the glyphs plus the error of the position."""
     glyphs, places = wanted[:, :LENGTH].long(), wanted[:, LENGTH:]
     off = nn.functional.smooth_l1_loss(output[:, len(GLYPHS) :].mean(2), places, beta=0.02)
     return nn.functional.cross_entropy(output[:, : len(GLYPHS)], glyphs) + 10 * off
 
 
 def frames_to_train(count, seed):
-    """Frames of scenes as the detector sees them, half of them mirrored, and their vehicles."""
+    """Return frames in the input size of the detector, half mirrored, and their vehicles."""
     images = np.empty((count, *SMALL, 3), np.uint8)
     vehicles = np.zeros((count, MOST, 9), np.float32)
     vehicles[..., [0, 5]] = -1
@@ -191,7 +191,7 @@ def frames_to_train(count, seed):
 
 
 def plates_to_train(count, seed):
-    """Plates as the reader sees them, some partly hidden, and their glyphs and places.
+    """Return training plates, some partly hidden, and their glyphs and positions.
 
     Every third one is as in the first look, which is not for its glyphs.
     """
@@ -245,7 +245,7 @@ def trained(model, loss, x, y, epochs, batch_size, workers, lr=6e-3, **config):
 
 
 def networks(frames=1920, plates=20_000, epochs=6, seed=0, workers=2, width=1):
-    """The detector and the reader, trained, and some rows of what each was trained on."""
+    """Train the detector and the plate reader; return them with some training rows."""
     images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
     detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers, width=width)
     looks, texts = plates_to_train(plates, seed)
@@ -254,7 +254,7 @@ def networks(frames=1920, plates=20_000, epochs=6, seed=0, workers=2, width=1):
 
 
 def inference_models(detector, reader, images, looks, accelerate):
-    """Both networks as workers run them."""
+    """Convert both networks for inference on the workers."""
 
     def model(module, sample):
         return InferenceModel().load_module(module, accelerate=accelerate, sample=sample)
@@ -309,7 +309,7 @@ def _in_cells(output, least, alike):
 
 
 def _peaks(output, least):
-    """Centres in cells, and the other figures there; the best score first."""
+    """Return the cells of local score maxima and their other outputs, the best score first."""
     scores = output[0]
     y, x = np.nonzero(
         (scores >= np.log(least / (1 - least))) & (scores == cv2.dilate(scores, NEAR))
@@ -325,13 +325,13 @@ def _boxes(centre, size):
 
 
 def cut_out(picture, box):
-    """What is around the box of a plate, so much larger that the plate is in it."""
+    """Return an enlarged crop around the box of a plate that contains the whole plate."""
     middle, size = np.add(box[:2], box[2:]) / 2, np.subtract(box[2:], box[:2])
     return _resized(picture, CUT_OUT, middle, size * AROUND[::-1])
 
 
 def closer(cut_out, place):
-    """A plate as the reader sees it, where it is known to be in a cut-out."""
+    """Return a plate in the input size of the reader from its position in a crop."""
     unit = np.array(CUT_OUT[::-1]) / AROUND[::-1]
     middle = np.array(CUT_OUT[::-1]) / 2 + place[:2] * unit
     return _resized(cut_out, PLATE, middle, np.exp(place[2]) * unit * CLOSE[::-1])
@@ -346,13 +346,13 @@ def _resized(picture, shape, middle, size):
 
 
 def is_legible(plates):
-    """Which plates are large enough and within the frame."""
+    """Return a mask of the plates that are large enough and within the frame."""
     inside = (plates[:, :2] >= 0).all(1) & (plates[:, 2:] <= [WIDTH, HEIGHT]).all(1)
     return inside & (plates[:, 2] - plates[:, 0] >= LEGIBLE)
 
 
 def read(cut_outs, reader):
-    """Texts of plates, and the chance of each glyph.
+    """Return the texts of plates and the probability of each glyph.
 
     The reader looks twice: where exactly the plate is, and then what it says.
 
@@ -376,13 +376,13 @@ def read(cut_outs, reader):
 
 
 def small(pictures):
-    """Frames as the detector sees them."""
+    """Resize frames to the input size of the detector."""
     each = [cv2.resize(picture, SMALL[::-1], interpolation=cv2.INTER_AREA) for picture in pictures]
     return np.stack(each)
 
 
 def look(batch, models):
-    """Boxes, readings of plates, and their chances, in each frame of a batch."""
+    """Return boxes, plate readings and their probabilities for each frame of a batch."""
     pictures = batch["picture"]
     found = vehicles_in(models["detector"].predict(small(pictures)))
     legible = [is_legible(plates) for _, plates in found]
@@ -405,13 +405,13 @@ def look(batch, models):
 
 
 def seen(frames, models, batch_size=32):
-    """A table or stream of frames with what is in each in place of the picture."""
+    """Replace the pictures of a table or stream of frames by their detections."""
     images = {"picture": (HEIGHT, WIDTH)}
     return map_batches(frames, look, FOUND, models=models, images=images, batch_size=batch_size)
 
 
 def follow(key, parts, state):
-    """Join what was found in the frames of a camera to tracks: a function for Spark.
+    """Join the detections of one camera to tracks, as a stateful Spark function.
 
     The state is the tracker, the number of the next frame, and frames that came before their turn.
     """
@@ -436,14 +436,14 @@ def follow(key, parts, state):
 
 
 def tracked(found):
-    """A stream of tracks, a row for each frame in which one is seen, from that of :func:`seen`."""
+    """Return a stream of tracks, one row per frame, from the stream of :func:`seen`."""
     return found.groupBy("camera").applyInPandasWithState(
         follow, TRACKS, "tracker binary", "append", "NoTimeout"
     )
 
 
 def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
-    """Start the query that makes a folder of tracks of a folder of frames.
+    """Start the query from a folder of frames to a folder of tracks.
 
     Each frame is in the tracks exactly once, also if the query is stopped or killed and started
     again with the same checkpoint. Files of a camera must come in the order of their frames.
@@ -458,7 +458,7 @@ def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
 
 
 def with_plates(tracks):
-    """Tracks of one row each: camera, track, plate, first and last frame, frames with a reading.
+    """Aggregate tracks to one row each: camera, track, plate, first and last frame, readings.
 
     Each reading votes for the glyph at each place with the square of its chance: a few sure
     readings count for more than many from far away.
@@ -484,7 +484,7 @@ def with_plates(tracks):
 
 
 def bound(tracks, slack=12.0):
-    """Pairs of tracks of one vehicle before two cameras, of those of :func:`with_plates`.
+    """Match tracks of one vehicle across two cameras, from the output of :func:`with_plates`.
 
     Their plates differ by at most a glyph, and the time between them is such as vehicles need, with
     so many seconds more in a jam. Where several fit, the nearest camera is taken, then the plate
@@ -520,7 +520,7 @@ def bound(tracks, slack=12.0):
 
 
 def legible_passages(truth):
-    """Cameras and vehicles whose plate can be read in at least five frames."""
+    """Return the cameras and vehicles whose plate is legible in at least five frames."""
     plates = np.stack(truth["plate_box"])
     good = truth[is_legible(plates) & (truth["plate_visible"] >= 0.8)]
     counts = good.groupby(["camera", "vehicle"]).size()
@@ -528,7 +528,7 @@ def legible_passages(truth):
 
 
 def figures_of(truth, plates, tracks, summaries, pairs):
-    """MOTA, IDF1, accuracy of plates and F1 of binding.
+    """Return MOTA, IDF1, plate accuracy and F1 of matched tracks.
 
     Parameters
     ----------
@@ -579,7 +579,7 @@ def figures_of(truth, plates, tracks, summaries, pairs):
 
 
 def draw(path, scene, tracks, summaries, pairs):
-    """Write a picture of the vehicles of a camera, and where one of them is seen again."""
+    """Write a picture of the vehicles of a camera and of one vehicle at another camera."""
     plates = summaries.set_index(["camera", "track"])["plate"].fillna("")
     read = (
         tracks.dropna(subset="reading").groupby(["camera", "track"])["frame"].agg(["max", "size"])

@@ -1,4 +1,4 @@
-"""Spoken digits as a stream: each sound is classified while others still come.
+"""Classify a stream of spoken digits.
 
     python examples/applications/streaming_speech.py --data-dir spoken-digits
     python examples/applications/streaming_speech.py --data-dir spoken-digits --servers kafka:9092
@@ -40,7 +40,7 @@ SOUNDS, ANSWERS = "sounds", "answers"
 
 
 def read_sounds(data_dir):
-    """Files and digits, of training and of test."""
+    """Return files and digits for training and testing."""
     parts = {"train": [], "test": []}
     for path in sorted(Path(data_dir).rglob("*.wav")):
         digit, _, number = path.stem.split("_")
@@ -50,7 +50,7 @@ def read_sounds(data_dir):
 
 
 def made_up_sounds(seed=0):
-    """Two gliding tones for each digit, of several speakers, as files and digits."""
+    """Generate two gliding tones per digit for several speakers, as files and digits."""
     rng = np.random.default_rng(seed)
     parts = ([], [])
     for number in range(20):
@@ -77,7 +77,7 @@ def wav(samples):
 
 
 def samples_of(file):
-    """The first second of a WAV file, filled with silence, from -1 to 1."""
+    """Return the first second of a WAV file, padded with silence, from -1 to 1."""
     with wave.open(io.BytesIO(file)) as sound:
         data = np.frombuffer(sound.readframes(SECOND), np.int16)
     samples = np.zeros(SECOND, np.float32)
@@ -99,7 +99,7 @@ HANN = np.hanning(WINDOW).astype(np.float32)
 
 
 def spectra(files):
-    """Log-mel spectra of WAV files: float32 of shape ``(files, 1, FRAMES, BANDS)``."""
+    """Return log-mel spectra of WAV files: float32 of shape ``(files, 1, FRAMES, BANDS)``."""
     samples = np.stack([samples_of(file) for file in files])
     samples /= np.abs(samples).max(1, keepdims=True) + 1e-6
     windows = np.lib.stride_tricks.sliding_window_view(samples, WINDOW, axis=1)[:, ::HOP]
@@ -111,7 +111,7 @@ def spectra(files):
 
 
 class Classifier(nn.Module):
-    """Scores of the ten digits from a spectrum."""
+    """Classifier of the ten digits from a spectrum."""
 
     def __init__(self, config=None):
         super().__init__()
@@ -146,7 +146,7 @@ def trained(sounds, epochs):
 
 
 def classify(batch, models):
-    """The key of each sound, and its answer as JSON."""
+    """Return the key of each sound and its answer as JSON."""
     scores = models["digits"].predict(spectra(batch["value"]))
     digits = scores.argmax(1)
     chances = 1 / np.exp(scores - scores.max(1, keepdims=True)).sum(1)
@@ -159,7 +159,7 @@ def classify(batch, models):
 
 
 def answered(stream, model):
-    """A stream of key, value and timestamp with an answer in place of the value."""
+    """Replace the values of a stream of key, value and timestamp by answers."""
     return map_batches(
         stream,
         classify,
@@ -172,7 +172,7 @@ def answered(stream, model):
 
 
 def by_files(spark, model, sounds, folder):
-    """Answers by key: sounds come as files in a folder, and so do the answers."""
+    """Answer sounds that arrive as files in a folder; return the answers by key."""
     arrived, answers = Path(folder, SOUNDS), Path(folder, ANSWERS)
     arrived.mkdir()
     schema = "key string, value binary, timestamp timestamp"
@@ -198,7 +198,7 @@ def by_files(spark, model, sounds, folder):
 
 
 def by_kafka(servers, model, sounds, folder, rate, connector="auto"):
-    """Answers by key: sounds come as records of a topic, and answers go to another."""
+    """Answer sounds from one Kafka topic in another; return the answers by key."""
     from bigdl.orca.data.kafka import read_kafka, write_kafka
 
     make_topics(servers)
@@ -224,7 +224,7 @@ def make_topics(servers, partitions=2):
 
 
 def send(servers, sounds, rate, first=0):
-    """Send sounds, numbered from `first` on, so many in a second."""
+    """Send `rate` sounds per second, numbered from `first`."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 2})
@@ -239,7 +239,7 @@ def send(servers, sounds, rate, first=0):
 
 
 def received(servers, count, quiet_s=60.0, is_over=lambda: False):
-    """Yield key, answer and time of `count` answers, or of as many as come."""
+    """Yield key, answer and time of up to `count` answers."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(

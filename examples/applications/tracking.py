@@ -1,4 +1,4 @@
-"""Tracks of what a detector finds in the frames of one camera, and how good tracks are.
+"""Multi-object tracking for one camera, and tracking metrics.
 
 :class:`Tracker` joins boxes to tracks as SORT does (Bewley et al., "Simple online and realtime
 tracking", 2016): a Kalman filter says where each track is in the next frame, and the Hungarian
@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 
 def overlaps(first, second):
-    """Return the intersection over union of each box with each other.
+    """Return the intersection over union of each pair of boxes.
 
     The shape is ``(len(first), len(second))``. Boxes are left, top, right, bottom.
     """
@@ -21,13 +21,13 @@ def overlaps(first, second):
 
 
 def shares(first, second):
-    """Return which share of each box lies in each other: ``(len(first), len(second))``."""
+    """Return the covered share of each box by each other box: ``(len(first), len(second))``."""
     both, areas, _ = _areas(first, second)
     return both / np.maximum(areas, 1e-9)
 
 
 def _areas(first, second):
-    """Areas of intersections, of the first and of the second boxes."""
+    """Return the areas of the intersections, of the first and of the second boxes."""
     first, second = np.reshape(first, (-1, 1, 4)), np.reshape(second, (1, -1, 4))
     low = np.maximum(first[..., :2], second[..., :2])
     high = np.minimum(first[..., 2:], second[..., 2:])
@@ -39,7 +39,7 @@ def _areas(first, second):
 
 
 class Tracker:
-    """Tracks of one camera, from the boxes of one frame after the other.
+    """Tracker of one camera, updated frame by frame.
 
     The state of a track are its four sides and their speeds in pixels per frame. All sides have the
     same noise, in shares of the box's height, so one covariance of place and speed serves the four.
@@ -68,7 +68,7 @@ class Tracker:
         self.early = {}  # what was seen of tracks that do not count yet
 
     def update(self, frame, boxes, values=None):
-        """Take the boxes of the next frame.
+        """Update the tracks with the boxes of the next frame.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Tracker:
         self.covariance = np.concatenate([self.covariance, start])
 
     def _end(self):
-        """Drop tracks that are not seen for too long; of those that do not count yet, at once."""
+        """Drop tracks that were not seen for too long, and unconfirmed tracks immediately."""
         stay = self.missed <= np.where(self.seen < self.confirm, 1, self.patience)
         if stay.all():
             return
@@ -165,7 +165,7 @@ class Tracker:
 
 
 def matches(truth, tracks, least=0.5):
-    """Match boxes of tracks with boxes of the truth, frame by frame.
+    """Match track boxes with true boxes, frame by frame.
 
     As CLEAR MOT does (Bernardin and Stiefelhagen, "Evaluating multiple object tracking performance:
     the CLEAR MOT metrics", 2008): a pair of the frame before stays as long as it overlaps enough,
@@ -211,7 +211,7 @@ def matches(truth, tracks, least=0.5):
 
 
 def mota(matched):
-    """Return the multiple object tracking accuracy of what :func:`matches` returned.
+    """Return the multiple object tracking accuracy of the output of :func:`matches`.
 
     One minus misses, false positives and switches of identity by the number of true boxes
     (Bernardin and Stiefelhagen, "Evaluating multiple object tracking performance: the CLEAR MOT
@@ -222,14 +222,14 @@ def mota(matched):
 
 
 def switches(matched):
-    """Return how often the track of a vehicle changes before a camera."""
+    """Return the number of identity switches within a camera."""
     pairs = matched[(matched["track"] != -1) & (matched["vehicle"] != -1)].sort_values("frame")
     before = pairs.groupby(["camera", "vehicle"])["track"].shift()
     return int((before.notna() & (before != pairs["track"])).sum())
 
 
 def idf1(matched):
-    """Return the F1 of identities of what :func:`matches` returned.
+    """Return the identity F1 of the output of :func:`matches`.
 
     Vehicles and tracks of a camera are paired once for all frames, so that most boxes are of their
     pair (Ristani et al., "Performance measures and a data set for multi-target, multi-camera
@@ -240,7 +240,7 @@ def idf1(matched):
 
 
 def pairs(matched):
-    """Return the pairs of :func:`idf1`: frames by (camera, track, vehicle)."""
+    """Return the pairs of :func:`idf1`: frame counts by (camera, track, vehicle)."""
     both = matched[(matched["vehicle"] != -1) & (matched["track"] != -1)]
     result = {}
     for camera, part in both.groupby("camera"):
@@ -253,7 +253,7 @@ def pairs(matched):
 
 
 def owners(matched):
-    """Return the vehicle of each track, the one that it is on most: by (camera, track)."""
+    """Return the most frequent vehicle of each track, by (camera, track)."""
     both = matched[(matched["vehicle"] != -1) & (matched["track"] != -1)]
     counts = both.groupby(["camera", "track", "vehicle"]).size().sort_values()
     return {(int(camera), int(track)): int(vehicle) for camera, track, vehicle in counts.index}

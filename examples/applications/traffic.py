@@ -1,4 +1,4 @@
-"""Video of a road with several cameras, as encoded frames, with everything in it known.
+"""Generated video of a road with several cameras, with ground truth.
 
 The cameras stand one after another along a road of three lanes and look against the traffic, each
 from its own height and side. Cars, vans and trucks come towards them at speeds of their own, so
@@ -35,7 +35,7 @@ PLATE = (0.9, 0.26)  # metres
 
 @dataclass
 class Vehicle:
-    """A vehicle on the whole road.
+    """Vehicle on the whole road.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Vehicle:
 
 @dataclass
 class Passage:
-    """A vehicle before one camera: when it comes into view in seconds, its speed and its lane."""
+    """Passage of a vehicle through one camera's view: start in seconds, speed and lane."""
 
     vehicle: Vehicle
     camera: int
@@ -78,7 +78,7 @@ class Passage:
 
 
 class Camera:
-    """Where a camera stands, and what it sees when the road is empty."""
+    """Position of a camera, and its view of the empty road."""
 
     def __init__(self, seed, number):
         rng = np.random.default_rng([seed, 1, number])
@@ -94,7 +94,7 @@ class Camera:
         self.paint = tuple(map(int, rng.integers(40, 200, 3)))
 
     def at(self, x, z, d):
-        """Pixels of points: metres from the middle of the road, above it, and from the camera."""
+        """Project points (meters across, above and along the road) to pixel coordinates."""
         scale = FOCUS / np.maximum(d, 0.5)
         return np.stack(
             [self.middle + (x - self.side) * scale, self.horizon + (self.height - z) * scale], -1
@@ -127,7 +127,7 @@ def _fill(image, points, colour):
 
 
 def draw_plate(text):
-    """The picture of a plate, 32 × 108 pixels."""
+    """Return the picture of a plate, 32 × 108 pixels."""
     image = np.full((32, 108, 3), (235, 235, 215), np.uint8)
     cv2.rectangle(image, (0, 0), (107, 31), (40, 40, 60), 1)
     for i, glyph in enumerate(text):
@@ -138,7 +138,7 @@ def draw_plate(text):
 
 
 class Scene:
-    """Vehicles on a road, as its cameras see them.
+    """Vehicles on a road, as seen by its cameras.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ class Scene:
         return vehicle
 
     def _passage(self, rng, vehicle, camera, time, before):
-        """The vehicle comes when the one before in its lane leaves it room all the way."""
+        """Return a passage that keeps a distance to the previous vehicle in its lane."""
         lane = int(rng.integers(len(LANES)))
         speed = float(np.clip((8, 10, 12.5)[lane] * vehicle.pace, SLOWEST, FASTEST))
         if lane in before:
@@ -225,7 +225,7 @@ class Scene:
         return passage
 
     def frame(self, camera, number):
-        """Return a frame and what is in it.
+        """Return a frame and its ground truth.
 
         Parameters
         ----------
@@ -280,14 +280,14 @@ class Scene:
         return image, truth
 
     def encoded(self, camera, number):
-        """Return a frame as a JPEG, and what is in it."""
+        """Return a frame as a JPEG, and its ground truth."""
         image, truth = self.frame(camera, number)
         image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
         return data, truth.assign(camera=camera, frame=number)
 
     def chunks(self, frames=20):
-        """Yield chunks of a camera's frames in the order of their time, with the truth of each.
+        """Yield chunks of each camera's frames in time order, with their ground truth.
 
         Yields
         ------
@@ -306,7 +306,7 @@ class Scene:
 
 
 def _draw(view, image, owner, place, vehicle, x, distance):
-    """Draw a vehicle; returns its box, that of its plate, and its area in pixels."""
+    """Draw a vehicle; return its box, the box of its plate, and its area in pixels."""
     wide, tall, long = vehicle.size
     sides, levels = (x - wide / 2, x + wide / 2), (tall, 0.2)
 

@@ -1,4 +1,4 @@
-"""Features of engagements, for the programs that learn who likes what."""
+"""Features of engagements, shared by the programs that predict likes and retweets."""
 
 import synthetic
 
@@ -10,7 +10,7 @@ LABELS = ["like", "retweet"]
 
 
 def prepare(options):
-    """Tables for training and, of the last day, for testing, and the chances of all rows by id.
+    """Return training and test (last day) tables, and the true probabilities of all rows by id.
 
     What the second table is encoded with was learned from the first.
     """
@@ -45,7 +45,7 @@ def prepare(options):
 
 
 def figures(predicted, tasks, chance):
-    """The AUC of each task, and what an ideal model would reach.
+    """Return the AUC of each task, and that of an ideal model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Ratings of films, prepared for the programs that find films for users."""
+"""Film ratings, prepared for the recommender programs."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ USER, ITEM = ["user", "occupation", "age_bin"], ["item", "genre"]
 
 
 def pairs(options):
-    """For models of users and films by their numbers alone: what was chosen, and what was not.
+    """Return positive and negative rows for models of user and item ids.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def pairs(options):
 
 
 def towers(options):
-    """For models of facts about users and films: what was chosen alone.
+    """Return positive rows for two-tower models with user and item features.
 
     Returns
     -------
@@ -66,13 +66,13 @@ def towers(options):
 
 
 def facts(options):
-    """Ratings, users and items as they are in the data, not encoded."""
+    """Return unencoded ratings, users and items."""
     ratings, users, items, _ = _raw(options, synthetic.movielens)
     return ratings, users.select("user", "age", "occupation"), items.select("item", "genre")
 
 
 def _raw(options, generate):
-    """Ratings, users and items of the data given, or generated ones and what is known of them."""
+    """Return ratings, users and items from files, or generated ones with their parameters."""
     if options.data_dir:
         return *read(options.data_dir), None
     *frames, known = generate(options.users, options.items)
@@ -80,13 +80,13 @@ def _raw(options, generate):
 
 
 def _tables(options, generate):
-    """As :func:`_raw`, with all facts as numbers."""
+    """Return the tables of :func:`_raw` with all features as numbers."""
     ratings, users, items, known = _raw(options, generate)
     return ratings, *_numbered(users, items), known
 
 
 def opinions(options):
-    """For models of how much users like films: all ratings, with facts.
+    """Return all ratings with features, for models that predict ratings.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def opinions(options):
 
 
 def ndcgs(found, value, baseline):
-    """NDCG@10 of predictions and of a baseline, and what an ideal model would reach.
+    """Return NDCG@10 of predictions, of a baseline and of an ideal model.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def ndcgs(found, value, baseline):
 
 
 def read(data_dir):
-    """Ratings, facts about users and about items, of MovieLens 100K."""
+    """Read ratings, user features and item features of MovieLens 100K."""
     table = FeatureTable.read_csv
     ratings = table(f"{data_dir}/u.data", "\t", names=["user", "item", "rating", "time"])
     names = ["user", "age", "gender", "occupation", "zip"]
@@ -137,7 +137,7 @@ def read(data_dir):
 
 
 def _numbered(users, items):
-    """Facts about users and items, all as numbers."""
+    """Return user and item features with all values as numbers."""
     users = users.cut_bins("age", [18, 25, 35, 45, 50, 56], out_cols="age_bin")
     users = users.category_encode("occupation")[0].select(*USER).cache()
     items = items.category_encode("genre", freq_limit=2)[0].fillna(0, "genre").select(*ITEM)
@@ -145,7 +145,7 @@ def _numbered(users, items):
 
 
 def split(ratings):
-    """All records with the films that their user has seen, those for training, the last ones."""
+    """Return all records with the seen films of their user, training records, and last records."""
     seen = ratings.group_by("user", {"item": "collect_set"}).rename({"collect_set(item)": "seen"})
     table = ratings.select("user", "item", "time").join(seen, on="user").cache()
     last = table.drop_duplicates("user", sort_cols=["time", "item"], keep="max").cache()
@@ -154,7 +154,7 @@ def split(ratings):
 
 
 def scored(test, user_vectors, item_vectors, counts, temperature):
-    """Pairs with the products of their vectors as ``prediction``.
+    """Return pairs with the products of their vectors as ``prediction``.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def scored(test, user_vectors, item_vectors, counts, temperature):
 
 
 def hit_rates(found, chance):
-    """HR@10 of predictions, and what an ideal model would reach.
+    """Return HR@10 of predictions and of an ideal model.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def hit_rates(found, chance):
 
 
 def as_matrix(predicted, name):
-    """The vectors of a prediction as a matrix with a row for each number of a column."""
+    """Return predicted vectors as a matrix indexed by the ids of a column."""
     found = predicted.select(name, "prediction").toPandas()
     vectors = np.stack([each.toArray() for each in found["prediction"]])
     matrix = np.zeros((found[name].max() + 1, vectors.shape[1]), np.float32)

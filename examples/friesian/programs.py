@@ -1,4 +1,4 @@
-"""Options that the programs of this folder share."""
+"""Options shared by the programs of this folder."""
 
 import argparse
 
@@ -17,7 +17,7 @@ def parse(
     output=False,
     choices=None,
 ):
-    """Read the options of a program.
+    """Parse the options of a program.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def start(options):
 
 
 def share_of_best(predicted, label, best=0.1):
-    """How many of the rows with the highest predictions have the label 1.
+    """Return the share of label 1 among the rows with the highest predictions.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def share_of_best(predicted, label, best=0.1):
 
 
 def report(figures):
-    """Print figures, and return them."""
+    """Print metrics and return them."""
     for name, value in figures.items():
         print(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}")
     return figures

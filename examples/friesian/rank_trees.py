@@ -1,4 +1,4 @@
-"""Ranking by trees: the films of each user in the order of her ratings by pairs of them.
+"""Rank the films of each user with pairwise gradient-boosted trees.
 
     python examples/friesian/rank_trees.py --data-dir ml-100k --library xgboost
 
@@ -25,7 +25,7 @@ def prepare(options):
 
 
 def ranker(options):
-    """An estimator of a library, with the same parameters."""
+    """Return a ranker of the selected library, with equivalent parameters."""
     parameters = {"n_estimators": options.epochs, "learning_rate": options.lr, "max_depth": 4}
     parameters |= {"n_jobs": options.cores, "random_state": options.seed}
     if options.library == "xgboost":

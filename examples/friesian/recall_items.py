@@ -1,4 +1,4 @@
-"""Recall: for every user the candidates among all films, by the nearest of their vectors.
+"""Retrieve candidates for every user by nearest-neighbor search of two-tower vectors.
 
     python examples/friesian/recall_items.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
@@ -27,13 +27,13 @@ CANDIDATES = 50
 
 
 def embed(tower, table):
-    """The table with the vectors that a tower makes of it as the column ``prediction``."""
+    """Add the vectors of a tower to a table as the column ``prediction``."""
     est = Estimator.from_torch(model=tower)
     return est.predict(table.df, feature_cols=tower.feature_cols, batch_size=1024)
 
 
 def vectors_of_items(predicted, counts):
-    """Numbers and vectors of items, with one more place: how popular they are.
+    """Return item ids and vectors, with the popularity as an additional dimension.
 
     Training took that off for frequent films, but it is a part of what is chosen.
     """
@@ -44,7 +44,7 @@ def vectors_of_items(predicted, counts):
 
 
 def search_in(vectors):
-    """A function that gives the places of the `k` vectors with the largest products."""
+    """Return a search function for the indexes of the `k` largest inner products."""
     if importlib.util.find_spec("faiss") is not None:
         import faiss
 
@@ -62,7 +62,7 @@ def search_in(vectors):
 
 
 def recall(users, numbers, vectors):
-    """For each user `CANDIDATES` items that she has not seen, the best first.
+    """Return `CANDIDATES` unseen items for each user, the best first.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def recall(users, numbers, vectors):
 
 
 def share_found(candidates, last):
-    """In how many of the arrays the item is."""
+    """Return the share of candidate arrays that contain the held-out item."""
     return float(np.mean([item in row for row, item in zip(candidates, last, strict=True)]))
 
 

@@ -1,4 +1,4 @@
-"""From ratings of films to answered requests: candidates by two towers, ranked by DeepFM, served.
+"""Train and serve a film recommender: two-tower retrieval and DeepFM ranking.
 
     python examples/friesian/serve_films.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
@@ -46,7 +46,7 @@ REQUESTS = 100
 
 
 def pipeline_of(table):
-    """What makes the inputs of the models of the facts; it learned its numbers of a table."""
+    """Return the feature pipeline of the models, fitted on a table."""
     pipeline = (
         FeaturePipeline()
         .cut_bins("age", [18, 25, 35, 45, 50, 56], out_cols="age_bin")
@@ -57,7 +57,7 @@ def pipeline_of(table):
 
 
 def trained(model, table, label, loss, options, epochs):
-    """A model that an Estimator has trained on a table."""
+    """Train a model with an Estimator on a table and return it."""
     est = Estimator.from_torch(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=options.lr),
@@ -70,7 +70,7 @@ def trained(model, table, label, loss, options, epochs):
 
 
 def embedded(tower, table, name):
-    """The vectors that a tower makes, as a frame of numbers and vectors."""
+    """Return the vectors of a tower as a frame of ids and vectors."""
     est = Estimator.from_torch(model=tower)
     found = est.predict(table.df, feature_cols=tower.feature_cols, batch_size=1024)
     found = found.select(name, "prediction").toPandas()
@@ -78,7 +78,7 @@ def embedded(tower, table, name):
 
 
 def prepare(options):
-    """Train both models; returns facts with vectors, the pipeline, the ranker, the next films."""
+    """Train both models; return features with vectors, pipeline, ranker and held-out films."""
     ratings, users, items = films.facts(options)
     _, train, last = films.split(ratings)
     size = items.feature_schema(["item"]).cardinality("item")
@@ -122,7 +122,7 @@ def prepare(options):
 
 
 def offline(users, items, pipeline, ranker):
-    """The best films of each user, computed with frames alone, without what serves."""
+    """Compute the best films of each user with frames only, without the serving code."""
     vectors = np.stack(items["prediction"]).astype(np.float32).astype(np.float64)
     facts = items.drop(columns="prediction")
     answers = {}
@@ -142,13 +142,13 @@ def offline(users, items, pipeline, ranker):
 
 
 def hit_rate(answers, last):
-    """In how many of the answers the film is that the user chose next."""
+    """Return the share of answers that contain the held-out film."""
     pairs = zip(last["user"], last["item"], strict=True)
     return float(np.mean([item in answers[user] for user, item in pairs]))
 
 
 def ask(recommend, users):
-    """The answers to many requests, the same with users in parts, and milliseconds of each."""
+    """Send many requests, some for several users; return the answers and their milliseconds."""
     answers, times = {}, []
     for part in np.array_split(users, REQUESTS):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Data of four schemas, generated with a signal of known strength.
+"""Generated data with four schemas and a signal of known strength.
 
 Each function returns the chance of every row, or of every pair, with the data: what an ideal model
 would predict.  So every program knows the best figure that it can reach.
@@ -9,7 +9,7 @@ import pandas as pd
 
 
 def movielens(users=300, items=200, per_user=20, genres=8, seed=0):
-    """Ratings like those of MovieLens: users like two genres, and popular films.
+    """Generate MovieLens-like ratings: users prefer two genres and popular films.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def movielens(users=300, items=200, per_user=20, genres=8, seed=0):
 
 
 def opinions(users=300, items=200, per_user=40, genres=8, seed=0):
-    """Ratings like those of MovieLens: there are good films, and users like some genres more.
+    """Generate MovieLens-like ratings that depend on film quality and preferred genres.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def opinions(users=300, items=200, per_user=40, genres=8, seed=0):
 
 
 def criteo(rows=4000, numbers=13, categories=26, seed=0):
-    """Clicks on advertisements like those of Criteo: I1 … counts, C1 … hashed categories.
+    """Generate Criteo-like ad clicks: I1 … counts, C1 … hashed categories.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def criteo(rows=4000, numbers=13, categories=26, seed=0):
 
 
 def recsys(rows=4000, users=300, authors=150, seed=0):
-    """Engagements like those of the RecSys Challenge 2021, with two targets.
+    """Generate engagements like those of the RecSys Challenge 2021, with two targets.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def recsys(rows=4000, users=300, authors=150, seed=0):
 
 
 def sessions(users=300, items=120, categories=10, length=12, seed=0):
-    """Purchases like the reviews of Amazon: most users go on in the category they were in.
+    """Generate Amazon-like purchases: most users stay in their category.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def sessions(users=300, items=120, categories=10, length=12, seed=0):
 
 
 def auc(label, score):
-    """Area under the ROC curve; of equal scores half counts.
+    """Return the area under the ROC curve; ties count half.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def auc(label, score):
 
 
 def hit_rate(user, label, score, best=10):
-    """Share of users whose one row with label 1 is among the `best` of hers.
+    """Return the share of users whose row with label 1 is among their `best` scores.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def hit_rate(user, label, score, best=10):
 
 
 def ndcg(user, label, score, best=10):
-    """Mean over the users of the normalised discounted cumulative gain of the `best` of hers.
+    """Return the mean NDCG of the `best` scores of each user.
 
     The gain of a label is ``2 ** label - 1``; equal scores stand in random order.
 

@@ -21,7 +21,7 @@ NEGATIVES = ["neg_item_hist_seq", "neg_category_hist_seq"]
 
 
 def prepare(reviews, meta, steps, seed):
-    """Rows of a purchase or of a random item, with histories; for training and for testing."""
+    """Return training and test rows of purchases and random items, with histories."""
     reviews, index = reviews.category_encode(["user", "item"])
     item_index = index[1]
     meta, _ = meta.encode_string("item", item_index).dropna("item").category_encode("category")

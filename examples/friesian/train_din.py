@@ -1,4 +1,4 @@
-"""DIN on purchases, or on films: what of her history matters for an item that a user may choose.
+"""DIN on purchases or films: attention over the history for a candidate item.
 
     python examples/friesian/train_din.py --data-dir ml-100k --batch-size 1024 --epochs 2
 
@@ -27,7 +27,7 @@ COLUMNS = ["item", "category", "item_hist_seq", "category_hist_seq", "item_hist_
 
 
 def prepare(options):
-    """Rows of a choice or of a random item, with histories; for training and for testing."""
+    """Return training and test rows of choices and random items, with histories."""
     if options.data_dir:
         choices, _, items = films.read(options.data_dir)
         items = items.select("item", "genre").rename({"genre": "category"})
@@ -48,7 +48,7 @@ def prepare(options):
 
 
 class Dice(nn.Module):
-    """An activation that is 0 or the identity, by where in a batch a value stands."""
+    """Data-adaptive activation between 0 and the identity (Dice)."""
 
     def __init__(self, width):
         super().__init__()
@@ -61,7 +61,7 @@ class Dice(nn.Module):
 
 
 class DIN(nn.Module):
-    """The probability of a choice, for the columns `COLUMNS`."""
+    """Deep Interest Network: probability of a choice from the columns `COLUMNS`."""
 
     def __init__(self, items, categories, pooling="weights", dim=16):
         super().__init__()
@@ -87,7 +87,7 @@ class DIN(nn.Module):
         return torch.cat([self.items(item.long()), self.categories(category.long())], -1)
 
     def weights(self, target, history, mask):
-        """How much each thing of the histories matters for the targets; padding does not."""
+        """Return the attention weights of the history for the targets, 0 for padding."""
         there = mask.to(history.dtype)
         if self.pooling == "mean":
             return there / there.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Models of recommenders in Keras, trained straight from tables.
+"""Keras recommender models trained on feature tables.
 
     python examples/friesian/train_keras.py --model deepfm
 
@@ -29,7 +29,7 @@ TEMPERATURE = 0.15
 
 
 def clicks(argv, name):
-    """DeepFM or Wide & Deep."""
+    """Train DeepFM or Wide & Deep on clicks."""
     size = {"rows": 20000, "numbers": 13, "categories": 26}
     options = programs.parse(argv, __doc__, size=size, epochs=4, lr=0.003)
     programs.start(options)
@@ -70,7 +70,7 @@ def pipeline(numbers, categories):
 
 
 def chosen_films(argv, name):
-    """NCF."""
+    """Train NCF on chosen films."""
     options = of_films(argv, lr=0.01)
     train, test, schema, chance = films.pairs(options)
     est = estimator(lambda config: models.ncf(schema), "binary_crossentropy", options)
@@ -80,7 +80,7 @@ def chosen_films(argv, name):
 
 
 def vectors_of_films(argv, name):
-    """Two towers, which predict tables of their own."""
+    """Train a two-tower model, whose towers predict separate tables."""
     options = of_films(argv, lr=0.005)
     train, test, users, items, schema, counts, chance = films.towers(options)
     est = estimator(
@@ -106,7 +106,7 @@ def of_films(argv, lr):
 
 
 def likes_and_retweets(argv, name):
-    """MMoE: an output, and a column, of each task."""
+    """Train MMoE on likes and retweets, with one output and column per task."""
     options = programs.parse(argv, __doc__, size={"rows": 20000}, epochs=5, lr=0.003)
     programs.start(options)
     train, test, chance = engagements.prepare(options)

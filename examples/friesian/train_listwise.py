@@ -1,4 +1,4 @@
-"""Listwise ranking in Keras: the films of a user are learned as one list, in order of her ratings.
+"""Listwise ranking in Keras: each user's films are one list in the order of ratings.
 
     python examples/friesian/train_listwise.py --data-dir ml-100k
 
@@ -20,7 +20,7 @@ LISTS = ["item", "mean", "rating"]
 
 
 def prepare(options):
-    """Tables of lists for training, and of ratings for testing, with means of ratings as `mean`.
+    """Return training lists and test ratings, with the mean ratings as `mean`.
 
     A row of lists has a user, and arrays of her films, their means and ratings.
     """
@@ -42,7 +42,7 @@ def prepare(options):
 
 
 def ranker(users, items, dim=16):
-    """Scores of shape (n, films) for users of shape (n,) and films of shape (n, films).
+    """Return a model that scores films of shape (n, films) for users of shape (n,).
 
     What all users think of a film is given; what a user thinks of it beyond that is learned.
     """
@@ -61,7 +61,7 @@ def ranker(users, items, dim=16):
 
 
 def listwise_loss(rating, score):
-    """Cross-entropy of the shares that ratings and scores give to the films of a list.
+    """Return the cross-entropy between the softmax of ratings and of scores within a list.
 
     Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.  The
     rating 0 is padding.

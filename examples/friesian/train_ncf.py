@@ -1,4 +1,4 @@
-"""NCF on MovieLens, from its raw file to HR@10: of each user the last film among 99 others.
+"""NCF on MovieLens, from its raw file to HR@10 of the last film among 99 others.
 
     python examples/friesian/train_ncf.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 

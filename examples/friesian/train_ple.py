@@ -1,4 +1,4 @@
-"""PLE: likes and retweets in one model, with experts of their own and experts that they share.
+"""PLE: likes and retweets in one model, with task-specific and shared experts.
 
     python examples/friesian/train_ple.py
 
@@ -18,7 +18,7 @@ from bigdl.orca.learn.pytorch import Estimator
 
 
 class Extraction(nn.Module):
-    """One layer: of each task, and of what all share, a mixture of experts.
+    """PLE layer with a mixture of experts for each task and a shared one.
 
     The mixture of a task has its own experts and the shared ones; that of what is shared has all.
     """
@@ -37,7 +37,7 @@ class Extraction(nn.Module):
         self.gate_of_all = nn.Linear(width, tasks * own + shared)
 
     def forward(self, inputs, common):
-        """New states of the tasks, and of what they share, for those of the layer before."""
+        """Return the new task states and the new shared state from those of the previous layer."""
         shared = [expert(common) for expert in self.shared]
         own = [
             [expert(state) for expert in experts]
@@ -52,12 +52,12 @@ class Extraction(nn.Module):
 
 
 def mixture(logits, experts):
-    """The mean of the experts, weighed by the softmax of the logits of a gate."""
+    """Return the mean of the experts, weighted by the softmax of the gate's logits."""
     return torch.einsum("ne,new->nw", logits.softmax(1), torch.stack(experts, 1))
 
 
 class PLE(nn.Module):
-    """Probabilities of several tasks, as a dict, for columns of numbers and categories."""
+    """Multi-task model that returns a dict of probabilities for numeric and categorical columns."""
 
     def __init__(self, schema, categories, numbers, tasks, dim=8, layers=(64, 32), own=2, shared=2):
         super().__init__()

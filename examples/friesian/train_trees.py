@@ -1,4 +1,4 @@
-"""Trees on Spark: who likes what, by XGBoost or LightGBM as a stage of Spark ML.
+"""Gradient-boosted trees on Spark, with XGBoost or LightGBM as a Spark ML stage.
 
     python examples/friesian/train_trees.py --library xgboost
 
@@ -17,7 +17,7 @@ from bigdl.orca import stop_orca_context
 
 
 def stage(options):
-    """The trees that are asked for, with the same parameters by the names of their library."""
+    """Return the Spark ML stage of the selected library, with equivalent parameters."""
     if options.library == "xgboost":
         parameters = {"n_estimators": options.epochs, "max_depth": 5, "tree_method": "hist"}
         names = {"features_col": "features", "label_col": "like", "seed": options.seed}

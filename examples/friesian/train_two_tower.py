@@ -1,4 +1,4 @@
-"""Two towers on MovieLens: vectors of users and films whose product ranks the films.
+"""Two-tower model on MovieLens: films are ranked by the product of user and film vectors.
 
     python examples/friesian/train_two_tower.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
@@ -39,7 +39,7 @@ def main(argv=None):
 
 
 def vectors_of(tower, table):
-    """The vectors that a tower makes of a table, as a matrix with a row for each number."""
+    """Return the vectors of a tower for a table, as a matrix indexed by id."""
     predicted = Estimator.from_torch(model=tower).predict(
         table.df, feature_cols=tower.feature_cols, batch_size=1024
     )

@@ -17,7 +17,7 @@ from bigdl.orca.learn.pytorch import Estimator
 
 
 def prepare(train, test, numbers, categories):
-    """Both tables as numbers, the second by what the first one taught."""
+    """Encode both tables, with encoders fitted on the training table."""
     indices = train.gen_string_idx(categories, freq_limit=3)
     crosses = [categories[:2]]
     extremes, ready = None, []

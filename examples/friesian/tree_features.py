@@ -1,4 +1,4 @@
-"""Features for trees: of categories the means of a target and counts, without a look ahead.
+"""Features for trees: target encodings and counts of categories, without leakage.
 
     python examples/friesian/tree_features.py --output features
 

@@ -1,4 +1,4 @@
-"""One model in several processes: more images per second than one process reaches.
+"""Run one model in several processes to increase the throughput.
 
     python examples/nano/multi_instance.py --processes 4
 

@@ -1,4 +1,4 @@
-"""Find the fastest form of a ResNet that keeps its accuracy.
+"""Find the fastest accelerated ResNet that keeps its accuracy.
 
     python examples/nano/optimize_resnet.py --data-dir cats-dogs
 
@@ -22,7 +22,7 @@ from bigdl.nano.pytorch.vision.models import resnet18
 
 
 def photographs(folder, size, limit):
-    """Images (N, 3, size, size) around 0 and the numbers of their folders."""
+    """Return normalized images (N, 3, size, size) and the indexes of their folders."""
     images, labels = [], []
     for label, name in enumerate(sorted(each.name for each in folder.iterdir())):
         for path in sorted((folder / name).iterdir())[:limit]:
@@ -34,7 +34,7 @@ def photographs(folder, size, limit):
 
 
 def generated(count, size, seed):
-    """Noise, with a bright bar that lies (class 0) or stands (class 1)."""
+    """Generate noise images with a bright horizontal (class 0) or vertical (class 1) bar."""
     generator = torch.Generator().manual_seed(seed)
     images = 0.3 * torch.randn(count, 3, size, size, generator=generator)
     labels = torch.randint(0, 2, (count,), generator=generator)

@@ -37,14 +37,14 @@ def optimizer_creator(model, config):
 
 
 def digits(spark):
-    """A DataFrame of id, image (a vector of 64 pixels) and label."""
+    """Return a DataFrame of id, image (a vector of 64 pixels) and label."""
     images, labels = load_digits(return_X_y=True)
     table = pa.table({"id": range(len(labels)), "image": list(images / 16), "label": labels})
     return spark.createDataFrame(table).withColumn("image", array_to_vector("image"))
 
 
 def classes(predicted):
-    """The DataFrame with the class of the highest score."""
+    """Add the class with the highest score to the DataFrame."""
     best = F.expr("array_position(scores, array_max(scores)) - 1")
     scores = predicted.withColumn("scores", vector_to_array("prediction"))
     return scores.select("id", "label", best.alias("class"))

@@ -1,4 +1,4 @@
-"""A text encoder in int8: calibration, accuracy, and layers that stay in floating point.
+"""Quantize a text encoder to int8: calibration, accuracy, and layers in floating point.
 
     python examples/nano/quantize_encoder.py --accelerator openvino
 
@@ -19,7 +19,7 @@ WORDS, LENGTH = 40, 12
 
 
 class Encoder(nn.Module):
-    """Scores of two classes, and the hidden states, from ids and a mask of words."""
+    """Text encoder that returns scores of two classes and the hidden states."""
 
     def __init__(self, size: int, layers: int):
         super().__init__()
@@ -40,7 +40,7 @@ class Encoder(nn.Module):
 
 
 def sentences(count, seed):
-    """Ids and masks, int64 (N, LENGTH), and labels: is a word below 4 before one below 7?"""
+    """Return ids and masks, int64 (N, LENGTH); label 1 if a word below 4 precedes one below 7."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(7, WORDS, (count, LENGTH), generator=generator)
     order = torch.rand(count, LENGTH - 4, generator=generator).argsort(1)[:, :2] + 1
@@ -66,7 +66,7 @@ def trained(data, size, layers, epochs):
 
 
 def accuracy(model, loader):
-    """The share of right answers; optimizer and program use the same function."""
+    """Return the accuracy; the optimizer and the program use the same function."""
     right = count = 0
     for ids, mask, label in loader:
         right += int((model(ids, mask)["logits"].argmax(1) == label).sum())

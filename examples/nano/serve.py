@@ -1,4 +1,4 @@
-"""Save a quantized model, load it in a server of its own, and ask the server.
+"""Save a quantized model, load it in a server process, and send requests.
 
     python examples/nano/serve.py                    # all of it, on a free port of this machine
     python examples/nano/serve.py --folder model --port 8000 --serve
@@ -37,7 +37,7 @@ def decoded(content):
 
 
 def handler_for(model):
-    """A handler whose requests are inputs of this model."""
+    """Return a request handler that calls the model."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -52,7 +52,7 @@ def handler_for(model):
             self.wfile.write(answer)
 
         def log_message(self, *content):
-            """Nothing: a line for each request is too much."""
+            """Suppress the log line of each request."""
 
     return Handler
 
@@ -68,7 +68,7 @@ def serve(folder, port):
 
 
 def saved(folder, epochs):
-    """Train on scikit-learn's digits, quantize, save; returns test images, labels and scores."""
+    """Train on scikit-learn's digits, quantize and save; return test images, labels and scores."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images / 16, dtype=torch.float32)
     y = torch.from_numpy(labels)

@@ -1,4 +1,4 @@
-"""One model object that moves between PyTorch and ONNX Runtime.
+"""Switch a model between PyTorch and ONNX Runtime.
 
     python examples/nano/switch_runtime.py
 
@@ -18,7 +18,7 @@ from bigdl.nano.pytorch import Trainer
 
 
 def digits():
-    """Two data sets of images (N, 1, 8, 8) and labels."""
+    """Return two data sets of images (N, 1, 8, 8) and labels."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels)

@@ -1,4 +1,4 @@
-"""scikit-learn's digits through a Spark DataFrame: train, evaluate, predict, save, load.
+"""Train, evaluate, predict, save and load with scikit-learn's digits in a Spark DataFrame.
 
 Run it with ``python examples/orca/digits.py``; ``--help`` lists the options.
 """
@@ -40,7 +40,7 @@ def optimizer_creator(model, config):
 
 
 def digits(spark):
-    """A DataFrame of id, image (a vector of 64 pixels) and label."""
+    """Return a DataFrame of id, image (a vector of 64 pixels) and label."""
     images, labels = load_digits(return_X_y=True)
     table = pa.table({"id": range(len(labels)), "image": list(images / 16), "label": labels})
     return spark.createDataFrame(table).withColumn("image", array_to_vector("image"))

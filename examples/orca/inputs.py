@@ -1,4 +1,4 @@
-"""One model, three kinds of input: a PyTorch DataLoader, a Spark DataFrame and XShards.
+"""Train one model on three input types: a PyTorch DataLoader, a Spark DataFrame and XShards.
 
 Run it with ``python examples/orca/inputs.py``. The data is made up: two numbers, and whether the
 first is greater.
@@ -32,7 +32,7 @@ class Comparison(nn.Module):
 
 
 def estimator():
-    """From a model, an optimizer of its parameters and a loss, as a program of PyTorch has them."""
+    """Return an Estimator from a PyTorch model, an optimizer and a loss."""
     torch.manual_seed(0)
     model = Comparison()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -48,7 +48,7 @@ def table(rows=512):
 
 
 def with_loader(data, epochs):
-    """A DataLoader as it is; every worker takes its share of each batch."""
+    """Train on a DataLoader; every worker takes its share of each batch."""
     columns = [torch.from_numpy(data[name].to_numpy(copy=True)) for name in data]
     train_loader = DataLoader(TensorDataset(*columns), batch_size=32, shuffle=True)
     est = estimator()
@@ -57,7 +57,7 @@ def with_loader(data, epochs):
 
 
 def with_dataframe(data, epochs, folder):
-    """Columns of a Spark DataFrame, by name."""
+    """Train on named columns of a Spark DataFrame."""
     spark = OrcaContext.get_spark_session()
     path = os.path.join(folder, "data.parquet")
     data.to_parquet(path)
@@ -69,13 +69,13 @@ def with_dataframe(data, epochs, folder):
 
 
 def negative(df, column_name):
-    """Code of pandas, for a shard of the data."""
+    """Negate a column of a shard with pandas."""
     df[column_name] = -df[column_name]
     return df
 
 
 def with_xshards(data, epochs, folder):
-    """pandas frames all over the cluster, changed by a function."""
+    """Train on distributed pandas frames that a function transforms."""
     path = os.path.join(folder, "data.csv")
     data.to_csv(path, index=False)
     shards = read_csv(path)

@@ -1,4 +1,4 @@
-"""A training step of one's own: a variational autoencoder through a MainCallback.
+"""Custom training step: a variational autoencoder with a MainCallback.
 
 Run it with ``python examples/orca/main_callback.py``. The model returns a dict and the loss needs
 all of it, which the usual ``loss(model(*features), target)`` cannot say.
@@ -18,7 +18,7 @@ from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 
 
 class Autoencoder(nn.Module):
-    """Images of 64 pixels through a few numbers (Kingma and Welling, 2014)."""
+    """Variational autoencoder for images of 64 pixels (Kingma and Welling, 2014)."""
 
     def __init__(self, config):
         super().__init__()
@@ -37,7 +37,7 @@ class Autoencoder(nn.Module):
 
 
 class Variational(MainCallback):
-    """Trains on how well images come back and on how far the code is from a normal one."""
+    """Callback that minimizes the reconstruction loss and the divergence from a normal."""
 
     def on_iter_forward(self, runner):
         images, _ = runner.batch
@@ -53,7 +53,7 @@ class Variational(MainCallback):
 
 
 class BestEpoch(Callback):
-    """Keeps the best epoch so far in the runner's pocket, and stops when nothing is gained."""
+    """Callback that records the best epoch and stops when the loss does not improve."""
 
     def before_run(self, runner):
         runner.put("best", float("inf"))

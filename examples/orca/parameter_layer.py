@@ -1,4 +1,4 @@
-"""The same training in four ways: by torch.distributed, and by BigDL's parameter layer.
+"""Train a model with torch.distributed and with three settings of BigDL's parameter layer.
 
 Run it with ``python examples/orca/parameter_layer.py``; ``--help`` lists the options. The data is
 made up: points of the plane in two intertwined spirals. All make the same updates, so their losses
@@ -42,7 +42,7 @@ PHASES = {
 
 
 def spirals(spark, rows, seed=0):
-    """A DataFrame of points and the spiral that each is on."""
+    """Return a DataFrame of points and the index of their spiral."""
     random = np.random.default_rng(seed)
     spiral = np.arange(rows) % 2
     radius = random.uniform(0.2, 1.0, rows)
@@ -54,7 +54,7 @@ def spirals(spark, rows, seed=0):
 
 
 class Classifier(nn.Module):
-    """A point to the logit of its spiral."""
+    """Classifier that returns the logit of the spiral of a point."""
 
     def __init__(self, config):
         super().__init__()
@@ -72,7 +72,7 @@ def adam(model, config):
 
 
 def train(frame, backend, options, arguments):
-    """Train a new model; returns its seconds, losses and the mean seconds of a step's phases."""
+    """Train a new model; return its seconds, losses and the mean seconds of the step phases."""
     est = Estimator.from_torch(
         model=Classifier,
         optimizer=adam,

@@ -1,4 +1,4 @@
-"""Image segmentation with XShards: images and masks from files, masks back.
+"""Image segmentation with XShards: train a small U-Net on image and mask files.
 
 Run it with ``python examples/orca/segmentation.py``. The images are made up: discs and squares on a
 noisy background; the discs are to be found.
@@ -20,7 +20,7 @@ from bigdl.orca.learn.pytorch import Estimator
 
 
 def write_images(folder, count, size, seed=0):
-    """Files ``images/<n>.png`` and ``masks/<n>_mask.png``."""
+    """Write files ``images/<n>.png`` and ``masks/<n>_mask.png``."""
     rng = np.random.default_rng(seed)
     for name in ("images", "masks"):
         os.makedirs(os.path.join(folder, name))
@@ -40,14 +40,14 @@ def write_images(folder, count, size, seed=0):
 
 
 def as_arrays(sample):
-    """An image and a mask to arrays of (3, height, width) and (1, height, width)."""
+    """Convert an image and a mask to arrays of (3, height, width) and (1, height, width)."""
     image, mask = sample
     pixels = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1) / 255
     return pixels, (np.asarray(mask.convert("L"), np.float32) > 127)[None].astype(np.float32)
 
 
 class Segmenter(nn.Module):
-    """One step down and one up, with a bridge between (Ronneberger et al., U-Net, 2015)."""
+    """U-Net with one level (Ronneberger et al., 2015)."""
 
     def __init__(self, config):
         super().__init__()
@@ -67,7 +67,7 @@ class Segmenter(nn.Module):
 
 
 def overlap(shard):
-    """Intersection over union of the predicted and the true masks, as two sums."""
+    """Return the sums of the intersection and the union of predicted and true masks."""
     true = shard["y"].reshape(len(shard["y"]), -1) > 0.5
     found = np.asarray(shard["prediction"]).reshape(true.shape) > 0.5
     return int((true & found).sum()), int((true | found).sum())

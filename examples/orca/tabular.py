@@ -1,4 +1,4 @@
-"""A table that needs cleaning: XShards of pandas, from a CSV file to predictions.
+"""Clean a CSV file with XShards of pandas frames, then train and predict.
 
 Run it with ``python examples/orca/tabular.py``. The table is made up: flats with gaps, rows that
 occur twice and a column of words; the label is whether a flat is expensive.
@@ -23,7 +23,7 @@ CITIES = ["Aachen", "Bergen", "Como", "Delft"]
 
 
 def write_table(path, rows, seed=0):
-    """A CSV file in which one area in ten is missing and one row in twenty comes twice."""
+    """Write a CSV file with a tenth of the areas missing and a twentieth of the rows duplicated."""
     rng = np.random.default_rng(seed)
     area, age = rng.uniform(20, 150, rows).round(1), rng.integers(0, 100, rows)
     city = rng.integers(0, len(CITIES), rows)
@@ -44,7 +44,7 @@ def write_table(path, rows, seed=0):
 
 
 def filled(frame, means):
-    """Gaps become the mean of the column."""
+    """Fill missing values with the means of the columns."""
     return frame.fillna(means)
 
 
@@ -57,7 +57,7 @@ def as_float(frame, column):
 
 
 class Classifier(nn.Module):
-    """A few numbers and a city to a probability."""
+    """Classifier of numeric features and a city."""
 
     def __init__(self, config):
         super().__init__()

@@ -27,21 +27,21 @@ def label_of(path):
 
 
 def as_array(sample, size):
-    """An image and its label to arrays; channels come first, values are around 0."""
+    """Convert an image and its label to channels-first normalized arrays."""
     image, label = sample
     pixels = np.asarray(image.convert("RGB").resize((size, size)), np.float32) / 127.5 - 1
     return pixels.transpose(2, 0, 1), np.array(label, np.float32)
 
 
 def rotations(shard):
-    """Every image four times, with the number of its quarter turns as label."""
+    """Rotate every image by four quarter turns; the label is the number of turns."""
     turned = [np.rot90(shard["x"], k, axes=(2, 3)) for k in range(4)]
     turns = np.repeat(np.arange(4, dtype=np.int64), len(shard["x"]))
     return {"x": np.ascontiguousarray(np.concatenate(turned)), "y": turns}
 
 
 def read(folder, size, limit):
-    """XShards of ``{"x": images, "y": labels}``, a shard per partition."""
+    """Return XShards of ``{"x": images, "y": labels}``, one shard per partition."""
     paths = []
     for name in CLASSES:
         found = sorted(os.listdir(os.path.join(folder, name)))
@@ -69,7 +69,7 @@ class Network(nn.Module):
 
 
 def frozen_network(config):
-    """A network whose backbone has the given weights and is not trained."""
+    """Return a network with a frozen backbone that has the weights of the config."""
     network = Network(config)
     network.backbone.load_state_dict(config["weights"])
     network.backbone.requires_grad_(False)

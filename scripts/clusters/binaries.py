@@ -1,4 +1,4 @@
-"""Third-party programs that the test clusters run, which are not part of the project."""
+"""Third-party programs for the test clusters, which are not part of the project."""
 
 import os
 import shutil
@@ -14,13 +14,13 @@ MISSING = 3
 
 
 def missing(reason: str) -> NoReturn:
-    """End this program: the cluster cannot run on this machine."""
+    """Exit because the cluster cannot run on this machine."""
     print(reason, file=sys.stderr)
     raise SystemExit(MISSING)
 
 
 def find(name: str, fetch: Callable[[Path], None]) -> Path:
-    """The folder with binaries, which are fetched when they are used for the first time.
+    """Return the folder of binaries, which are downloaded on first use.
 
     Parameters
     ----------
@@ -55,6 +55,6 @@ def find(name: str, fetch: Callable[[Path], None]) -> Path:
 
 
 def by_maven(project: Path, folder: Path) -> None:
-    """Copy the JARs that a Maven project depends on."""
+    """Copy the dependency JARs of a Maven project."""
     command = ["mvn", "-q", "-B", "-f", str(project), "dependency:copy-dependencies"]
     subprocess.run([*command, f"-DoutputDirectory={folder}"], check=True, timeout=600)

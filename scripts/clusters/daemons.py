@@ -18,7 +18,7 @@ _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Daemons:
-    """The daemons of the cluster in a folder.
+    """Daemons of the cluster in a folder.
 
     `pids/NAME` holds the pid of a daemon and when its process started, since a pid is given to
     another process one day; `logs/NAME` holds what it prints.
@@ -34,7 +34,7 @@ class Daemons:
         self._pids, self.logs = folder / "pids", folder / "logs"
 
     def start(self, name: str, command: Sequence[str], **variables: str) -> None:
-        """Start a daemon in a session of its own, in the cluster's folder."""
+        """Start a daemon in a new session, with the cluster's folder as working directory."""
         self._pids.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         with open(self.logs / name, "ab") as log:
@@ -50,21 +50,21 @@ class Daemons:
         (self._pids / name).write_text(f"{started.pid} {psutil.Process(started.pid).create_time()}")
 
     def names(self) -> list[str]:
-        """Those that were started and not stopped."""
+        """Names of the running daemons."""
         return sorted(path.name for path in self._pids.glob("*"))
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """Return the last lines that a daemon has printed."""
+        """Return the last output lines of a daemon."""
         with contextlib.suppress(FileNotFoundError):
             return "\n".join((self.logs / name).read_text(errors="replace").splitlines()[-lines:])
         return ""
 
     def tails(self, names: Sequence[str]) -> str:
-        """Return the last lines that each of some daemons has printed, to end an error with."""
+        """Return the last output lines of several daemons, for an error message."""
         return "".join(f"\n-- {name}\n{self.tail(name)}" for name in names)
 
     def process(self, name: str) -> psutil.Process | None:
-        """The process of a daemon that runs."""
+        """Return the process of a running daemon."""
         try:
             pid, created = (self._pids / name).read_text().split()
             process = psutil.Process(int(pid))
@@ -75,7 +75,7 @@ class Daemons:
         return None
 
     def await_all(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition holds; SystemExit if a daemon ends or the time is over."""
+        """Wait until `ready` returns True; exit if a daemon ends or `seconds` have passed."""
         end = time.monotonic() + seconds
         while not ready():
             ended = [name for name in self.names() if self.process(name) is None]
@@ -86,7 +86,7 @@ class Daemons:
             time.sleep(0.2)
 
     def stop(self, names: Sequence[str] | None = None, patience: float = 15.0) -> None:
-        """End daemons, the last ones first, and kill those that do not end."""
+        """Terminate daemons in reverse order, and kill those that do not end."""
         names = self.names() if names is None else names
         running = [each for name in names if (each := self.process(name))]
         end_processes(running, patience)
@@ -94,7 +94,7 @@ class Daemons:
             (self._pids / name).unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
-        """End a daemon at once, as a crash does."""
+        """Kill a daemon to simulate a crash."""
         process = self.process(name)
         if process:
             process.kill()
@@ -102,7 +102,7 @@ class Daemons:
 
 
 def end_processes(processes: Sequence[psutil.Process], patience: float) -> None:
-    """Ask processes to end, and kill those that run on."""
+    """Terminate processes, and kill those that do not end."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     _, running = psutil.wait_procs(processes, patience)
@@ -117,7 +117,7 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 
 def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -> None:
-    """Run ``COMMAND FOLDER ARGUMENT ...`` of this program's arguments.
+    """Run the function for ``COMMAND FOLDER ARGUMENT ...`` on the command line.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on.
+    """Return free ports of the loopback interface.
 
     They lie below those that the system gives by itself, to servers on port 0 and to connections,
     so that no other program gets one before its daemon listens.
@@ -174,7 +174,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def spark_home() -> Path:
-    """The folder of Spark, by default that of the installed pyspark."""
+    """Return the folder of Spark, by default that of the installed pyspark."""
     if os.environ.get("SPARK_HOME"):
         return Path(os.environ["SPARK_HOME"])
     import pyspark
@@ -183,6 +183,6 @@ def spark_home() -> Path:
 
 
 def java_home() -> Path:
-    """The folder of Java."""
+    """Return the folder of Java."""
     home = os.environ.get("JAVA_HOME")
     return Path(home) if home else Path(os.path.realpath("/usr/bin/java")).parents[1]

@@ -1,4 +1,4 @@
-"""Hold the packets of a queue of the kernel, and let each go on after the same time.
+"""Delay the packets of a kernel queue by a constant time.
 
 python delay.py MILLISECONDS    # of the queue 0 of this network namespace; prints "ready"
 
@@ -26,7 +26,7 @@ _LONGEST = 1 << 16  # packets of the queue
 
 
 def message(kind: int, *attributes: tuple[int, bytes], flags: int = 0) -> bytes:
-    """A message about the queue 0."""
+    """Return a netlink message for queue 0."""
     body = struct.pack("=BBH", 0, 0, 0)
     for number, value in attributes:
         body += struct.pack("=HH", 4 + len(value), number) + value + b"\0" * (-len(value) % 4)
@@ -34,7 +34,7 @@ def message(kind: int, *attributes: tuple[int, bytes], flags: int = 0) -> bytes:
 
 
 def bound() -> socket.socket:
-    """A socket that is told of the queue's packets."""
+    """Return a socket that receives the queue's packets."""
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
     link.setsockopt(270, _NO_BUFFER_ERRORS, 1)
@@ -53,7 +53,7 @@ def bound() -> socket.socket:
 
 
 def numbers(data: bytes) -> list[int]:
-    """The packets that messages tell of."""
+    """Return the packet ids in netlink messages."""
     found, place = [], 0
     while place < len(data):
         length, kind, *_ = _HEAD.unpack_from(data, place)

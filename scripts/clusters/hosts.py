@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hosts on this machine: network namespaces on a bridge, which can be cut off and limited.
+"""Simulated hosts: network namespaces on a bridge, which can be cut off and limited.
 
 python scripts/clusters/hosts.py start DIR [N]         # driver, host1 ... hostN (4)
 python scripts/clusters/hosts.py spark DIR [CORES]     # a standalone cluster: spark://10.76.1.10:7077
@@ -49,7 +49,7 @@ _SPARK = "org.apache.spark.deploy"
 
 
 def address(host: str) -> str:
-    """The address of a host by its name, or of this machine as ``here``."""
+    """Return the address of a host by its name, or of this machine for ``here``."""
     return f"{NETWORK}.1" if host == "here" else f"{NETWORK}.{10 + _number(host)}"
 
 
@@ -100,7 +100,7 @@ def start(folder: Path, count: str = "4") -> None:
 
 
 def _running_hosts() -> str | None:
-    """The folder of the hosts that run on this machine."""
+    """Return the folder of the running hosts."""
     alias = Path("/sys/class/net", BRIDGE, "ifalias")
     folder = alias.read_text().strip() if alias.exists() else ""
     return folder if folder and Daemons(Path(folder)).process(_ALIVE) else None
@@ -135,7 +135,7 @@ def _add(folder: Path, host: str, hosts: list[str]) -> None:
 
 
 def inside(folder: Path, host: str, *command: str) -> list[str]:
-    """A command on a host, which has the host's name and disk; it becomes the process itself."""
+    """Return a command line that runs on a host, with its host name and disk."""
     setting = 'hostname "$0" && mount --bind "$1/disks/$0" "$1/disk" && shift && exec "$@"'
     named = ["unshare", "--uts", "sh", "-c", setting, host, str(folder), *command]
     return ["ip", "netns", "exec", namespace(host), *named]
@@ -147,7 +147,7 @@ def execute(folder: Path, host: str, *command: str) -> None:
 
 
 def processes(host: str) -> list[psutil.Process]:
-    """What runs on a host."""
+    """Return the processes of a host."""
     pids = subprocess.run(
         ["ip", "netns", "pids", namespace(host)], capture_output=True, text=True, check=False
     )
@@ -190,7 +190,7 @@ def limit(folder: Path, host: str, rate: str) -> None:
 
 
 def delay(folder: Path, host: str, milliseconds: str) -> None:
-    """Hold packets where they arrive: on their way out, TCP would send no others meanwhile."""
+    """Delay incoming packets; delaying outgoing ones would block TCP's sending."""
     if not shutil.which("iptables"):
         missing("Delays need iptables")
     name, daemons = f"delay-{host}", Daemons(folder)
@@ -232,7 +232,7 @@ def _signal(host: str, number: int) -> None:
 
 
 def spark(folder: Path, cores: str = "2") -> None:
-    """Start a master on the driver's host and a worker on every other."""
+    """Start a master on the driver's host and a worker on every other host."""
     workers = [host for host in json.loads((folder / "hosts.json").read_text()) if host != DRIVER]
     (folder / "cores").write_text(cores)
     options = ["--host", address(DRIVER), "--port", str(_PORT), "--webui-port", str(_PORT_OF_PAGES)]
@@ -247,7 +247,7 @@ def spark(folder: Path, cores: str = "2") -> None:
 
 
 def worker(folder: Path, host: str) -> None:
-    """Start the worker of a host; it registers some seconds later."""
+    """Start the Spark worker of a host, which registers some seconds later."""
     options = ["--host", address(host), "--cores", (folder / "cores").read_text(), "--memory", "6g"]
     options += ["--work-dir", str(folder / "disk" / "work"), "--webui-port", "0"]
     options += [f"spark://{address(DRIVER)}:{_PORT}"]
@@ -272,7 +272,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _workers() -> int | None:
-    """How many workers the master knows; None if it does not answer."""
+    """Return the number of workers of the master, or None if it does not answer."""
     try:
         url = f"http://{address(DRIVER)}:{_PORT_OF_PAGES}/json/"
         with urllib.request.urlopen(url, timeout=5) as answer:

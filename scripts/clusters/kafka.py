@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A Kafka broker in KRaft mode on this machine.
+"""Local Kafka broker in KRaft mode.
 
 python scripts/clusters/kafka.py start DIR    # prints host:port; the data of an earlier one stay
 python scripts/clusters/kafka.py kill DIR     # at once, as a crash does

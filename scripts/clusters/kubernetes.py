@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kubernetes on this machine: a control plane and nodes, each in namespaces of its own.
+"""Local Kubernetes: a control plane and nodes in separate namespaces.
 
 python scripts/clusters/kubernetes.py start DIR [N]        # N nodes (2): node1, node2 ...
 python scripts/clusters/kubernetes.py status DIR
@@ -59,7 +59,7 @@ def _build(folder: Path) -> None:
 
 @cache
 def binaries() -> Path:
-    """The folder of kubelab and pause; what is packed there is unpacked into the user's cache."""
+    """Return the folder of the kubelab and pause binaries, unpacked to the user's cache."""
     folder = find("kubernetes/bin", _build)
     if (folder / "kubelab").exists():
         return folder
@@ -81,7 +81,7 @@ def kubelab() -> str:
 
 
 def kubectl(folder: Path, *arguments: str) -> str:
-    """What a command of kubectl prints, or nothing if it fails."""
+    """Return the output of a kubectl command, or an empty string if it fails."""
     command = [kubelab(), "kubectl", "--kubeconfig", str(folder / "admin.conf"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -435,7 +435,7 @@ def load(folder: Path, *files: str) -> None:
 
 
 def machine(folder: Path) -> None:
-    """Load an image that has the programs of this machine, and write the template of its pods."""
+    """Load an image with the programs of this machine, and write its pod template."""
     files = {
         **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
         "etc": None,
@@ -476,7 +476,7 @@ def image(
     entrypoint: Sequence[str],
     environment: Sequence[str] = (),
 ) -> Path:
-    """Write the archive of an image of one layer.
+    """Write the archive of a single-layer image.
 
     Parameters
     ----------
@@ -527,7 +527,7 @@ def _nodes(folder: Path) -> list[str]:
 
 
 def check() -> None:
-    """End this program if the cluster cannot run here."""
+    """Exit if the cluster cannot run here."""
     if os.geteuid():
         missing("Kubernetes needs root here")
     absent = [name for name in _PROGRAMS if not shutil.which(name)]
@@ -577,7 +577,7 @@ def _unready(folder: Path, names: list[str]) -> list[str]:
 
 
 def _running_cluster() -> str | None:
-    """The folder of the cluster that runs on this machine."""
+    """Return the folder of the running cluster."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.name() == "kubelab":

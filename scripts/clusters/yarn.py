@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""HDFS and YARN on this machine: a NameNode, a DataNode, a ResourceManager and two NodeManagers.
+"""Local HDFS and YARN: a NameNode, a DataNode, a ResourceManager and two NodeManagers.
 
 python scripts/clusters/yarn.py start DIR       # format HDFS, start the daemons, wait for them
 python scripts/clusters/yarn.py status DIR      # a line for each daemon; 1 unless all are ready
@@ -82,7 +82,7 @@ def jars() -> Path:
 
 
 def java(folder: Path, main: str, heap: int, *arguments: str, **properties: str) -> list[str]:
-    """The command of a JVM of Hadoop."""
+    """Return the command of a Hadoop JVM."""
     libraries = [*_LIBRARIES, *(_OF_SHUFFLE if main == _NODE_MANAGER else [])]
     path = [folder / "conf", folder / "web", *sorted(jars().glob("*.jar"))]
     return [
@@ -103,7 +103,7 @@ def java(folder: Path, main: str, heap: int, *arguments: str, **properties: str)
 
 
 def configure(folder: Path) -> None:
-    """Write the settings of all daemons, with ports that are free."""
+    """Write the settings of all daemons, with free ports."""
     name_node, name_node_http, *ports, rm_http, shuffle = free_ports(8)
     ip, conf = "127.0.0.1", folder / "conf"
     conf.mkdir(parents=True)
@@ -253,7 +253,7 @@ def start(folder: Path) -> None:
 
 
 def state(folder: Path) -> dict[str, bool]:
-    """Daemons and what they are together, each with whether it is ready."""
+    """Return whether each daemon, and the cluster as a whole, is ready."""
     daemons = Daemons(folder)
     found = {name: daemons.process(name) is not None for name in DAEMONS}
     urls = json.loads((folder / "urls.json").read_text())
@@ -292,14 +292,14 @@ def stop(folder: Path) -> None:
 
 
 def cli(folder: Path, name: str, *arguments: str) -> None:
-    """Replace this process by a command of Hadoop."""
+    """Replace this process by a Hadoop command."""
     main_class, *first = COMMANDS.get(name, [name])
     command = java(folder, main_class, 256, *first, *arguments)
     os.execve(command[0], command, {**os.environ, **_environment(folder)})
 
 
 def containers(folder: Path) -> list[psutil.Process]:
-    """Processes of containers, which outlive a NodeManager that was killed."""
+    """Return the container processes, which outlive a killed NodeManager."""
     nodes = tuple(f"{folder}/{name}/" for name in NODES)
     found = []
     for process in psutil.process_iter():

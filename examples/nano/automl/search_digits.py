@@ -1,4 +1,4 @@
-"""Search the hyper-parameters of a network for handwritten digits, with Nano's Trainer.
+"""Search the hyperparameters of a network for handwritten digits, with Nano's Trainer.
 
 python examples/nano/automl/search_digits.py
 python examples/nano/automl/search_digits.py --processes 2 --storage sqlite:///digits.db
@@ -24,7 +24,7 @@ from bigdl.tuning import trial_table
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Handwritten digits to train and to validate with."""
+    """Return handwritten digits for training and validation."""
     data = load_digits()
     images = torch.tensor(data.data / 16, dtype=torch.float32)
     labels = torch.tensor(data.target)
@@ -33,7 +33,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 @hpo.plmodel()
 class Classifier(pl.LightningModule):
-    """A network with one hidden layer, and its data."""
+    """Classifier with one hidden layer."""
 
     def __init__(
         self,

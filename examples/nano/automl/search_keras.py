@@ -1,4 +1,4 @@
-"""Search the hyper-parameters of a Keras model for handwritten digits.
+"""Search the hyperparameters of a Keras model for handwritten digits.
 
 python examples/nano/automl/search_keras.py
 """

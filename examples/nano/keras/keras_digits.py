@@ -1,4 +1,4 @@
-"""Train a Keras model in two processes, then predict faster.
+"""Train a Keras model in two processes, then accelerate its predictions.
 
     python examples/nano/keras/keras_digits.py --processes 2
 
@@ -21,7 +21,7 @@ from bigdl.nano.tf.keras.layers import Conv2D, Dense, Flatten, MaxPooling2D
 
 
 def digits():
-    """Images (N, 8, 8, 1) from 0 to 1 and their digits, for training and for test."""
+    """Return images (N, 8, 8, 1) from 0 to 1 and their digits, for training and testing."""
     data = load_digits()
     images = (data.images[..., None] / 16).astype(np.float32)
     return train_test_split(images, data.target, random_state=0)

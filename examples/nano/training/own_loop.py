@@ -1,4 +1,4 @@
-"""A training loop of one's own: as a decorated function, and as a TorchNano.
+"""Custom training loops: a decorated function and a TorchNano subclass.
 
 python examples/nano/training/own_loop.py --processes 2
 """
@@ -16,7 +16,7 @@ from bigdl.nano.pytorch import TorchNano, nano
 
 
 def network() -> nn.Module:
-    """A small network for digits of 8 × 8."""
+    """Return a small network for digits of 8 × 8."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -29,7 +29,7 @@ def network() -> nn.Module:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Handwritten digits to train and to test with."""
+    """Return handwritten digits for training and testing."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(data.target)
@@ -37,14 +37,14 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def accuracy(model: nn.Module, rows: TensorDataset) -> float:
-    """Part of the rows that the model gets right."""
+    """Return the accuracy of the model on a data set."""
     images, labels = rows.tensors
     with torch.inference_mode():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 class Loop(TorchNano):
-    """The loop as a class."""
+    """Training loop as a TorchNano subclass."""
 
     def train(self, rows: TensorDataset, epochs: int) -> nn.Module:
         net = network()
@@ -62,7 +62,7 @@ class Loop(TorchNano):
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Train in both ways, and return their accuracies."""
+    """Train in both ways and return the accuracies."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--processes", type=int, default=1)

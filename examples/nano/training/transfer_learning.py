@@ -1,4 +1,4 @@
-"""Transfer learning on folders of JPEG files: a frozen trunk and a head that learns.
+"""Transfer learning on folders of JPEG files: a frozen trunk and a trained head.
 
     python examples/nano/training/transfer_learning.py --data-dir cats-dogs --weights resnet18.pth
 
@@ -40,7 +40,7 @@ QUIET = {
 
 
 class Classifier(ImageClassifier):
-    """A trunk and a linear head; what is frozen is not given to the optimizer."""
+    """Classifier of a trunk and a linear head; frozen parameters are not optimized."""
 
     lr = 1e-3
 
@@ -49,7 +49,7 @@ class Classifier(ImageClassifier):
 
 
 def pipeline(size: int, augmented: bool) -> transforms.Compose:
-    """From an image to a tensor ``(3, size, size)``."""
+    """Return the transforms from an image to a tensor ``(3, size, size)``."""
     if augmented:
         crop = [transforms.RandomCrop(224), transforms.RandomHorizontalFlip()]
     else:
@@ -60,7 +60,7 @@ def pipeline(size: int, augmented: bool) -> transforms.Compose:
 
 
 def folders(root: Path, size: int) -> tuple[Dataset, Dataset, list[str]]:
-    """Images to train and to test with, and the names of the classes."""
+    """Return training and test data sets, and the names of the classes."""
     within = root / "train" if (root / "train").is_dir() else root
     train = ImageFolder(within, pipeline(size, augmented=True))
     if (root / "val").is_dir():
@@ -71,14 +71,14 @@ def folders(root: Path, size: int) -> tuple[Dataset, Dataset, list[str]]:
 
 
 def some_of(dataset: Dataset, count: int | None) -> Dataset:
-    """So many images of all classes, which follow each other in a folder; all by default."""
+    """Return a subset of `count` images with all classes; by default all images."""
     if count is None or count >= len(dataset):
         return dataset
     return Subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(int).tolist())
 
 
 def draw(folder: Path, shapes: tuple[str, ...], count: int, seed: int) -> Path:
-    """Fill ``folder/SHAPE`` with JPEG files of a bright shape somewhere on noise."""
+    """Write JPEG files of a bright shape on noise to ``folder/SHAPE``."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[:256, :256]
     for number in range(count):
@@ -101,7 +101,7 @@ def draw(folder: Path, shapes: tuple[str, ...], count: int, seed: int) -> Path:
 
 
 def learned_trunk(count: int, size: int) -> torch.nn.Module:
-    """A trunk that has learned for a moment, on other shapes."""
+    """Return a trunk that is briefly trained on other shapes."""
     with tempfile.TemporaryDirectory() as directory:
         shapes = ("ring", "cross", "bar", "diamond")
         drawn = draw(Path(directory), shapes, count, seed=1)
@@ -116,7 +116,7 @@ def loader_of(dataset: Dataset, shuffle: bool) -> DataLoader:
 
 
 def main(argv: list[str] | None = None) -> dict[str, object]:
-    """Train the head; returns the accuracy on other images, the report and the settings."""
+    """Train the head; return the test accuracy, the report and the settings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--weights", type=Path, help="state dict of ResNet18")

@@ -1,4 +1,4 @@
-"""The best network for scikit-learn's digits: a search on Ray, or on this machine without it.
+"""Search the best network for scikit-learn's digits, on Ray or in local processes.
 
 Run it with ``python examples/orca/automl/auto_digits.py``; ``--help`` lists the options.
 """

@@ -1,4 +1,4 @@
-"""The best XGBoost regressor for scikit-learn's diabetes data, by Optuna.
+"""Search the best XGBoost regressor for scikit-learn's diabetes data, with Optuna.
 
 Run it with ``python examples/orca/automl/auto_xgboost.py``; ``--help`` lists the options.
 """

@@ -1,4 +1,4 @@
-"""Handwritten digits in Keras: from a function that makes a tf.data.Dataset to predictions.
+"""Train a Keras model on handwritten digits from a tf.data.Dataset creator.
 
 python examples/orca/keras/digits_keras.py
 """
@@ -20,7 +20,7 @@ def images_and_labels():
 
 
 def train_creator(config, batch_size):
-    """Runs in every worker, which takes its part of each batch."""
+    """Return the training dataset; called in every worker, which takes its part of each batch."""
     import tensorflow as tf
 
     x, y = images_and_labels()

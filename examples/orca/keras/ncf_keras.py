@@ -1,4 +1,4 @@
-"""Neural collaborative filtering in Keras: train, go on from a checkpoint, predict.
+"""Neural collaborative filtering in Keras: train, resume from a checkpoint, predict.
 
     python examples/orca/keras/ncf_keras.py --data-dir ml-100k --input dataframe
 
@@ -22,7 +22,7 @@ FEATURES, LABELS = ["user", "item"], ["label"]
 
 
 def model_creator(config):
-    """A product and an MLP of embeddings (He et al., WWW 2017)."""
+    """Return NCF with a product and an MLP of embeddings (He et al., WWW 2017)."""
     import keras
     from keras import layers
 
@@ -49,7 +49,7 @@ def model_creator(config):
 
 
 def write_ratings(path, users=60, items=40, seed=0):
-    """Made-up ratings in the form of MovieLens': who is alike rates alike."""
+    """Write generated ratings in the format of MovieLens; similar users give similar ratings."""
     rng = np.random.default_rng(seed)
     taste = rng.normal(size=(users, 3)) @ rng.normal(size=(3, items))
     chosen = np.argsort(-taste + rng.gumbel(size=taste.shape) / 3)[:, : items // 3]
@@ -59,7 +59,7 @@ def write_ratings(path, users=60, items=40, seed=0):
 
 
 def frame_with_negatives(path, negatives, seed):
-    """A Spark DataFrame of ``user``, ``item`` and ``label``."""
+    """Return a Spark DataFrame of ``user``, ``item`` and ``label``."""
     from pyspark.sql import functions as F
 
     spark = OrcaContext.get_spark_session()
@@ -76,7 +76,7 @@ def frame_with_negatives(path, negatives, seed):
 
 
 def with_negatives(chosen, items, negatives, seed):
-    """The same of a pandas frame that holds all items of its users; other negatives are drawn."""
+    """Add random negatives to a pandas frame that contains all items of its users."""
     rng = np.random.default_rng([seed, len(chosen)])
     drawn = pd.DataFrame(
         {
@@ -91,7 +91,7 @@ def with_negatives(chosen, items, negatives, seed):
 
 
 def shards_with_negatives(path, negatives, seed, partitions):
-    """XShards of pandas frames of ``user``, ``item`` and ``label``."""
+    """Return XShards of pandas frames of ``user``, ``item`` and ``label``."""
     names, types = ["user", "item", "rating", "time"], {"user": "int32", "item": "int32"}
     ratings = read_csv(path, sep="\t", names=names, dtype=types)
     items = int(ratings.max_values("item"))

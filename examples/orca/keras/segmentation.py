@@ -1,4 +1,4 @@
-"""Image segmentation in Keras: images and masks from files, a small U-Net, masks back.
+"""Image segmentation with Keras: train a small U-Net on image and mask files.
 
     python examples/orca/keras/segmentation.py --data-dir pets --epochs 20
 
@@ -22,7 +22,7 @@ from bigdl.orca.learn.tf2 import Estimator
 
 
 def write_images(folder, count, size, seed):
-    """Files ``images/<n>.png`` and ``masks/<n>.png``."""
+    """Write files ``images/<n>.png`` and ``masks/<n>.png``."""
     rng = np.random.default_rng(seed)
     for name in ("images", "masks"):
         os.makedirs(os.path.join(folder, name))
@@ -40,7 +40,7 @@ def write_images(folder, count, size, seed):
 
 
 def shards_of(folder, size):
-    """XShards of ``{"x": images, "y": masks}``, of numbers from 0 to 1."""
+    """Return XShards of ``{"x": images, "y": masks}`` with values from 0 to 1."""
 
     def as_arrays(sample):
         image, mask = (each.resize((size, size)) for each in sample)
@@ -56,7 +56,7 @@ def shards_of(folder, size):
 
 
 def model_creator(config):
-    """Down and up again, with a bridge on every level (Ronneberger et al., U-Net, 2015)."""
+    """Return a small U-Net (Ronneberger et al., 2015)."""
     import keras
     from keras import layers
 
@@ -86,7 +86,7 @@ def model_creator(config):
 
 
 def overlap(shard):
-    """Pixels that are in both masks, the true and the predicted one, and in either."""
+    """Return the pixel counts of the intersection and the union of true and predicted masks."""
     true, found = shard["y"] > 0.5, shard["prediction"] > 0.5
     return int((true & found).sum()), int((true | found).sum())
 

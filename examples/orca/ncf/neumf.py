@@ -1,4 +1,4 @@
-"""Neural collaborative filtering on MovieLens: the parts that the three programs share.
+"""Model and data functions shared by the three NeuMF programs on MovieLens.
 
 The model is NeuMF (He et al., "Neural Collaborative Filtering", WWW 2017).  Of every user the last
 rating is held out; the model learns to tell the items that a user has rated from items that she
@@ -27,7 +27,7 @@ COLUMNS = ["user", "item", "rating", "time"]
 
 
 class NeuMF(nn.Module):
-    """The probability that a user chooses an item, from a product and from an MLP of embeddings."""
+    """NeuMF: probability of a choice from a product and an MLP of embeddings."""
 
     def __init__(self, users, items, factors=8, layers=(64, 32, 16, 8)):
         super().__init__()
@@ -59,7 +59,7 @@ def scheduler_creator(optimizer, config):
 
 
 def make_estimator(options, users, items, **more):
-    """The Estimator of all three programs; `more` goes into its config."""
+    """Return the Estimator of the three programs; `more` is added to its config."""
     from bigdl.orca.learn.pytorch import Estimator
 
     config = {"users": users, "items": items, "factors": options.factors, "lr": options.lr}
@@ -80,7 +80,7 @@ def make_estimator(options, users, items, **more):
 
 
 def histories(ratings):
-    """A row per user: all items of hers by time, the last of which is held out, and `unseen`.
+    """Return a row per user: all items by time (the last one is held out), and `unseen` items.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def histories(ratings):
 
 
 def training_rows(per_user, negatives, seed):
-    """``user``, ``item``, ``label``: every chosen item but the last one, and its negatives."""
+    """Return ``user``, ``item``, ``label`` of all chosen items but the last, and of negatives."""
     from pyspark.sql import functions as F
 
     kept = F.expr("slice(chosen, 1, size(chosen) - 1)")
@@ -118,7 +118,7 @@ def training_rows(per_user, negatives, seed):
 
 
 def test_rows(per_user, candidates, seed):
-    """Of every user the held-out item (``label`` 1) and those to rank it among (0)."""
+    """Return the held-out item (``label`` 1) and its candidates (0) for every user."""
     from pyspark.sql import functions as F
 
     drawn = F.transform(_numbers(candidates), lambda k: _drawn(F.lit(-1), k, seed))
@@ -136,7 +136,7 @@ def _numbers(count):
 
 
 def _drawn(item, number, seed):
-    """One of the column ``unseen``."""
+    """Return a random item of the column ``unseen``."""
     from pyspark.sql import functions as F
 
     key = [c.cast("bigint") for c in (F.lit(seed), F.col("user"), item, number)]
@@ -144,7 +144,7 @@ def _drawn(item, number, seed):
 
 
 def hit_rate(predicted, best=10):
-    """Share of users whose held-out item is among the `best` of hers, of a predicted DataFrame."""
+    """Return the share of users whose held-out item is among their `best` predictions."""
     from pyspark.sql import functions as F
 
     score = F.max(F.when(F.col("label") == 1, F.col("prediction"))).alias("score")
@@ -158,7 +158,7 @@ def hit_rate(predicted, best=10):
 
 
 class Histories:
-    """What :func:`histories`, :func:`training_rows` and :func:`test_rows` do, on arrays.
+    """Array version of :func:`histories`, :func:`training_rows` and :func:`test_rows`.
 
     Parameters
     ----------
@@ -186,12 +186,12 @@ class Histories:
         self._unseen = items - np.diff(self._begin)
 
     def training_rows(self, negatives, seed):
-        """User, item and label of every chosen item but the last of each user, and negatives."""
+        """Return user, item and label of all chosen items but the last, and of negatives."""
         user, item = self._user[~self._is_last], self._item[~self._is_last]
         return self._with_drawn(user, item, item, negatives, seed)
 
     def test_rows(self, candidates, seed):
-        """User, item and label of the held-out items and those to rank them among."""
+        """Return user, item and label of the held-out items and their candidates."""
         user, item = self._user[self._is_last], self._item[self._is_last]
         return self._with_drawn(user, item, np.full(len(item), -1), candidates, seed)
 
@@ -227,7 +227,7 @@ _PRIMES = [
 
 
 def hashed(*columns):
-    """Spark's ``xxhash64`` of columns of int64."""
+    """Return Spark's ``xxhash64`` of int64 columns."""
     first, second, third, fourth, fifth = _PRIMES
     found = np.uint64(42)
     with np.errstate(over="ignore"):
@@ -246,7 +246,7 @@ def _rotated(value, bits):
 
 
 def read_ratings(data_dir, users=None):
-    """A pandas frame of ``user``, ``item``, ``rating``, ``time``, with ids from 0 on."""
+    """Return a pandas frame of ``user``, ``item``, ``rating``, ``time``, with ids from 0."""
     import pandas as pd
 
     ratings = pd.read_csv(os.path.join(data_dir, "u.data"), sep="\t", names=COLUMNS)
@@ -258,7 +258,7 @@ def read_ratings(data_dir, users=None):
 
 
 def hits(user, label, prediction, best=10):
-    """Of each user, whether the held-out item is among the `best`."""
+    """Return for each user whether the held-out item is among the `best`."""
     order = np.argsort(user, kind="stable")
     user, label, score = user[order], label[order], prediction[order]
     found, place = np.unique(user, return_inverse=True)
@@ -272,7 +272,7 @@ def hits(user, label, prediction, best=10):
 
 
 def parse(argv, description):
-    """The options that the three programs share."""
+    """Parse the options of the three programs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data-dir", required=True, help="folder of MovieLens' u.data")
     parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
@@ -307,7 +307,7 @@ def start(options):
 
 
 def report(stats, found, hr):
-    """Print how the training went; returns the figures."""
+    """Print the results of the training and return them."""
     figures = {
         "samples": stats[-1]["num_samples"],
         "first_loss": stats[0]["train_loss"],

@@ -17,7 +17,7 @@ from bigdl.orca import OrcaContext, stop_orca_context
 
 
 def read_ratings(spark, options):
-    """``user``, ``item`` and ``time``, with ids as numbers from 0 on."""
+    """Return ``user``, ``item`` and ``time``, with ids as integers from 0."""
     schema = "user STRING, item STRING, rating DOUBLE, time LONG"
     ratings = spark.read.csv(neumf.ratings_file(options), sep="\t", schema=schema)
     if options.users:

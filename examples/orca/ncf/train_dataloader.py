@@ -18,7 +18,7 @@ from bigdl.orca.data import XShards
 
 
 class Interactions(Dataset):
-    """Users, items and labels, one row at a time."""
+    """Data set of users, items and labels."""
 
     def __init__(self, user, item, label):
         self.user, self.item, self.label = user, item, label

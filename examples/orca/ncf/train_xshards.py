@@ -23,7 +23,7 @@ def of_first_users(frame, users):
 
 
 def from_zero(frame):
-    """The indexer numbers from 1 on; 0 is what it has not seen."""
+    """Shift the ids of the indexer, which start at 1 because 0 is for unseen values."""
     return frame.assign(user=frame["user"] - 1, item=frame["item"] - 1)
 
 
@@ -43,7 +43,7 @@ def hits_of(frame):
 
 
 def read_ratings(options):
-    """XShards of ``user``, ``item`` and ``time``, all rows of a user in one of them."""
+    """Return XShards of ``user``, ``item`` and ``time``, all rows of a user in one shard."""
     types = {"user": "str", "item": "str"}
     path = neumf.ratings_file(options)
     ratings = read_csv(path, sep="\t", names=neumf.COLUMNS, dtype=types)

@@ -1,4 +1,4 @@
-"""A parameter server in plain Ray, synchronous and asynchronous, on the Ray of Orca.
+"""Synchronous and asynchronous parameter server in plain Ray, on the Ray of Orca.
 
 Run it with ``python examples/orca/ray/parameter_server.py``; ``--help`` lists the options.  Orca
 starts Ray beside Spark (``--runtime spark``) or alone; what follows is ordinary Ray: an actor holds
@@ -20,7 +20,7 @@ from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 
 
 def digits():
-    """Pixels from 0 to 1, with a 1 for the bias, and labels."""
+    """Return pixels from 0 to 1, with a constant 1 for the bias, and labels."""
     x, y = load_digits(return_X_y=True)
     return np.hstack([x / 16, np.ones((len(x), 1))]), y
 
@@ -37,7 +37,7 @@ def accuracy(x, y, weights):
 
 @ray.remote(num_cpus=0)
 class ParameterServer:
-    """Holds the weights."""
+    """Ray actor that holds the weights."""
 
     def __init__(self, rate):
         self._rate = rate
@@ -47,14 +47,14 @@ class ParameterServer:
         return self._weights
 
     def update(self, *gradients):
-        """Make a step by the mean of the gradients; returns the new weights."""
+        """Apply the mean of the gradients and return the new weights."""
         self._weights = self._weights - self._rate * np.mean(gradients, axis=0)
         return self._weights
 
 
 @ray.remote(num_cpus=1)
 class Worker:
-    """Computes gradients on batches of its part of the rows."""
+    """Ray actor that computes gradients on batches of its rows."""
 
     def __init__(self, number, workers, batch_size):
         x, y = digits()

@@ -1,4 +1,4 @@
-"""Train a network on Ray: arrays, a Ray Dataset and XShards, with the same verbs.
+"""Train a network on Ray from arrays, a Ray Dataset and XShards.
 
 Run it with ``python examples/orca/ray/ray_quickstart.py``; ``--help`` lists the options.  With
 ``--address`` it runs on a Ray cluster, else on a Ray that is started for it.  The data is made up.
@@ -26,7 +26,7 @@ def optimizer_creator(model, config):
 
 
 def made_up(rows, seed=0):
-    """Points of a space of four dimensions, and a smooth function of them."""
+    """Generate four-dimensional points and a smooth function of them."""
     x = np.random.default_rng(seed).normal(size=(rows, 4)).astype(np.float32)
     return x, np.sin(x.sum(1))
 
