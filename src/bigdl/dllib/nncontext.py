@@ -25,8 +25,8 @@ from bigdl.orca.context import (
     OrcaContext,
     init_orca_context,
     init_spark_with,
+    stop_launched_cluster,
     stop_orca_context,
-    stop_own_cluster,
 )
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def stop_spark_standalone() -> None:
     >>> sc.parallelize([1, 2, 3]).count()
     3
     """
-    stop_own_cluster()
+    stop_launched_cluster()
 
 
 @_starting("k8s-client")

@@ -354,7 +354,7 @@ def init_spark_with(
         return cast("SparkContext", context)
 
 
-def stop_own_cluster() -> None:
+def stop_launched_cluster() -> None:
     """Stop the standalone cluster that this process started, if any, and its context."""
     with _Clusters.lock:
         if _Clusters.launched is not None and _Clusters.launched.cluster is not None:

@@ -482,7 +482,7 @@ class TensorShard(BatchSource):
         return permutation(self.rows, of.seed, of.number, of.rank)
 
     def in_order(self, batch_size: int) -> None:
-        """Return None, which means the spooled order."""
+        """Return None, which stands for the spooled order."""
         return None
 
     def deal(self, rank: int, size: int) -> None:
@@ -500,12 +500,12 @@ class TensorShard(BatchSource):
     def virtual_shards(self, count: int, sync: GradientSync) -> list[TensorShard]:
         """Return this worker's virtual shards of the rows of all workers; a collective.
 
-        Their rows and the order of these depend on the contents of all rows alone.
+        The rows of a shard and their order depend only on the contents of all rows.
 
         Parameters
         ----------
         count : int
-            Virtual shards of all workers, see :mod:`bigdl.training.virtual_shards`.
+            Number of virtual shards of all workers, see :mod:`bigdl.training.virtual_shards`.
         sync : GradientSync
 
         Raises
@@ -529,16 +529,16 @@ class TensorShard(BatchSource):
             columns = {**columns, i: _padded(columns[i], int(max(of_ranks)))}
         ids = self._ids if self.rows else np.empty(0, np.uint64)
         shards = []
-        for those, tensors in deal_rows(ids, columns, count, sync):
+        for shard_ids, tensors in deal_rows(ids, columns, count, sync):
             shard = copy.copy(layout)
-            shard._tensors, shard.rows = tensors, len(those)
+            shard._tensors, shard.rows = tensors, len(shard_ids)
             shard._words = {i: w for i, t in tensors.items() if (w := _as_words(t)) is not None}
-            shard.fingerprint = zlib.crc32(those.tobytes())
+            shard.fingerprint = zlib.crc32(shard_ids.tobytes())
             shards.append(shard)
         return shards
 
     def _without_rows(self) -> TensorShard:
-        """Return a copy with the columns, dtypes and casts of this shard, but no row."""
+        """Return an empty copy with the columns, dtypes and casts of this shard."""
         layout = copy.copy(self)
         layout.__dict__.pop("_ids", None)
         layout.rows, layout._words = 0, {}
@@ -626,7 +626,7 @@ class TensorShard(BatchSource):
 
 
 class VirtualSource:
-    """The virtual shards of one worker, read one after another.
+    """Batch source over the virtual shards of one worker, which are read in order.
 
     Parameters
     ----------
@@ -645,26 +645,26 @@ class VirtualSource:
         self.types = shards[0].types
 
     def in_batches(self, batch_size: int) -> Iterator[tuple[int, Any]]:
-        """Yield the number of rows and the batch, of all rows."""
+        """Yield number of rows and batch for all rows, shard by shard."""
         for shard in self.shards:
             yield from shard.in_batches(batch_size)
 
     def batch(self, start: int, stop: int) -> list[Any] | dict[str, Any]:
-        """Return a batch of rows of one shard."""
+        """Read the rows `start`...`stop` of the first shard that has rows."""
         return next(each for each in self.shards if each.rows).batch(start, stop)
 
     def take_types(self, types: list[Any] | None, training: VirtualSource) -> None:
-        """Convert all shards to the dtypes of the training data."""
+        """Cast all shards to the dtypes of the training data."""
         for shard in self.shards:
             shard.take_types(types, training.shards[0])
 
     def has_label(self, value: float) -> bool:
-        """Return True if a target of a row is `value`."""
+        """Return True if any target equals `value`."""
         return any(each.rows and each.has_label(value) for each in self.shards)
 
 
 def _padded(octets: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the bytes of texts, filled up with zeros to a width."""
+    """Pad text bytes with zeros to a width."""
     import torch
 
     return torch.nn.functional.pad(octets, (0, width - octets.shape[-1]))

@@ -732,12 +732,12 @@ class WorkerStep(TrainingStep):
         """Restore the state that :meth:`rank_state` returned."""
 
     def put_all_ranks(self, states: list[dict[str, Any]]) -> bool:
-        """Take over what all ranks of a run had, whatever their number; return True if done.
+        """Restore the states of all ranks, for any number of ranks; return True if supported.
 
         Parameters
         ----------
         states : list of dict
-            What :meth:`rank_state` returned on each rank, within an epoch.
+            Results of :meth:`rank_state` of each rank, within an epoch.
         """
         return False
 

@@ -192,8 +192,8 @@ def _terms(node: Any, term: _Term) -> list[_Term]:
         times = replace(term, divisor=term.divisor / other)
         return [*_terms(inputs[0], term), *(_terms(inputs[1], times) if len(inputs) > 1 else [])]
     if name in ("Mul", "Div"):
-        following, divided = _of_product(node, name, inputs, term)
-        return [divided] if following is None else _terms(following, divided)
+        following, factor = _of_product(node, name, inputs, term)
+        return [factor] if following is None else _terms(following, factor)
     if name in _PASSING:
         return _terms(inputs[0], term)
     if name in _OVER_CLASSES or name in _POINTWISE:

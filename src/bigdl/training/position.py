@@ -263,7 +263,7 @@ class _Reproducible(Trigger):
 
 
 class EveryEpoch(_Reproducible):
-    """Fires at the end of each epoch.
+    """Trigger that fires at the end of each epoch.
 
     Examples
     --------
@@ -278,7 +278,7 @@ class EveryEpoch(_Reproducible):
 
 
 class SeveralIteration(_Reproducible):
-    """Fires after every `interval` optimizer steps.
+    """Trigger that fires after every `interval` optimizer steps.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class SeveralIteration(_Reproducible):
 
 
 class MaxEpoch(_Reproducible):
-    """Fires once `max_epoch` epochs are finished, and from then on.
+    """Trigger that fires once `max_epoch` epochs are finished, and from then on.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class MaxEpoch(_Reproducible):
 
 
 class MaxIteration(_Reproducible):
-    """Fires once `max_iteration` optimizer steps are done, and from then on.
+    """Trigger that fires once `max_iteration` optimizer steps are done, and from then on.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ class MaxIteration(_Reproducible):
 
 
 class MaxScore(_Reproducible):
-    """Fires while the latest validation score is greater than `max_score`.
+    """Trigger that fires while the latest validation score is greater than `max_score`.
 
     Parameters
     ----------
@@ -390,7 +390,7 @@ class MaxScore(_Reproducible):
 
 
 class MinLoss(_Reproducible):
-    """Fires while the training loss is less than `min_loss`.
+    """Trigger that fires while the training loss is less than `min_loss`.
 
     Parameters
     ----------
@@ -430,7 +430,7 @@ class _Combined(Trigger):
 
 
 class TriggerAnd(_Combined):
-    """Fires when all of its triggers do.
+    """Trigger that fires when all of its triggers fire.
 
     Parameters
     ----------
@@ -455,7 +455,7 @@ class TriggerAnd(_Combined):
 
 
 class TriggerOr(_Combined):
-    """Fires when any of its triggers does.
+    """Trigger that fires when any of its triggers fires.
 
     Parameters
     ----------

@@ -1,13 +1,13 @@
-"""Virtual shards: a cut of the rows and an order of all sums that do not depend on the workers.
+"""Virtual shards: a partition of rows, and an order of sums, that are independent of the workers.
 
-Floating point sums depend on their order, and kernels on the shape of a batch and on the number of
-threads.  So a fit that gives the same bits for any number of workers computes with V *virtual
-shards* (J. Or et al., "VirtualFlow", MLSys 2022; M. Li et al., "EasyScale", SC 2023, have fixed
-virtual workers for the same end).  The contents of a row decide its shard and its position there.
+Floating-point sums depend on their order, and kernels on the batch shape and the number of threads.
+So a fit with bitwise equal results for any number of workers computes with V *virtual shards*
+(J. Or et al., "VirtualFlow", MLSys 2022; M. Li et al., "EasyScale", SC 2023, use fixed virtual
+workers for the same purpose).  The contents of a row determine its shard and its position there.
 Each worker has a block of consecutive shards, computes each shard's part of a global batch as a
-micro-batch of its own, and adds the results along a binary tree over all shards.  V and the number
-of workers are powers of two, so the sums within a worker are whole subtrees, and the sums over
-workers complete the tree.
+separate micro-batch, and adds the results along a binary tree over all shards.  V and the number of
+workers are powers of two, so the sums within a worker are whole subtrees, and the sums over workers
+complete the tree.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from bigdl.runtime.collectives.base import GradientSync
 
 DEFAULT_SHARDS = 8
-"""Virtual shards of a fit that names no number."""
+"""Default number of virtual shards of a fit."""
 
 
 def check_virtual_shards(count: int, workers: int) -> None:
-    """Raise a UsageError unless a number of workers can share virtual shards.
+    """Raise a UsageError unless `workers` workers can share `count` virtual shards.
 
     Parameters
     ----------
     count : int
-        Virtual shards.
+        Number of virtual shards.
     workers : int
-        Workers of the fit.
+        Number of workers of the fit.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1 or count & (count - 1):
         raise UsageError(
@@ -63,16 +63,16 @@ def _listed(numbers: Sequence[int]) -> str:
 def deal_rows(
     ids: np.ndarray, columns: Mapping[int, torch.Tensor], count: int, sync: GradientSync
 ) -> list[tuple[np.ndarray, dict[int, torch.Tensor]]]:
-    """Send each row to the worker that has its virtual shard; a collective.
+    """Send each row to the worker that owns its virtual shard; a collective.
 
     Parameters
     ----------
     ids : ndarray of uint64, shape (rows,)
         Hashes of this worker's rows, see :func:`~bigdl.training.remaining_rows.row_ids`.
     columns : mapping of int to tensor, shape (rows, ...)
-        The same keys, dtypes and shapes of a row on all ranks.
+        Columns, with the same keys, dtypes and row shapes on all ranks.
     count : int
-        Virtual shards of all workers.
+        Number of virtual shards of all workers.
     sync : GradientSync
 
     Returns
@@ -116,7 +116,7 @@ def deal_rows(
 
 
 class TreeSum:
-    """The sum of lists of tensors along a binary tree; at most one list per level is in memory.
+    """Sum of lists of tensors along a binary tree, with at most one list per level in memory.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class TreeSum:
         self._partial: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Add the next leaf of the tree; its tensors may be changed."""
+        """Add the next leaf of the tree; its tensors may be modified."""
         import torch
 
         level = 0
@@ -145,7 +145,7 @@ class TreeSum:
         self._partial.append((level, tensors))
 
     def take(self) -> list[torch.Tensor]:
-        """Return the sum of a power of two of leaves, and start again."""
+        """Return the sum of the leaves, whose number is a power of two, and reset it."""
         ((_, tensors),) = self._partial
         self._partial = []
         return tensors

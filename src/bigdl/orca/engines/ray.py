@@ -68,7 +68,7 @@ class RayWorker:
         from bigdl.runtime.channel import Unreachable
         from bigdl.runtime.task import execute
 
-        directory = os.path.join(own_directory(), self._directory)
+        directory = os.path.join(session_directory(), self._directory)
         private_folder(directory, replaceable=True)  # Ray's directory is readable by all users
         try:
             return execute(spec, attempt, iter(()), rank, directory)
@@ -76,7 +76,7 @@ class RayWorker:
             return rank, "unreachable", f"{os.uname().nodename} cannot connect to {error}"
 
 
-def own_directory() -> str:
+def session_directory() -> str:
     """Return Ray's session directory on this node."""
     from ray import _private
 

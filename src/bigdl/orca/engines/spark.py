@@ -334,7 +334,7 @@ class SparkJob(Job):
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "leaving" in outcomes:
-            raise WorkersRelocated("The workers have ended before an executor goes")
+            raise WorkersRelocated("The workers have ended before an executor is removed")
         if "nospool" in outcomes:
             return self._read_again()
         if "refused" in outcomes:

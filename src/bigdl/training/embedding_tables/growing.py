@@ -48,7 +48,7 @@ def keys_of_ids(ids: torch.Tensor) -> torch.Tensor:
 
 
 def ids_of_keys(keys: torch.Tensor) -> torch.Tensor:
-    """Invert :func:`keys_of_ids`."""
+    """Convert keys back to ids; the inverse of :func:`keys_of_ids`."""
     for factor in reversed(_INVERSES):
         keys = _folded(keys) * (factor - (1 << 64) if factor >> 63 else factor)
     return keys
@@ -93,7 +93,7 @@ class KeyIndex:
         self._levels = [many, recent]
 
     def replace(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        """Replace the whole index."""
+        """Replace all keys and row indices."""
         self._levels = [_ordered(keys, rows), (keys[:0], rows[:0])]
 
 

@@ -13,7 +13,7 @@ from bigdl.training.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """The rank whose table rows a model is built with.
+    """Rank whose table rows a model is built with, and its folder.
 
     Attributes
     ----------

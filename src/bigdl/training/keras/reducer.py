@@ -52,7 +52,7 @@ keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
 torch = LazyModule("torch", "orca")
 
-_SUMMED = ("float32", "float64")  # others are widen_texts first
+_SUMMED = ("float32", "float64")  # others are widened first
 
 
 class WorkerSteps:
