@@ -180,9 +180,9 @@ class DriverModel(ABC):
         return steps
 
     def pass_and_step(self, steps: int) -> tuple[int, int] | None:
-        """Return the next step's pass over the rows and its index in it; None for the position.
+        """Return the data pass and the batch index of the next step, or None.
 
-        None stands for the current epoch and its position.
+        None selects the current epoch and its position.
         """
         return None
 
