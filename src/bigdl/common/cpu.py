@@ -271,7 +271,7 @@ def split_cores(n: int, machine: Topology | None = None) -> list[list[int]]:
 
 
 def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:
-    """Assign disjoint sets of physical cores to workers, as one logical core of each.
+    """Return disjoint cores for each worker, one logical core per physical core.
 
     Only the affinity mask limits the assigned cores; ``OMP_NUM_THREADS`` does not.
 

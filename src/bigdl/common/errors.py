@@ -238,7 +238,7 @@ class WorkerError(BigDLError, RuntimeError):
 
 
 class WorkerLost(BigDLError, RuntimeError):
-    """A worker process or its host went away (killed, out of memory, preempted).
+    """A worker process or its host was lost (killed, out of memory, preempted).
 
     Examples
     --------

@@ -113,7 +113,7 @@ class Registry(Mapping[str, T], Generic[T]):
                 argument="name",
             )
         key = self._key(name)
-        if key in self._known and not _is_again(self._known[key], checked):
+        if key in self._known and not _is_redefinition(self._known[key], checked):
             raise UsageError(
                 f"{_named(self._known[key])} already has the name {self._names[key]!r}; give "
                 f"{_named(checked)} another one",
@@ -174,7 +174,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return {self._key(each.name): each.name for each in entry_points(group=self.group)}
 
 
-def _is_again(known: object, value: object) -> bool:
+def _is_redefinition(known: object, value: object) -> bool:
     """Return True if a value is the registered one or a redefinition of it."""
     if known is value or (known == value) is True:
         return True

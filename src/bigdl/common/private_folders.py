@@ -201,13 +201,13 @@ class LockedFolder:
         self._remover = remover
         if parent is not None:
             remove_unlocked(parent, purpose)
-            self._hold(*_make(os.path.abspath(parent), purpose))
+            self._hold(*_create_locked(os.path.abspath(parent), purpose))
             return
         root = private_root()
         if longest is not None and len(os.fsencode(root)) + len(purpose) + 10 > longest:
             root = private_root("/tmp")
-        _clean(root)
-        self._hold(*_make(root, purpose))
+        _remove_stale_folders(root)
+        self._hold(*_create_locked(root, purpose))
 
     @property
     def path(self) -> str:
@@ -294,7 +294,7 @@ def _make_root(base: str) -> str:
     return other
 
 
-def _make(root: str, purpose: str) -> tuple[str, int]:
+def _create_locked(root: str, purpose: str) -> tuple[str, int]:
     """Create a folder and return its path and the descriptor that holds its lock."""
     for _ in range(_ATTEMPTS):
         try:
@@ -361,7 +361,7 @@ def _try_lock(path: str, *, is_new: bool = True) -> int | None:
 def _remove(owner: int, path: str, descriptor: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
-        _leave(os.path.dirname(path))
+        _remove_empty_root(os.path.dirname(path))
     os.close(descriptor)
 
 
@@ -371,14 +371,14 @@ def _is_root(path: str) -> bool:
     return re.fullmatch(name, os.path.basename(path)) is not None
 
 
-def _leave(root: str) -> None:
+def _remove_empty_root(root: str) -> None:
     """Remove an empty root; the next process that needs it creates it again."""
     if _is_root(root):
         with contextlib.suppress(OSError):
             os.rmdir(root)
 
 
-def _clean(root: str) -> None:
+def _remove_stale_folders(root: str) -> None:
     """Remove the folders of killed processes; once per process."""
     with _lock:
         if os.environ.get(VARIABLE) or (os.getpid(), root) in cleaned_roots:
@@ -389,7 +389,7 @@ def _clean(root: str) -> None:
             if _is_root(entry.path) and _is_private(entry.path):
                 remove_unlocked(entry.path)
                 if entry.path != root:
-                    _leave(entry.path)
+                    _remove_empty_root(entry.path)
 
 
 def remove_unlocked(root: str, purpose: str | None = None) -> None:

@@ -83,7 +83,7 @@ def preserve_rng_state() -> Iterator[None]:
             restore()
 
 
-def _keep(stack: contextlib.ExitStack) -> None:
+def _save_state(stack: contextlib.ExitStack) -> None:
     """Push functions on a stack that restore the current state of the process."""
     restores = [
         *_logging(),
@@ -97,7 +97,7 @@ def _keep(stack: contextlib.ExitStack) -> None:
         stack.callback(restore)
 
 
-_kept = SharedChange(_keep)
+_kept = SharedChange(_save_state)
 
 
 def _logging() -> list[Callable[[], object]]:

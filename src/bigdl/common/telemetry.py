@@ -84,13 +84,13 @@ def _stop_openvino() -> None:
         from openvino_telemetry.main import Telemetry
         from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
 
-        OptInChecker.check = _declining(OptInChecker.check, ConsentCheckResult.DECLINED)
+        OptInChecker.check = _always_declining(OptInChecker.check, ConsentCheckResult.DECLINED)
         instance = vars(Telemetry).get("_SingletonMetaClass__single_instance")
         if instance is not None:
             instance.consent = False
 
 
-def _declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
+def _always_declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
     """Return a replacement of a consent `check` that always declines."""
     if hasattr(check, "bigdl_original"):
         return check

@@ -263,7 +263,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _waits(seconds: float | None) -> Iterator[float]:
-    """Yield the slices of a waiting time: at least one, without end for None."""
+    """Split a waiting time into short slices; yield without end for None."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     while True:
         left = end - time.monotonic()

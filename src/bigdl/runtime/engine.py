@@ -47,7 +47,7 @@ class PeerLost(Exception):
 
 
 class Leaving(Exception):
-    """Raised in every worker of a fit that saved its state before a machine's decommission."""
+    """Exception in every worker of a fit that saved its state before a machine's decommission."""
 
 
 def user_import_path() -> list[str]:

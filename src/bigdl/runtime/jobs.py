@@ -42,7 +42,7 @@ _active: set[int] = set()
 
 @contextlib.contextmanager
 def job_number() -> Iterator[int]:
-    """Reserve a job number whose spools stay until the end of the block."""
+    """Reserve a job number for the block; the job's spools stay until its end."""
     number = next(_numbers)
     _active.add(number)
     try:
@@ -314,7 +314,7 @@ class Job(contextlib.AbstractContextManager[Any, None]):
                 certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
-                **self._of_input(),
+                **self._input_fields(),
             )
         except BaseException:
             self.close()
@@ -338,9 +338,9 @@ class Job(contextlib.AbstractContextManager[Any, None]):
         else:
             self._input_plan.close()
             self._input_plan = prepare()
-            self.spec = replace(self.spec, world_size=self.num_workers, **self._of_input())
+            self.spec = replace(self.spec, world_size=self.num_workers, **self._input_fields())
 
-    def _of_input(self) -> dict[str, Any]:
+    def _input_fields(self) -> dict[str, Any]:
         """Return the fields of a TaskSpec that depend on the input."""
         plan = self._input_plan
         # only a frame assigns rows to tasks

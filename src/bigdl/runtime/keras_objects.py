@@ -86,8 +86,8 @@ class KerasArchive:
         with (
             contextlib.nullcontext() if compiled else _temporary_attribute(value, "compiled", False)
         ):
-            content, objects = _written(value, _file_of)
-            rest = _compiled(value) if compiled else {}
+            content, objects = _serialize(value, _file_of)
+            rest = _compile_state(value) if compiled else {}
         objects = {**registered, **dict(custom_objects or {}), **objects}
         return cls(content, objects, registered, rest)
 
@@ -135,7 +135,7 @@ class KerasConfig:
     @classmethod
     def of(cls, value: Any) -> KerasConfig:
         """Return the configuration of an object."""
-        return cls(*_written(value, _json_of))
+        return cls(*_serialize(value, _json_of))
 
     def made(self) -> Any:
         """Build a new object of this configuration, with initial weights."""
@@ -148,7 +148,7 @@ def _json_of(value: Any) -> str:
     return json.dumps(keras.saving.serialize_keras_object(value))
 
 
-def reduced(value: Any) -> Any:
+def reduce_keras_object(value: Any) -> Any:
     """Return the pickle reduction of a Keras object or ``tf.function``; else NotImplemented.
 
     The receiver traces a ``tf.function`` again, without XLA, which cannot call Python.
@@ -225,7 +225,7 @@ class _NameRecorder(dict[str, Any]):
         return self._numbers[id(value)]
 
 
-def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+def _serialize(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
     """Return the output of a Keras writer for an object, and the named objects."""
     attributes = {id(layer): _LayerAttributes.of(layer) for layer in _without_config(value)}
     registration: Any = importlib.import_module("keras.src.saving.object_registration")
@@ -233,7 +233,9 @@ def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, An
         before = registration.GLOBAL_CUSTOM_NAMES
         names = registration.GLOBAL_CUSTOM_NAMES = _NameRecorder(before)
         stack.callback(setattr, registration, "GLOBAL_CUSTOM_NAMES", before)
-        stack.enter_context(_lambdas(lambda function: (names.name_of(function), None, None)))
+        stack.enter_context(
+            _replace_lambda_functions(lambda function: (names.name_of(function), None, None))
+        )
         for layer in _without_config(value):
             makers = names.objects.setdefault(names[type(layer)], type(layer))
             if not isinstance(makers, _Makers):
@@ -259,7 +261,7 @@ def _resolve_names(objects: Mapping[str, Any]) -> Iterator[None]:
     def load(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
         return objects[code[0] if isinstance(code, list | tuple) else code]
 
-    with _lambdas(load=load), keras.saving.custom_object_scope(dict(objects)):
+    with _replace_lambda_functions(load=load), keras.saving.custom_object_scope(dict(objects)):
         yield
 
 
@@ -287,7 +289,7 @@ def _temporary_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lambdas(dump: Any = None, load: Any = None) -> Iterator[None]:
+def _replace_lambda_functions(dump: Any = None, load: Any = None) -> Iterator[None]:
     """Replace Keras' functions that write and read lambdas in this thread."""
     functions: Any = importlib.import_module("keras.src.utils.python_utils")
     thread = threading.get_ident()
@@ -555,14 +557,14 @@ def _writable_compile_config(value: Any, names: _NameRecorder) -> Iterator[None]
         if not callable(each) or isinstance(each, type) or hasattr(each, "get_config"):
             return each
         is_named = isinstance(each, types.FunctionType) and each.__name__ != "<lambda>"
-        return each if is_named else _token(names.name_of(each))
+        return each if is_named else _named_placeholder(names.name_of(each))
 
     arguments = keras.tree.map_structure(written, dict(config.config))
     with _temporary_attribute(value, "_compile_config", type(config)(**arguments)):
         yield
 
 
-def _token(name: str) -> Any:
+def _named_placeholder(name: str) -> Any:
     """Return a placeholder function that Keras writes by this name."""
 
     def token() -> None:
@@ -611,7 +613,7 @@ class KerasOptimizer:
         return optimizer
 
 
-def _compiled(model: Any) -> dict[str, Any]:
+def _compile_state(model: Any) -> dict[str, Any]:
     """Return compile arguments and attributes of a model that Keras does not save."""
     if not isinstance(model, keras.Model):
         return {}

@@ -465,7 +465,7 @@ class KeyValueServer:
         sender: MessageAuthenticator,
         wills: list[str],
     ) -> None:
-        """Answer requests until the client disconnects; collect its `wills`.
+        """Answer a client's requests until it disconnects; collect its disconnect keys.
 
         A will is a key that the server sets when the connection ends.
         """

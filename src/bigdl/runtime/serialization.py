@@ -72,7 +72,7 @@ def value_pickler() -> type:
             if type(value) is not types.CodeType:
                 reduction: Any = NotImplemented
                 if "keras" in sys.modules or "tensorflow" in sys.modules:
-                    reduction = keras_objects.reduced(value)
+                    reduction = keras_objects.reduce_keras_object(value)
                 if reduction is NotImplemented:
                     return super().reducer_override(value)
                 return reduction

@@ -308,11 +308,11 @@ class HeartbeatThread(threading.Thread):
             self.flush(self._channel)
         with contextlib.suppress(Exception):
             self._channel.set(f"left/{self._task_index}", "")
-        _end_children()
+        _kill_children()
         os._exit(17)
 
 
-def _end_children() -> None:
+def _kill_children() -> None:
     """Kill the child processes of the program, such as DataLoader workers."""
     with contextlib.suppress(Exception):
         import psutil

@@ -168,10 +168,10 @@ def random_parameters(
     parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
 ) -> dict[str, Any]:
     """Draw random parameters without a sampler of Optuna."""
-    return {name: _drawn(distribution, rng) for name, distribution in parameters.items()}
+    return {name: _random_value(distribution, rng) for name, distribution in parameters.items()}
 
 
-def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
+def _random_value(distribution: Any, rng: np.random.Generator) -> Any:
     """Draw a random value of a distribution."""
     if isinstance(distribution, distributions.CategoricalDistribution):
         return distribution.choices[int(rng.integers(len(distribution.choices)))]
@@ -203,7 +203,7 @@ def resolve(value: Any, assignment: Assignment) -> Any:
     """Return a copy of a value with all lazy objects resolved."""
     if isinstance(value, Lazy):
         return value.resolve(assignment)
-    return _mapped(value, lambda inner: resolve(inner, assignment))
+    return _map_parts(value, lambda inner: resolve(inner, assignment))
 
 
 def resolve_category(value: Any, assignment: Assignment) -> Any:
@@ -238,7 +238,7 @@ def _opaque_parts(value: Any) -> Iterator[Any]:
         yield from vars(value).values() if hasattr(value, "__dict__") else ()
 
 
-def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+def _map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to the parts of a container and return a new container."""
     if type(value) is dict:
         return {name: function(inner) for name, inner in value.items()}
@@ -548,11 +548,11 @@ def _texts(values: Sequence[Any]) -> list[str]:
     return [getattr(value, "__name__", None) or repr(value) for value in values]
 
 
-def _shown(value: Any, assignment: Assignment) -> Any:
+def _with_drawn_values(value: Any, assignment: Assignment) -> Any:
     """Replace the domains in a value by their drawn values; keep functions."""
     if isinstance(value, Domain):
-        return _shown(value.value(*assignment.parameters_of(value)), assignment)
-    return _mapped(value, lambda inner: _shown(inner, assignment))
+        return _with_drawn_values(value.value(*assignment.parameters_of(value)), assignment)
+    return _map_parts(value, lambda inner: _with_drawn_values(inner, assignment))
 
 
 # Search spaces -----------------------------------------------------------------------------------
@@ -676,7 +676,7 @@ class SearchSpace:
             if parameters.keys() >= names.keys():
                 chosen = domain.value(*(parameters[name] for name in names))
                 if holds_lazy(chosen) or (type(chosen) is list and any(map(holds_lazy, chosen))):
-                    chosen = _shown(chosen, assignment)
+                    chosen = _with_drawn_values(chosen, assignment)
                 values[path] = json_value(chosen)
         return values
 
@@ -711,7 +711,7 @@ def _copy_domains(value: Any, convert: Callable[[Any], Any]) -> Any:
                     argument="search_space",
                 )
         value = dict(value)
-    return _mapped(value, lambda inner: _copy_domains(inner, convert))
+    return _map_parts(value, lambda inner: _copy_domains(inner, convert))
 
 
 def _copy_category(value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -719,7 +719,7 @@ def _copy_category(value: Any, convert: Callable[[Any], Any]) -> Any:
 
     def converted(inner: Any) -> Any:
         inner = convert(inner)
-        return _mapped(dict(inner) if isinstance(inner, Mapping) else inner, converted)
+        return _map_parts(dict(inner) if isinstance(inner, Mapping) else inner, converted)
 
     copied = converted(value)
     return _copy_domains(copied, convert) if holds_lazy(copied) else value

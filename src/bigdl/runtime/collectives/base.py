@@ -25,9 +25,9 @@ from bigdl.runtime.collectives.buckets import (
     NONE,
     GradientGroups,
     SumBuffer,
-    layout,
-    summed,
-    weighted,
+    gradient_layout,
+    scaled_gradient,
+    sum_with_buffers,
 )
 from bigdl.runtime.engine import PeerLost
 
@@ -247,7 +247,7 @@ class GradientSync(ABC):
     def _groups_of(
         self, parameters: Sequence[torch.nn.Parameter], may_be_sparse: Sequence[torch.nn.Parameter]
     ) -> GradientGroups:
-        if self.groups is None or not self.groups.are_of(parameters):
+        if self.groups is None or not self.groups.matches(parameters):
             self.groups = GradientGroups(parameters, may_be_sparse, self.new_buffer)
         return self.groups
 
@@ -266,7 +266,7 @@ class GradientSync(ABC):
         """
         if self.world_size == 1:
             return [array * weight for array in arrays]
-        return summed(arrays, weight, self._buffer_of_arrays)
+        return sum_with_buffers(arrays, weight, self._buffer_of_arrays)
 
     def new_buffer(self, size: int, dtype: torch.dtype, device: torch.device) -> SumBuffer:
         """Allocate a buffer for gradients; all ranks allocate theirs in the same order."""
@@ -281,7 +281,7 @@ class GradientSync(ABC):
         return SumBuffer(torch.empty(size, dtype=dtype), self._begin)
 
     def _begin(self, tensor: torch.Tensor, operation: str = "sum") -> Callable[[], None]:
-        """Start an in-place all-reduce; return a function that waits for it."""
+        """Start an in-place all-reduce; return a function that waits or raises PeerLost."""
         with as_peer_lost():
             work = self._start_reduce(tensor, operation)
 
@@ -293,7 +293,7 @@ class GradientSync(ABC):
 
     def _reduce_sparse(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
         """All-reduce possibly sparse gradients after the ranks have agreed on their layout."""
-        layouts = [layout(p.grad) if weight else NONE for p in parameters]
+        layouts = [gradient_layout(p.grad) if weight else NONE for p in parameters]
         for parameter, of_ranks in zip(
             parameters, zip(*self.all_gather(layouts), strict=True), strict=True
         ):
@@ -301,7 +301,7 @@ class GradientSync(ABC):
             if common == NONE:
                 parameter.grad = None
                 continue
-            gradient = weighted(parameter, weight, dense=common == DENSE)
+            gradient = scaled_gradient(parameter, weight, dense=common == DENSE)
             if common == DENSE:
                 parameter.grad = self.all_reduce(gradient)
             else:

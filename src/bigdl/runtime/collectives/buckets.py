@@ -96,7 +96,7 @@ class GradientGroups:
                 groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         self.dense = [FlatBuckets(members, make_buffer) for members in groups.values()]
 
-    def are_of(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    def matches(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Return True if the groups were made of exactly these parameters."""
         return tuple(map(id, parameters)) == self._ids
 
@@ -249,7 +249,7 @@ def _has_hooks(parameter: torch.nn.Parameter) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def summed(
+def sum_with_buffers(
     arrays: Sequence[npt.NDArray[Any]], weight: float, make_buffer: Callable[..., SumBuffer]
 ) -> list[npt.NDArray[Any]]:
     """Return the weighted sums of arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
@@ -321,14 +321,14 @@ def _check_dense(gradient: torch.Tensor, parameter: torch.nn.Parameter) -> None:
         )
 
 
-def layout(gradient: torch.Tensor | None) -> int:
+def gradient_layout(gradient: torch.Tensor | None) -> int:
     """Return the layout of a gradient on this rank: NONE, SPARSE or DENSE."""
     if gradient is None:
         return NONE
     return SPARSE if gradient.is_sparse else DENSE
 
 
-def weighted(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
+def scaled_gradient(parameter: torch.nn.Parameter, weight: float, *, dense: bool) -> torch.Tensor:
     """Return `weight` times a parameter's gradient in the agreed layout."""
     import torch
 

@@ -147,7 +147,7 @@ class HorovodSync(GradientSync):
 
     def _start_reduce(self, tensor: torch.Tensor, operation: str) -> Callable[[], object]:
         """Start an in-place all-reduce; Horovod matches tensors by name across ranks."""
-        hvd, carrier = self._library, _carrier(tensor)
+        hvd, carrier = self._library, _to_supported_dtype(tensor)
         name = f"bigdl.{carrier.dtype}.{self._in_flight}"
         self._in_flight += 1
         reduce_op = hvd.Max if operation == "max" else hvd.Sum
@@ -156,7 +156,7 @@ class HorovodSync(GradientSync):
         def wait() -> None:
             hvd.synchronize(handle)
             self._in_flight -= 1
-            _take_back(tensor, carrier)
+            _copy_back(tensor, carrier)
 
         return wait
 
@@ -182,7 +182,7 @@ class HorovodSync(GradientSync):
         return torch.cat(ends)
 
 
-def _carrier(tensor: torch.Tensor) -> torch.Tensor:
+def _to_supported_dtype(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous CPU tensor of a dtype that Horovod sums; `tensor` itself if possible."""
     import torch
 
@@ -194,7 +194,7 @@ def _carrier(tensor: torch.Tensor) -> torch.Tensor:
     return real.detach().cpu().contiguous()
 
 
-def _take_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
+def _copy_back(tensor: torch.Tensor, carrier: torch.Tensor) -> None:
     """Copy a carrier tensor back to the original tensor."""
     import torch
 

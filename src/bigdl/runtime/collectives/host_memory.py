@@ -67,7 +67,7 @@ class SharedMemory:
         self.array = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
 
 
-def mapped(process: int, fd: int) -> np.ndarray:
+def map_shared_memory(process: int, fd: int) -> np.ndarray:
     """Map the :class:`SharedMemory` of a local process, read-only.
 
     Raises
@@ -96,12 +96,12 @@ def local_peers(sync: GradientSync) -> dict[int, int]:
         Process id of each of these ranks.
     """
     token = [secrets.randbits(32) for _ in range(_TOKEN)]
-    memory = _shared(token)
+    memory = _create_token_memory(token)
     network = os.stat("/proc/self/ns/net").st_ino if memory else 0
     rows = sync.all_gather([network, os.getpid(), memory.fd if memory else -1, *token])
     ranks = range(sync.world_size)
     is_seen = [
-        rank != sync.rank and rows[rank][0] == network and _sees(*map(int, rows[rank][1:]))
+        rank != sync.rank and rows[rank][0] == network and _can_read(*map(int, rows[rank][1:]))
         for rank in ranks
     ]
     seen_by = sync.all_gather([float(each) for each in is_seen])
@@ -109,7 +109,7 @@ def local_peers(sync: GradientSync) -> dict[int, int]:
     return {r: int(rows[r][1]) for r in ranks if is_seen[r] and seen_by[r][sync.rank]}
 
 
-def _shared(token: Sequence[int]) -> SharedMemory | None:
+def _create_token_memory(token: Sequence[int]) -> SharedMemory | None:
     """Create shared memory that contains a token; None if that is impossible."""
     try:
         memory = SharedMemory(4 * _TOKEN)
@@ -119,15 +119,15 @@ def _shared(token: Sequence[int]) -> SharedMemory | None:
     return memory
 
 
-def _sees(process: int, fd: int, *token: int) -> bool:
+def _can_read(process: int, fd: int, *token: int) -> bool:
     """Return True if this process can read the token in a process's shared memory."""
     try:
-        return fd >= 0 and mapped(process, fd).view(np.uint32).tolist() == list(token)
+        return fd >= 0 and map_shared_memory(process, fd).view(np.uint32).tolist() == list(token)
     except (OSError, ValueError):  # no such file, or another one
         return False
 
 
-def memory_of(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
+def map_peer_memory(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
     """Map the shared memory of a local peer.
 
     Raises
@@ -136,7 +136,7 @@ def memory_of(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
         If the peer has ended.
     """
     try:
-        return mapped(neighbours[rank], fd)
+        return map_shared_memory(neighbours[rank], fd)
     except (OSError, ValueError) as error:
         raise PeerLost(f"The memory of rank {rank} cannot be read: {error}") from error
 
@@ -218,7 +218,7 @@ class HostExchange:
         number, fd, start, size = position
         turn = rank, number % 2
         if turn not in self._mapped or self._mapped[turn][0] != number:
-            self._mapped[turn] = number, memory_of(self.neighbours, rank, fd)
+            self._mapped[turn] = number, map_peer_memory(self.neighbours, rank, fd)
         return self._mapped[turn][1][start : start + size]
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class SharedBuffer(SumBuffer):
             if rank == self._rank:
                 self._arrays.append(local)
             else:
-                memory = memory_of(self._neighbours, rank, files[rank])
+                memory = map_peer_memory(self._neighbours, rank, files[rank])
                 self._arrays.append(memory[: local.nbytes].view(local.dtype))
 
     def _add_up_tree(self, start: int, stop: int) -> None:
@@ -295,7 +295,7 @@ class SharedBuffer(SumBuffer):
             block = slice(low, min(low + _BLOCK, stop))
             local[block] = tree_sum([array[block] for array in self._arrays])
 
-    def _take(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
+    def _copy_sums(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
         """Copy the ranges that the local peers have summed."""
         self._is_read = True
         target = self._arrays[self._index] if out is None else out.numpy()
@@ -337,7 +337,7 @@ class HostBuffer(SharedBuffer):
             self._add_up(*bounds[self._rank])
             with as_peer_lost():
                 dist.barrier()
-            self._take(bounds, out)
+            self._copy_sums(bounds, out)
 
         return finish
 
@@ -420,7 +420,7 @@ class BlockBuffer(SharedBuffer):
         self._add_up_tree(start, stop)
         self._halving.sum(self.tensor[start:stop], turn, len(self._near))
         self._halving.barrier(self._near, turn)
-        self._take(bounds, out)
+        self._copy_sums(bounds, out)
 
     def settle(self) -> None:
         if self._is_read:

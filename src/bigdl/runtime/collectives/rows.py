@@ -162,7 +162,7 @@ class Distinct:
         import torch
 
         self._shape = keys.shape
-        ordered, order = _sorted(keys.reshape(-1).numpy())
+        ordered, order = _sort_with_indices(keys.reshape(-1).numpy())
         is_first = np.ones(len(ordered), bool)
         np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
         starts = np.flatnonzero(is_first)
@@ -183,7 +183,7 @@ class Distinct:
         )
 
 
-def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sort_with_indices(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return sorted numbers and their former indices; equal numbers keep their order.
 
     Most keys are small enough to carry their indices in the lower bits while they are sorted, which
@@ -332,7 +332,7 @@ class RowExchange:
             ]
         width = self._width(table)
         rows = sync.all_to_all(
-            _joined(replies or [nothing]),
+            _concatenate(replies or [nothing]),
             [count * self._width(read) for read, count in asked],
             [count * width for count in counts],
         ).detach()
@@ -399,23 +399,23 @@ class RowExchange:
                     of_rank = values[rank].view(count, self._width(read))
                     sent.setdefault(read, []).append((each.row_indices[rank], of_rank))
         for number, table in enumerate(self._tables):
-            table.weight.grad = _summed(table, sent[number]) if number in sent else None
+            table.weight.grad = _sum_pieces(table, sent[number]) if number in sent else None
             table.end_step()
 
 
-def _joined(pieces: Sequence[Any]) -> Any:
+def _concatenate(pieces: Sequence[Any]) -> Any:
     """Concatenate tensors; return a single one without a copy."""
     import torch
 
     return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
 
 
-def _summed(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
+def _sum_pieces(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
     """Return the sum of (row indices, values) pairs as a coalesced sparse tensor."""
     import torch
 
-    indices = _joined([indices for indices, _ in pieces])[None]
-    values = _joined([values for _, values in pieces])
+    indices = _concatenate([indices for indices, _ in pieces])[None]
+    values = _concatenate([values for _, values in pieces])
     if table.has_zero_row:
         exists = indices[0] > 0
         indices, values = indices[:, exists], values[exists]

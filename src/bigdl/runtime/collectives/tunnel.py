@@ -172,7 +172,7 @@ class Tunnels:
         listener = socket.socket()
         for _ in range(_TRIES):
             chosen = random.randrange(1024, 65536)
-            if _as_gloo_compares(chosen) >= _as_gloo_compares(below):
+            if _gloo_port_order(chosen) >= _gloo_port_order(below):
                 continue
             with contextlib.suppress(OSError):
                 listener.bind((LOOPBACK, chosen))
@@ -228,7 +228,7 @@ class Tunnels:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TUNNEL_OPEN_S)
 
 
-def _as_gloo_compares(port: int) -> int:
+def _gloo_port_order(port: int) -> int:
     """Return a port as gloo compares it: its network bytes read in host byte order."""
     return int(struct.unpack("=H", _PORT.pack(port))[0])
 

@@ -130,7 +130,7 @@ def _avoid_single_rows(
 
 
 def _move(taken: npt.NDArray[Any], rows: npt.NDArray[Any], excess: int) -> None:
-    """Return the last `excess` rows in epoch order, or take the next ``-excess`` rows, in place."""
+    """Remove the last `excess` rows in epoch order from `taken`, or add the next ``-excess``."""
     step = -1 if excess > 0 else 1
 
     def positions(rank: int) -> Iterator[tuple[Fraction, int]]:

@@ -219,7 +219,7 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
     if values.ndim == 0:
         raise SourceError(f"{name} has no rows: it is a single value", code="data-shape")
     if values.dtype == object and not (texts and are_texts(values)):
-        values = _stacked(values, name)
+        values = _stack_cells(values, name)
     if texts and are_texts(values):
         return text_array(values, name)
     if 0 in values.shape[1:]:
@@ -268,7 +268,7 @@ def _with_nan(values: Any) -> Any:
         return values  # later checks refuse texts and arrays
 
 
-def _stacked(cells: Any, name: str) -> npt.NDArray[Any]:
+def _stack_cells(cells: Any, name: str) -> npt.NDArray[Any]:
     """Stack the arrays in the cells of a column to one array."""
     cells = cells.reshape(-1) if cells.ndim == 1 else list(cells)
     arrays = []
