@@ -123,7 +123,7 @@ class _Round:
 
     Attributes
     ----------
-    asked : list of (int, int)
+    served : list of (int, int)
         Table and number of rows that each rank received from this rank.
     row_indices : list of torch.Tensor
         Indices of these rows in the slices, for each rank.
@@ -133,7 +133,7 @@ class _Round:
         Number of rows received from each owner.
     """
 
-    asked: list[tuple[int, int]]
+    served: list[tuple[int, int]]
     row_indices: list[Any]
     leaf: Any
     counts: list[int]
@@ -314,41 +314,41 @@ class RowExchange:
 
         sync = self._sync
         everyone = sync.all_gather([table, wants_gradient, *counts])
-        asked = [(int(row[0]), int(row[2 + sync.rank])) for row in everyone]
-        if all(read == _NOTHING for read, _ in asked):
+        served = [(int(row[0]), int(row[2 + sync.rank])) for row in everyone]
+        if all(read == _NOTHING for read, _ in served):
             return None
-        numbers = [count * self._numbers(read) for read, count in asked]
+        numbers = [count * self._numbers(read) for read, count in served]
         received = sync.all_to_all(
             request, [count * self._numbers(table) for count in counts], numbers
         )
         is_training = [bool(row[1]) for row in everyone]
-        row_indices = self._requested_rows(asked, torch.split(received, numbers), is_training)
+        row_indices = self._requested_rows(served, torch.split(received, numbers), is_training)
         nothing = self._tables[0].weight.new_empty(0)
         with torch.no_grad():
             replies = [
                 self._tables[read].weight.index_select(0, indices).reshape(-1)
-                for (read, count), indices in zip(asked, row_indices, strict=True)
+                for (read, count), indices in zip(served, row_indices, strict=True)
                 if count
             ]
         width = self._width(table)
         rows = sync.all_to_all(
             _concatenate(replies or [nothing]),
-            [count * self._width(read) for read, count in asked],
+            [count * self._width(read) for read, count in served],
             [count * width for count in counts],
         ).detach()
         rows = rows.view(sum(counts), width) if width else rows
         if any(is_training):
             leaf = rows.requires_grad_() if wants_gradient else None
-            self._rounds.append(_Round(asked, row_indices, leaf, counts))
+            self._rounds.append(_Round(served, row_indices, leaf, counts))
         return rows
 
     def _requested_rows(
-        self, asked: list[tuple[int, int]], requests: Sequence[Any], is_training: list[bool]
+        self, served: list[tuple[int, int]], requests: Sequence[Any], is_training: list[bool]
     ) -> list[Any]:
         """Return the row indices that each rank requests."""
         row_indices = list(requests)
-        for number in {read for read, count in asked if count}:
-            ranks = [rank for rank, (read, count) in enumerate(asked) if read == number and count]
+        for number in {read for read, count in served if count}:
+            ranks = [rank for rank, (read, count) in enumerate(served) if read == number and count]
             requested = self._tables[number].row_indices(
                 [(requests[r], is_training[r]) for r in ranks]
             )
@@ -390,11 +390,11 @@ class RowExchange:
                 gradient = gradient.reshape(-1)
             receive = [
                 count * self._width(read) if has else 0
-                for (read, count), has in zip(each.asked, has_sent, strict=True)
+                for (read, count), has in zip(each.served, has_sent, strict=True)
             ]
             gradient = self._sync.all_to_all(gradient, send, receive)
             values = gradient.split(receive)  # type: ignore[no-untyped-call]
-            for rank, ((read, count), has) in enumerate(zip(each.asked, has_sent, strict=True)):
+            for rank, ((read, count), has) in enumerate(zip(each.served, has_sent, strict=True)):
                 if has:
                     of_rank = values[rank].view(count, self._width(read))
                     sent.setdefault(read, []).append((each.row_indices[rank], of_rank))
