@@ -1,4 +1,4 @@
-"""The command ``bigdl``: what it says of a machine, with what is missing and how to get it."""
+"""The command ``bigdl``: results of ``bigdl doctor`` for several installations."""
 
 import importlib.metadata
 import os
@@ -11,18 +11,18 @@ from bigdl import cli
 
 @pytest.fixture
 def findings(monkeypatch):
-    """A function that returns what ``bigdl doctor`` finds, by subject."""
+    """Return a function that returns the findings of ``bigdl doctor`` by subject."""
     for name in ("SPARK_HOME", "PYSPARK_PYTHON", "HADOOP_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     return lambda: {finding.subject: finding for finding in cli.diagnose()}
 
 
 def test_this_machine_is_described(findings):
-    found = findings()
-    assert importlib.metadata.version("bigdl") in found["BigDL"].text
-    assert sys.executable in found["Python"].text
-    assert "cores" in found["processor"].text
-    assert "installed" in found["[orca]"].text
+    actual = findings()
+    assert importlib.metadata.version("bigdl") in actual["BigDL"].text
+    assert sys.executable in actual["Python"].text
+    assert "cores" in actual["processor"].text
+    assert "installed" in actual["[orca]"].text
 
 
 def test_a_missing_java_is_named_with_its_cure(findings, monkeypatch):

@@ -1,4 +1,4 @@
-"""docs/compat.md is true: names that it lists import, and each row that says "kept" has a test."""
+"""The names in docs/compat.md can be imported, and each kept name has a test."""
 
 import importlib
 import re
@@ -20,13 +20,13 @@ KEPT = dict(
 
 
 def rows():
-    """The rows of all tables, as lists of cells."""
+    """Return the rows of all tables as lists of cells."""
     lines = [line for line in PAGE.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def is_kept(row):
-    """True if a row, or the beginning of its second cell, says "kept"."""
+    """Return True if a row, or the beginning of its second cell, says "kept"."""
     return len(row) == 3 and ("kept" in row[2].split(", ") or row[1].startswith("kept"))
 
 
@@ -46,7 +46,7 @@ def test_a_test_that_is_named_exists(test):
 
 
 def listed_names():
-    """Names of modules, and of what is in them, that the page says are there."""
+    """Return the modules and names that the page lists as existing."""
     gone = [line for line in PAGE.splitlines() if re.search(r"\| (dropped|removed) \|", line)]
     kept = [line for line in PAGE.splitlines() if line not in gone]
     names = set(re.findall(r"`(bigdl(?:\.\w+)+)", "\n".join(kept)))
@@ -59,13 +59,13 @@ def test_a_name_of_the_page_is_there(name):
     parts = name.split(".")
     for count in range(len(parts), 1, -1):
         try:
-            found = importlib.import_module(".".join(parts[:count]))
+            actual = importlib.import_module(".".join(parts[:count]))
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("bigdl"):
                 pytest.skip(f"{error.name} is not installed")
             continue
         for attribute in parts[count:]:
-            found = getattr(found, attribute)
+            actual = getattr(actual, attribute)
         return
     pytest.fail(f"there is no {name}")
 

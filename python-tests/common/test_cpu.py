@@ -13,7 +13,7 @@ V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes files of a made-up machine, given as path=text, and returns its root."""
+    """Write the system files of a fake machine, passed as path=text, and return its root."""
 
     def write(files):
         for name, text in files.items():
@@ -136,9 +136,9 @@ def test_core_count_rounds_the_quota_down_but_not_to_zero(machine, monkeypatch, 
 
 
 def test_topology_finds_nodes_and_siblings(machine):
-    found = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
-    assert found.numa_nodes == ((0, 1, 4, 5), (2, 3, 6, 7))
-    assert found.cores == ((0, 4), (1, 5), (2, 6), (3, 7))
+    actual = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
+    assert actual.numa_nodes == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert actual.cores == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def test_topology_shows_only_usable_cores(machine):
@@ -153,8 +153,8 @@ def test_topology_without_system_files_is_one_socket_without_hyperthreads(tmp_pa
 
 
 def test_topology_of_this_machine_has_each_usable_core_once():
-    found = topology()
-    for groups in (found.numa_nodes, found.cores):
+    actual = topology()
+    for groups in (actual.numa_nodes, actual.cores):
         assert sorted(core for group in groups for core in group) == cpu.usable_cores()
 
 
@@ -165,36 +165,36 @@ def test_topology_keeps_each_core_once_when_files_contradict_each_other(machine)
 
 
 def test_physical_count_counts_siblings_once():
-    found = Topology(numa_nodes=(), cores=((0, 4), (1, 5)))
-    assert found.physical_count([0, 4]) == 1
-    assert found.physical_count([4, 5]) == 2
+    actual = Topology(numa_nodes=(), cores=((0, 4), (1, 5)))
+    assert actual.physical_count([0, 4]) == 1
+    assert actual.physical_count([4, 5]) == 2
 
 
 # --- the split
 
 
 def test_split_keeps_siblings_and_sockets_together(machine):
-    found = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
-    assert cpu.split_cores(2, found) == [[0, 4, 1, 5], [2, 6, 3, 7]]
-    assert cpu.split_cores(3, found) == [[0, 4], [1, 5], [2, 6, 3, 7]]
+    actual = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
+    assert cpu.split_cores(2, actual) == [[0, 4, 1, 5], [2, 6, 3, 7]]
+    assert cpu.split_cores(3, actual) == [[0, 4], [1, 5], [2, 6, 3, 7]]
 
 
 def test_split_separates_siblings_only_for_want_of_cores(machine):
-    found = topology(machine(hyperthreaded(sockets=1, cores_per_socket=2)), usable=range(4))
-    assert cpu.split_cores(3, found) == [[0], [2], [1, 3]]
+    actual = topology(machine(hyperthreaded(sockets=1, cores_per_socket=2)), usable=range(4))
+    assert cpu.split_cores(3, actual) == [[0], [2], [1, 3]]
 
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_split_is_disjoint_and_uses_every_core(machine, n):
-    found = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
-    shares = cpu.split_cores(n, found)
+    actual = topology(machine(hyperthreaded(sockets=2, cores_per_socket=2)), usable=range(8))
+    shares = cpu.split_cores(n, actual)
     assert len(shares) == n
     assert sorted(core for share in shares for core in share) == list(range(8))
 
 
 def test_more_processes_than_cores_share_them_in_turn():
-    found = Topology(numa_nodes=(), cores=((3,), (5,)))
-    assert cpu.split_cores(5, found) == [[3], [5], [3], [5], [3]]
+    actual = Topology(numa_nodes=(), cores=((3,), (5,)))
+    assert cpu.split_cores(5, actual) == [[3], [5], [3], [5], [3]]
 
 
 def test_split_among_no_processes_is_refused():

@@ -1,4 +1,4 @@
-"""Modules of BigDL 2.x that are no more say what takes their place."""
+"""Errors for dropped modules of BigDL 2.x name their replacements."""
 
 import importlib
 import re

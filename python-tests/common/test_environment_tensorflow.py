@@ -1,4 +1,4 @@
-"""Packages of Keras that are not installed, and what TensorFlow writes while it is imported."""
+"""Missing packages of Keras, and TensorFlow's output during its import."""
 
 import os
 import re
@@ -38,10 +38,10 @@ def test_lines_about_the_start_of_tensorflow_are_left_out_and_others_kept(capfd)
 
 
 def test_figures_of_an_evaluation_are_found_by_the_names_of_a_fit():
-    figures = EvaluationMetrics(validation_loss=0.5)
-    assert figures["val_loss"] == figures.get("val_loss") == 0.5
-    assert "val_loss" in figures
-    assert "val_mae" not in figures
-    assert dict(figures) == {"validation_loss": 0.5}
+    metrics = EvaluationMetrics(validation_loss=0.5)
+    assert metrics["val_loss"] == metrics.get("val_loss") == 0.5
+    assert "val_loss" in metrics
+    assert "val_mae" not in metrics
+    assert dict(metrics) == {"validation_loss": 0.5}
     with pytest.raises(KeyError, match="val_mae"):
-        figures["val_mae"]
+        metrics["val_mae"]

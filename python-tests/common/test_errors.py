@@ -25,10 +25,10 @@ def test_usage_error_is_caught_by_programs_of_any_generation(family):
         raise UsageError("batch_size must be at least 1, but it is 0")
 
 
-@pytest.mark.parametrize("kind", [UsageError, MissingExtraError, WorkerError, WorkerLost])
-def test_every_exception_belongs_to_the_family(kind):
-    assert issubclass(kind, BigDLError)
-    assert issubclass(kind, RuntimeError)
+@pytest.mark.parametrize("error_class", [UsageError, MissingExtraError, WorkerError, WorkerLost])
+def test_every_exception_belongs_to_the_family(error_class):
+    assert issubclass(error_class, BigDLError)
+    assert issubclass(error_class, RuntimeError)
 
 
 def test_require_returns_the_module_itself_and_not_its_package():
@@ -111,7 +111,7 @@ def test_a_traceback_names_the_cause_and_stays_if_nothing_is_the_users():
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("text", "shown"),
     [
         ("redis+cluster://:s3cret@host:7000", "redis+cluster://:***@host:7000"),
         ("postgresql://app:s3cret@db/search", "postgresql://app:***@db/search"),
@@ -133,9 +133,9 @@ def test_a_traceback_names_the_cause_and_stays_if_nothing_is_the_users():
         ("hdfs://nn:8020/user@x, http://h:80/a?page=1, token=", None),
     ],
 )
-def test_passwords_of_urls_are_not_shown(given, shown):
-    sentence = str(UsageError(f"There is nothing at {given!r}"))
-    assert sentence == f"There is nothing at {shown or given!r}"
+def test_passwords_of_urls_are_not_shown(text, shown):
+    sentence = str(UsageError(f"There is nothing at {text!r}"))
+    assert sentence == f"There is nothing at {shown or text!r}"
     assert pickle.loads(pickle.dumps(UsageError(sentence))).args == (sentence,)
 
 
@@ -152,7 +152,7 @@ _RAISED = {"UsageError", "SourceError", "as_usage_error"}
 
 
 def _codes_in_source():
-    """Yield file, line and code node (or None) of each error that the sources make."""
+    """Yield file, line and code node (or None) of each error created in the sources."""
     for file in (_ROOT / "src").rglob("*.py"):
         tree = ast.parse(file.read_text())
         imported = {

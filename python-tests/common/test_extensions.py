@@ -1,4 +1,4 @@
-"""Extensions of each kind in CONTRIBUTING.md, made by the edits that it names and no others."""
+"""The extension types of CONTRIBUTING.md work with exactly the documented edits."""
 
 import importlib
 import inspect
@@ -26,15 +26,15 @@ Y = X.sum(1, keepdims=True)
 
 def test_the_places_that_the_guide_names_exist():
     table = GUIDE.split("## How to add")[1].split("##")[0]
-    places = [name for name in re.findall(r"`([^`]+)`", table) if "/" in name and "<" not in name]
-    assert len(places) > 8
-    for place in places:
+    paths = [name for name in re.findall(r"`([^`]+)`", table) if "/" in name and "<" not in name]
+    assert len(paths) > 8
+    for index in paths:
         roots = (REPOSITORY, REPOSITORY / "src" / "bigdl")
-        assert any((root / place).exists() for root in roots), place
+        assert any((root / index).exists() for root in roots), index
 
 
 def fitted(data, backend="local", rate=0.1, workers=2, epochs=2, **options):
-    """The weights of a linear model after two epochs."""
+    """Return the weights of a linear model after two epochs."""
 
     def model(config):
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ class LinesFeed(ArrayFeed):
 
 @pytest.fixture
 def lines(tmp_path, monkeypatch):
-    """A module of an installed package, with the Feed that it offers for a type of its own."""
+    """Install a module with a Feed for a custom input type."""
     offers = ["[bigdl.feeds]", "lines_of_text.Lines = lines_of_text:LinesFeed"]
     install(monkeypatch, tmp_path, "lines_of_text", LINES, *offers)
     yield importlib.import_module("lines_of_text")
@@ -238,7 +238,7 @@ def install(monkeypatch, folder, name, code, *offers):
 
 @pytest.fixture
 def square(tmp_path, monkeypatch):
-    """The class of an operator that an installed package offers."""
+    """Install and return the class of an operator from another package."""
     from bigdl.friesian.ops.operator import OPERATORS
 
     install(
@@ -290,9 +290,9 @@ def test_a_package_offers_metrics_backends_and_methods(tmp_path, monkeypatch):
         backend="of_mine",
         metrics=["largest_error"],
     )
-    found = est.evaluate((X, Y), batch_size=24)
+    actual = est.evaluate((X, Y), batch_size=24)
     worst = np.abs(est.predict(X, batch_size=24).reshape(Y.shape) - Y).max()
-    assert found["largest_error"] == pytest.approx(worst, rel=1e-5)
+    assert actual["largest_error"] == pytest.approx(worst, rel=1e-5)
     model = torch.nn.Linear(2, 1)
     assert "same" in InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD
     x = torch.from_numpy(X)

@@ -1,4 +1,4 @@
-"""HDFS by HTTP while its name node starts, or another one takes over."""
+"""HDFS over HTTP during a name node's start or failover."""
 
 import http.server
 import json
@@ -28,14 +28,14 @@ def name_node():
         class Handler(http.server.BaseHTTPRequestHandler):
             def answer(self):
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                place = urlsplit(self.path)
+                index = urlsplit(self.path)
                 if left[0]:
                     left[0] -= 1
                     return self.reply(403, {"RemoteException": reason})
-                if "op=CREATE" in place.query and "written" not in place.query:
+                if "op=CREATE" in index.query and "written" not in index.query:
                     return self.reply(307, {}, f"http://{self.headers['Host']}{self.path}&written")
                 if self.command == "PUT":
-                    files[place.path.removeprefix("/webhdfs/v1")] = data
+                    files[index.path.removeprefix("/webhdfs/v1")] = data
                 return self.reply(200, STATUS)
 
             do_GET = do_PUT = answer

@@ -1,4 +1,4 @@
-"""Imports point one way: from each room to those above it in ``ROOMS``, and in no circle.
+"""Imports point one way: from each package to those above it in ``ROOMS``, without cycles.
 
 An import inside a function counts like one at the top; one for type checking does not.
 """
@@ -95,7 +95,7 @@ def is_module(name: str) -> bool:
 
 
 def imported(tree: ast.AST, package: str, *, types: bool = False) -> Iterator[str]:
-    """Dotted names that a module imports; `package` is the one that its relative imports mean.
+    """Return the dotted names that a module imports; `package` resolves relative imports.
 
     Those for type checking only with `types`.
     """
@@ -145,8 +145,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def wrong_imports(tree: ast.AST, module: str, *, is_package: bool = False) -> list[str]:
-    """The imports of one module that point the wrong way."""
-    place = PLACE[room_of(module)]
+    """Return the imports of one module that point the wrong way."""
+    index = PLACE[room_of(module)]
     refused = [name for room, names in NEVER.items() if is_in(module, room) for name in names]
     if any(is_in(module, name) for name in CALL_NANO):
         refused = [name for name in refused if name != "bigdl.nano"]
@@ -156,7 +156,7 @@ def wrong_imports(tree: ast.AST, module: str, *, is_package: bool = False) -> li
         if not is_in(name, "bigdl") or name == "bigdl":
             continue
         room = room_of(name)
-        upward = room is None or PLACE[room] > place
+        upward = room is None or PLACE[room] > index
         private = is_in(module, "bigdl.friesian") and not is_in(name, "bigdl.friesian")
         if upward or (private and "._" in name) or any(is_in(name, each) for each in refused):
             wrong.append(name)
@@ -175,7 +175,7 @@ def test_every_module_belongs_to_a_room():
 
 
 def test_docstrings_say_what_a_thing_is():
-    """Not "What it does" or "How many there are", which is a question."""
+    """Check that docstrings do not begin like a question, such as "What it does"."""
     questions = [
         f"{name}: {doc.splitlines()[0]}"
         for name, path in modules()
@@ -207,9 +207,9 @@ def test_bigdl_has_a_version_and_room_for_packages_of_other_distributions(tmp_pa
 
 def test_imports_point_one_way():
     wrong = {
-        name: found
+        name: actual
         for name, path in modules()
-        if (found := wrong_imports(tree_of(path), name, is_package=path.stem == "__init__"))
+        if (actual := wrong_imports(tree_of(path), name, is_package=path.stem == "__init__"))
     }
     assert wrong == {}
 
@@ -402,7 +402,7 @@ BETWEEN_PROCESSES = {
 
 
 def _unpicklers() -> set[str]:
-    """Return the modules that call what can run code that its data name."""
+    """Return the modules that call functions which can run code from their data."""
     return {
         str(path.relative_to(SRC / "bigdl"))
         for path in SRC.rglob("*.py")

@@ -18,7 +18,7 @@ MB = 1 << 20
 
 
 def run(program, **environ):
-    """Run a program in a process whose allocator nobody has touched; returns what it printed."""
+    """Run a program in a process with an untouched allocator and return its output."""
     seen = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environ,
@@ -31,7 +31,7 @@ def run(program, **environ):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Writes files of a made-up machine, given as path=text, and returns its root."""
+    """Write the system files of a fake machine, passed as path=text, and return its root."""
 
     def write(files):
         for name, text in files.items():

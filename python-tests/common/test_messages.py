@@ -1,4 +1,4 @@
-"""Sentences that answer the usual mistakes."""
+"""Error messages for common mistakes."""
 
 import functools
 import importlib
@@ -19,8 +19,8 @@ from bigdl.training.progress import EpochLines
 
 
 def _estimator(**options):
-    given = {"model": torch.nn.Linear(1, 1), "optimizer": SGD(0.1), "loss": torch.nn.MSELoss()}
-    return Estimator.from_torch(**{**given, "backend": "local", **options})
+    inputs = {"model": torch.nn.Linear(1, 1), "optimizer": SGD(0.1), "loss": torch.nn.MSELoss()}
+    return Estimator.from_torch(**{**inputs, "backend": "local", **options})
 
 
 def test_an_unknown_backend_is_answered_with_all_of_them():
@@ -107,8 +107,8 @@ def test_every_place_that_is_named_exists():
     for name, text in MOVED_NAMES.items():
         last = name.rpartition(".")[2]
         for module in re.findall(r"bigdl[\w.]+", text):
-            found = importlib.import_module(module)
-            assert not last[0].isupper() or hasattr(found, last)
+            actual = importlib.import_module(module)
+            assert not last[0].isupper() or hasattr(actual, last)
 
 
 def test_more_memory_than_the_machine_has_is_warned_of(caplog):

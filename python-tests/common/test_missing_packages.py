@@ -1,4 +1,4 @@
-"""Modules of BigDL say how to install what they import and what is missing."""
+"""Modules of BigDL name the install command for missing packages."""
 
 import importlib
 import json
@@ -34,10 +34,10 @@ def test_every_public_module_imports_or_names_the_extra(packages):
     )
     assert done.returncode == 0, done.stderr
     lines = [line[8:] for line in done.stdout.splitlines() if line.startswith("MISSING ")]
-    found = {package: (explained, wrong) for package, explained, wrong in map(json.loads, lines)}
-    assert list(found) == packages
-    assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}
-    assert found.get("torch", (30,))[0] >= 30
+    actual = {package: (explained, wrong) for package, explained, wrong in map(json.loads, lines)}
+    assert list(actual) == packages
+    assert {name: wrong for name, (_, wrong) in actual.items() if wrong} == {}
+    assert actual.get("torch", (30,))[0] >= 30
 
 
 def test_the_public_modules_are_found():
@@ -48,7 +48,7 @@ def test_the_public_modules_are_found():
 
 @pytest.fixture
 def without(monkeypatch):
-    """A function that lets a package look as if it were not installed, and returns the test's."""
+    """Return a function that hides an installed package and returns the test's monkeypatch."""
     missing = missing_packages.Installed()
 
     def take_out(package, importer, text):
@@ -105,8 +105,8 @@ def test_a_package_of_a_finder_that_came_later_is_found(without, monkeypatch):
     class Later:
         @staticmethod
         def find_spec(fullname, path=None, target=None):
-            found = importlib.machinery.ModuleSpec("xgboost", None, is_package=True)
-            return found if fullname == "xgboost" else None
+            actual = importlib.machinery.ModuleSpec("xgboost", None, is_package=True)
+            return actual if fullname == "xgboost" else None
 
     explain_imports()
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Later])

@@ -1,4 +1,4 @@
-"""The wheel holds all of ``src``, and without its extras it says how to get them."""
+"""The wheel contains all of ``src``, and names the install commands of its extras."""
 
 import datetime
 import importlib.util
@@ -37,7 +37,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of what a release is made of, so that a build leaves nothing in the working tree."""
+    """Copy the release files to a temporary folder, so that builds leave no files in the tree."""
     copy = tmp_path_factory.mktemp("source")
     for name in ["setup.py", "pyproject.toml", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, copy)
@@ -63,7 +63,7 @@ def metadata(wheel):
 
 @pytest.fixture(scope="module")
 def bare_python(wheel, tmp_path_factory) -> Path:
-    """The interpreter of an environment with BigDL and nothing but its hard requirements."""
+    """Return the interpreter of an environment with BigDL and its hard requirements only."""
     home = tmp_path_factory.mktemp("bare")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
@@ -143,8 +143,8 @@ def test_changelog_begins_with_what_is_unreleased_and_this_version(metadata):
     version, date = re.fullmatch(r"\[(.+)\] - (.+)", newest).groups()
     assert Version(metadata["Version"]).is_devrelease or metadata["Version"] == version
     assert datetime.date.fromisoformat(date)
-    kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    names = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert names <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_tested_versions_are_those_that_users_may_have(metadata):
@@ -163,7 +163,7 @@ def test_bare_install_names_the_missing_extra(bare_python, tmp_path):
 
 @pytest.mark.slow
 def test_release_installs_from_source_archive_with_its_requirements(source, tmp_path):
-    """sdist -> wheel -> a real environment that fetches the hard requirements."""
+    """Build a wheel from an sdist and install it with its hard requirements."""
     run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", source)
     (archive,) = (tmp_path / "dist").glob("bigdl-*.tar.gz")
     assert list((tmp_path / "dist").glob("bigdl-*.whl"))

@@ -1,4 +1,4 @@
-"""Folders that only this user can enter, and that no other program removes while they are used."""
+"""Private folders: access rights, and removal by other programs."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def base(tmp_path, monkeypatch):
-    """A directory for temporary files as /tmp is, for this process and its children."""
+    """Create a directory for temporary files like /tmp, for this process and its children."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -52,8 +52,8 @@ def base(tmp_path, monkeypatch):
 
 
 def is_private(path):
-    found = os.lstat(path)
-    return stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
+    actual = os.lstat(path)
+    return stat.S_ISDIR(actual.st_mode) and actual.st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
@@ -85,12 +85,12 @@ def test_another_user_can_neither_read_nor_plant_files(base):
 @pytest.mark.parametrize("plant", ["folder", "link", "file"])
 def test_a_root_that_another_user_has_planted_is_not_used(base, plant, caplog):
     planted = base / f"bigdl-{os.geteuid()}"
-    kinds = {
+    names = {
         "folder": lambda: planted.mkdir(0o777),
         "link": lambda: planted.symlink_to("/var/tmp"),
         "file": planted.touch,
     }
-    others.can(kinds[plant])
+    others.can(names[plant])
     assert os.lstat(planted).st_uid == others.NOBODY
     folder = LockedFolder("rows")
     root = Path(folder.path).parent

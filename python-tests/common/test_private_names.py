@@ -1,4 +1,4 @@
-"""Tests see what a user sees: they read no private name of BigDL's."""
+"""Tests use no private names of BigDL."""
 
 import ast
 from collections.abc import Iterator
@@ -39,20 +39,20 @@ MAY_BE_READ = {
 
 
 def private_of(module: ast.Module) -> set[str]:
-    """Private names that a module of the sources gives to anything."""
-    found = set()
+    """Return the private names that a source module defines."""
+    actual = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            actual.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
+            actual.add(node.attr)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+            actual.add(node.id)
+    return {name for name in actual if name.startswith("_") and not name.startswith("__")}
 
 
 def reads(module: ast.Module) -> Iterator[tuple[int, str]]:
-    """Names that a test reads, imports or replaces of anything but `self`, with their lines."""
+    """Yield the names, with lines, that a test reads from other objects than `self`."""
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute):
             if ast.unparse(node.value) not in ("self", "cls", "super()"):
@@ -60,9 +60,9 @@ def reads(module: ast.Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bigdl"):
             yield from ((node.lineno, each.name) for each in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("attr"):
-            for given in node.args[:2]:
-                if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                    yield node.lineno, given.value.rpartition(".")[2]
+            for inputs in node.args[:2]:
+                if isinstance(inputs, ast.Constant) and isinstance(inputs.value, str):
+                    yield node.lineno, inputs.value.rpartition(".")[2]
 
 
 def parsed(folder: Path) -> dict[Path, ast.Module]:
@@ -71,12 +71,12 @@ def parsed(folder: Path) -> dict[Path, ast.Module]:
 
 def test_no_test_reads_a_private_name():
     private = set().union(*map(private_of, parsed(SOURCES).values()))
-    found, used = [], set()
+    actual, used = [], set()
     for path, module in parsed(TESTS).items():
-        own = private_of(module)  # such as those of a class of the test
+        local = private_of(module)  # such as those of a class of the test
         for line, name in reads(module):
-            if name in private - own and name not in MAY_BE_READ:
-                found.append(f"{path.relative_to(TESTS)}:{line}: {name}")
+            if name in private - local and name not in MAY_BE_READ:
+                actual.append(f"{path.relative_to(TESTS)}:{line}: {name}")
             used.add(name)
-    assert found == []
+    assert actual == []
     assert set(MAY_BE_READ) - used == set()

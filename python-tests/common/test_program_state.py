@@ -1,4 +1,4 @@
-"""What a program has set up for its process is as before at the end of each verb."""
+"""Public functions restore the process-wide state of the program."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""An editor knows the types of what users hold: mypy reads programs of theirs."""
+"""Type annotations of public objects, checked by mypy on user programs."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Directories for temporary files of processes that are killed."""
+"""Temporary directories of killed processes."""
 
 import signal
 import subprocess

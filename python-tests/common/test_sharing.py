@@ -1,4 +1,4 @@
-"""Which process of pytest-xdist runs which file of tests."""
+"""Assignment of test files to processes of pytest-xdist."""
 
 import pytest
 import sharing

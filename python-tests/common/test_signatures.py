@@ -1,4 +1,4 @@
-"""Programs of BigDL 2.x call what is here: signatures of both, compared line by line."""
+"""Signatures of BigDL 2.x accepted by this version, compared line by line."""
 
 import importlib.util
 import inspect
@@ -26,7 +26,7 @@ PUBLISHED = compare_signatures.read()
 
 @pytest.fixture(scope="module")
 def compared():
-    """Each published signature with its differences."""
+    """Yield each published signature with its differences."""
     return [(each, compare_signatures.differences(each)) for each in PUBLISHED]
 
 
@@ -64,7 +64,7 @@ def test_a_keyword_of_the_context_is_known(name):
 
 
 def pages(data, epochs=1, *, batch_size=32, **old):
-    """A function of today."""
+    """Accept arguments like a function of this version."""
 
 
 def found(published: str) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The scripts that draw the front page and check the built pages."""
+"""Scripts that draw the front page and check the built pages."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The cases that tests name as slow exist, and files of tests have names of their own."""
+"""Existing slow cases, and unique names of test files."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,6 +15,6 @@ def test_cases_that_are_named_as_slow_exist(request):
 
 
 def test_files_of_tests_have_names_of_their_own():
-    """Or pytest collects only the first of two."""
+    """Check unique names: pytest would collect only one of two equal ones."""
     files = Path(__file__).resolve().parents[1].rglob("test_*.py")
     assert [name for name, times in Counter(file.name for file in files).items() if times > 1] == []

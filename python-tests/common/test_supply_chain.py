@@ -1,4 +1,4 @@
-"""What a release is made of comes from where it should, and is the file that was looked at."""
+"""Release workflows use trusted sources and publish the checked files."""
 
 import re
 from pathlib import Path
@@ -36,12 +36,12 @@ def test_every_action_is_named_by_its_digest_and_version():
 
 
 def test_an_action_has_one_version_in_all_workflows():
-    found = {
+    actual = {
         use
         for path in WORKFLOWS
         for use in re.findall(r"uses: ([\w./-]+@[0-9a-f]{40})", path.read_text(encoding="utf-8"))
     }
-    names = [use.partition("@")[0] for use in found]
+    names = [use.partition("@")[0] for use in actual]
     assert sorted(names) == sorted(set(names))
 
 
@@ -58,7 +58,7 @@ def test_a_workflow_may_only_read_unless_a_job_asks_for_more(path):
 
 
 def test_rights_of_a_release_are_apart_from_programs_of_others():
-    """A job that may sign, publish or write runs no package and no file of the repository."""
+    """Check that privileged jobs run no packages and no files of the repository."""
     release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     writing = {
         name: job for name, job in release["jobs"].items() if "write" in job["permissions"].values()

@@ -1,4 +1,4 @@
-"""Dependencies send nothing about their use while BigDL uses them."""
+"""Dependencies send no usage statistics while BigDL uses them."""
 
 import os
 import subprocess

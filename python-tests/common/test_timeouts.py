@@ -1,4 +1,4 @@
-"""Time limits: in one place, and in the order that they must keep."""
+"""Time limits: defined in one module, and in their required order."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Types that an editor can use: the number of Any falls, and does not rise again."""
+"""Type annotations: the number of Any must not rise."""
 
 import importlib.util
 from pathlib import Path

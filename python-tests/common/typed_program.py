@@ -1,4 +1,4 @@
-"""What a type checker says of the objects of the README: the comment after each is its type.
+"""Expected types of the README's objects: the comment after each line is its type.
 
 ``test_public_types.py`` has mypy read this file; it is not run.
 """

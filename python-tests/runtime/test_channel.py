@@ -1,4 +1,4 @@
-"""The line between driver and workers, both ends in one process unless stated otherwise."""
+"""The channel between driver and workers, with both ends in one process by default."""
 
 import contextlib
 import gc
@@ -290,7 +290,7 @@ DRIVER = """
 
 @pytest.fixture
 def driver():
-    """Another process that hosts a channel, and its address."""
+    """Start a process that hosts a channel and yield it with the channel's address."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(DRIVER)],

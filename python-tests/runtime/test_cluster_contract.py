@@ -1,4 +1,4 @@
-"""Every cluster has what the contract of a cluster names."""
+"""Every cluster class has the attributes and methods of the protocol."""
 
 import inspect
 

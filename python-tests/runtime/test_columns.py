@@ -1,4 +1,4 @@
-"""From a Spark column to the arrays of the model."""
+"""Conversion of Spark columns to arrays of the model."""
 
 import decimal
 
@@ -55,7 +55,7 @@ MATRIX = [[[r["grid"][j][k] for k in range(2)] for j in range(3)] for r in ROWS]
 
 
 def spool(frame, names, directory, config=None):
-    """The shard of a whole frame, made without an engine."""
+    """Return the shard of a whole frame without an engine."""
     feed = as_feed(frame, names, config=config)
     writer = SpoolWriter(str(directory), 0, "test", feed.specs)
     (batch,) = to_arrow(project(frame, feed.specs)).combine_chunks().to_batches()
@@ -70,7 +70,7 @@ def typed(orca_spark):
 
 @pytest.fixture(scope="module")
 def frame_of(orca_spark):
-    """Make a frame of one column ``x`` of a type from its values."""
+    """Return a function that creates a frame with one column ``x`` of a type."""
 
     def make(values, type_name):
         return orca_spark.createDataFrame([(v,) for v in values], f"x {type_name}")
@@ -168,21 +168,21 @@ def test_a_type_that_cannot_become_a_tensor_is_refused_with_advice(orca_spark, t
 
 
 @pytest.mark.parametrize(
-    "given", ["float32", torch.float32, np.float32, np.dtype("float32"), None, "default"]
+    "dtype", ["float32", torch.float32, np.float32, np.dtype("float32"), None, "default"]
 )
-def test_float_dtype_is_float32_by_any_name_and_by_default(given):
-    assert float_dtype({} if given == "default" else {"dtype": given}) == "float32"
+def test_float_dtype_is_float32_by_any_name_and_by_default(dtype):
+    assert float_dtype({} if dtype == "default" else {"dtype": dtype}) == "float32"
 
 
-@pytest.mark.parametrize("given", ["float64", torch.float64, torch.double, np.float64, float])
-def test_float_dtype_is_float64_by_any_name(given):
-    assert float_dtype({"dtype": given}) == "float64"
+@pytest.mark.parametrize("dtype", ["float64", torch.float64, torch.double, np.float64, float])
+def test_float_dtype_is_float64_by_any_name(dtype):
+    assert float_dtype({"dtype": dtype}) == "float64"
 
 
-@pytest.mark.parametrize("given", ["float16", torch.bfloat16, int, str, object, 64, "doubel"])
-def test_another_float_dtype_is_refused(given):
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, int, str, object, 64, "doubel"])
+def test_another_float_dtype_is_refused(dtype):
     with refused("argument-value", '"float32"', '"float64"'):
-        float_dtype({"dtype": given})
+        float_dtype({"dtype": dtype})
 
 
 # Rows that cannot be converted ------------------------------------------------------------------
@@ -304,7 +304,7 @@ def unified(type_name, reference):
 
 
 @pytest.mark.parametrize(
-    ("given", "reference"),
+    ("column", "reference"),
     [
         ("int", "bigint"),
         ("bigint", "int"),
@@ -317,12 +317,12 @@ def unified(type_name, reference):
         ("boolean", "boolean"),
     ],
 )
-def test_numbers_take_the_dtype_of_the_reference(given, reference):
-    assert unified(given, reference).dtype == spec(reference).dtype
+def test_numbers_take_the_dtype_of_the_reference(column, reference):
+    assert unified(column, reference).dtype == spec(reference).dtype
 
 
 @pytest.mark.parametrize(
-    ("given", "reference"),
+    ("column", "reference"),
     [
         ("boolean", "int"),
         ("float", "boolean"),
@@ -331,13 +331,13 @@ def test_numbers_take_the_dtype_of_the_reference(given, reference):
         ("map<string, float>", "array<float>"),
     ],
 )
-def test_types_without_a_common_meaning_are_refused(given, reference):
+def test_types_without_a_common_meaning_are_refused(column, reference):
     with refused("data-schema", "'x'"):
-        unified(given, reference)
+        unified(column, reference)
 
 
 @pytest.mark.parametrize(
-    ("values", "given", "reference"),
+    ("values", "column", "reference"),
     [
         (pa.array([1, 2**31], pa.int64()), "bigint", "int"),
         (pa.array([1.0, 2.5], pa.float64()), "double", "int"),
@@ -345,9 +345,9 @@ def test_types_without_a_common_meaning_are_refused(given, reference):
         (pa.array([1.0, 2.0**63], pa.float64()), "double", "bigint"),
     ],
 )
-def test_a_number_that_the_reference_cannot_hold_is_refused(values, given, reference):
+def test_a_number_that_the_reference_cannot_hold_is_refused(values, column, reference):
     with refused("data-value", "'x'"):
-        decode(unified(given, reference), values)
+        decode(unified(column, reference), values)
 
 
 def test_whole_numbers_of_any_type_are_taken_over_exactly():
@@ -361,7 +361,7 @@ def test_whole_numbers_of_any_type_are_taken_over_exactly():
 
 
 def nested(array):
-    """An Arrow list array of the same values and dimensions."""
+    """Return an Arrow list array with the values and dimensions of an array."""
     out = pa.array(array.reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         count, width = int(np.prod(array.shape[:axis])), array.shape[axis]
@@ -380,8 +380,8 @@ def test_decode_is_the_inverse_of_nesting_for_every_slice(data):
     array = data.draw(hnp.arrays(data.draw(dtypes), data.draw(shapes)))
     start = data.draw(st.integers(0, len(array)))
     length = data.draw(st.integers(0, len(array) - start))
-    given = ColumnSpec("x", "plain", array.dtype.name, array.ndim - 1, "")
-    ((key, decoded),) = decode(given, nested(array).slice(start, length))
+    column = ColumnSpec("x", "plain", array.dtype.name, array.ndim - 1, "")
+    ((key, decoded),) = decode(column, nested(array).slice(start, length))
     assert key is None
     assert decoded.dtype == array.dtype
     assert decoded.ndim == array.ndim

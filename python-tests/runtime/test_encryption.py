@@ -1,4 +1,4 @@
-"""A cluster that asks for encryption: what is encrypted, and what is refused."""
+"""Encrypted clusters: encrypted connections, and refused ones."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from bigdl.runtime.worker import Worker
 
 
 def total(worker):
-    """A sum over the workers, by gloo: whether the channel and the collectives are encrypted."""
+    """Sum over the workers by gloo; return whether channel and collectives are encrypted."""
     import threading
 
     from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
@@ -95,11 +95,11 @@ def test_groups_of_a_program_go_through_tunnels(engine):
 
 
 def test_a_tunnel_takes_the_certificate_of_its_run_only_and_leads_to_gloo_only():
-    own = Certificate.make()
-    tunnels = Tunnels(own, "127.0.0.1")
+    local = Certificate.make()
+    tunnels = Tunnels(local, "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1].to_bytes(2, "big")
-        for certificate in (own, Certificate.make()):
+        for certificate in (local, Certificate.make()):
             client = certificate.context(server=False)
             client.verify_mode = ssl.CERT_NONE
             plain = socket.create_connection(tunnels.end, 30)

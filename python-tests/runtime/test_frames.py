@@ -1,4 +1,4 @@
-"""What the ends of a channel accept: nothing that is not proved by the secret of the run."""
+"""Authentication of a channel: unauthenticated messages are refused at both ends."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def channel():
 
 @pytest.fixture
 def closed(caplog):
-    """Waits for so many lines about closed connections, and returns what they say."""
+    """Return a function that waits for log messages about closed connections."""
     caplog.set_level(logging.WARNING, "bigdl.orca")
 
     def lines(number: int) -> list[str]:
@@ -67,7 +67,7 @@ def received(connection, size):
 
 
 def proved(address):
-    """A socket after the handshake, and the authenticator of its messages."""
+    """Return a socket after the handshake, and the authenticator of its messages."""
     connection = socket.create_connection((address.host, address.port))
     hands = Handshake(address.secret)
     connection.sendall(hands.answer(received(connection, GREETING_SIZE)))
@@ -271,7 +271,7 @@ def test_a_connection_that_says_nothing_is_closed(channel, closed, monkeypatch):
 
 
 def test_an_answer_that_was_changed_ends_the_line(channel):
-    """By somebody between the two ends."""
+    """Check that a message changed in transit ends the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1], channel.address.secret)
 

@@ -1,4 +1,4 @@
-"""Sums over many ranks in few rounds."""
+"""All-reduce by recursive halving and doubling."""
 
 import queue
 import threading
@@ -17,7 +17,7 @@ from bigdl.runtime.engine import PeerLost
 
 
 class Network:
-    """What torch.distributed sends and receives between threads; counts messages and numbers."""
+    """Fake of torch.distributed between threads that counts messages and numbers."""
 
     def __init__(self):
         self._slots = {}
@@ -43,16 +43,16 @@ class Network:
 
 
 def summed(world, size, sums=1):
-    """The network, what all ranks gave, and what they got."""
+    """Return the network, the inputs of all ranks, and their results."""
     network = Network()
-    given = [
+    inputs = [
         [
             torch.randn(size, generator=torch.Generator().manual_seed(100 * n + rank))
             for n in range(sums)
         ]
         for rank in range(world)
     ]
-    got = [[each.clone() for each in tensors] for tensors in given]
+    got = [[each.clone() for each in tensors] for tensors in inputs]
 
     def work(rank):
         reduce = HalvingDoubling(network.of(rank), rank, world)
@@ -65,16 +65,16 @@ def summed(world, size, sums=1):
         thread.start()
     for thread in threads:
         thread.join()
-    return network, given, got
+    return network, inputs, got
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 8, 12, 13])
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_every_rank_gets_the_sum_in_one_order(world, size):
-    _, given, got = summed(world, size, sums=3)
+    _, inputs, got = summed(world, size, sums=3)
     for n in range(3):
-        expected = tree_sum([tensors[n].numpy() for tensors in given])
-        exact = np.sum([tensors[n].double().numpy() for tensors in given], axis=0)
+        expected = tree_sum([tensors[n].numpy() for tensors in inputs])
+        exact = np.sum([tensors[n].double().numpy() for tensors in inputs], axis=0)
         np.testing.assert_allclose(expected, exact, atol=1e-5)
         for tensors in got:
             assert np.array_equal(tensors[n].numpy(), expected)
@@ -93,10 +93,10 @@ def test_ranks_that_lie_side_by_side_exchange_the_most():
 
 
 @pytest.mark.parametrize(
-    ("number", "found"), [(1, []), (2, [2]), (12, [2, 2, 3]), (97, [97]), (1024, [2] * 10)]
+    ("number", "expected"), [(1, []), (2, [2]), (12, [2, 2, 3]), (97, [97]), (1024, [2] * 10)]
 )
-def test_factors(number, found):
-    assert factors(number) == found
+def test_factors(number, expected):
+    assert factors(number) == expected
 
 
 def test_ranges_cover_all():
@@ -119,31 +119,31 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
         torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = 6
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
-        given = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
-        neighbours, found = sync.neighbours, []
+        inputs = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
+        neighbours, actual = sync.neighbours, []
         of_two = {rank: neighbours[rank] for rank in neighbours if rank // 2 == sync.rank // 2}
         for sync.neighbours, sync.block_size in ((neighbours, 6), ({}, 1), (of_two, 2)):
             sync.groups = None
             sync.array_buffers.clear()
-            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
-            for parameter, gradient in zip(parameters, given, strict=True):
+            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in inputs]
+            for parameter, gradient in zip(parameters, inputs, strict=True):
                 parameter.grad = gradient.clone()
             for _ in range(2):
                 sync.all_reduce_gradients(parameters, 0.5)
-            sums = sync.sum_arrays([each.numpy() for each in given], 0.5)
+            sums = sync.sum_arrays([each.numpy() for each in inputs], 0.5)
             bits = [array.tobytes() for array in (*(p.grad.numpy() for p in parameters), *sums)]
-            found.append((type(sync.groups.dense[0].buffer).__name__, bits))
+            actual.append((type(sync.groups.dense[0].buffer).__name__, bits))
         sync.stop()
         torch_distributed.HALVING_MIN_WORLD_SIZE = host_memory.HALVING_MIN_WORLD_SIZE = (
             halving.HALVING_MIN_WORLD_SIZE
         )
-        return found
+        return actual
 
     SIZES = (1, 30_001, (1 << 20) + 1, 2_000_003)
-    found, _ = six.run(program, [{}] * 6)
-    by = [name for name, _ in found[0]]
+    actual, _ = six.run(program, [{}] * 6)
+    by = [name for name, _ in actual[0]]
     assert by == ["HostBuffer", "SumBuffer", "BlockBuffer"]
-    assert all(bits == found[0][0][1] for of_rank in found for _, bits in of_rank)
+    assert all(bits == actual[0][0][1] for of_rank in actual for _, bits in of_rank)
 
 
 @pytest.mark.slow
@@ -151,16 +151,16 @@ def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
     def program(worker):
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
-        found = []
+        actual = []
         for hosts in ("aabbcc", "aaabbb", "abcabc", "aabcdd", "aaaabb"):
             near = {r: 0 for r in sync.neighbours if hosts[r] == hosts[sync.rank]}
-            found.append(block_of(sync, near))
-        found.append(block_of(sync, sync.neighbours))
+            actual.append(block_of(sync, near))
+        actual.append(block_of(sync, sync.neighbours))
         sync.stop()
-        return found
+        return actual
 
-    found, _ = six.run(program, [{}] * 6)
-    assert found == [[2, 1, 1, 1, 1, 6]] * 6
+    actual, _ = six.run(program, [{}] * 6)
+    assert actual == [[2, 1, 1, 1, 1, 6]] * 6
 
 
 @pytest.mark.slow
@@ -187,9 +187,9 @@ def test_a_rank_that_ends_before_its_block_is_noticed(six):
                 halving.HALVING_MIN_WORLD_SIZE
             )
 
-    found, _ = six.run(program, [{}] * 6)
-    assert found[4] == "left"
-    assert found.count("noticed") == 5
+    actual, _ = six.run(program, [{}] * 6)
+    assert actual[4] == "left"
+    assert actual.count("noticed") == 5
 
 
 @pytest.mark.slow
@@ -210,6 +210,6 @@ def test_a_rank_that_leaves_is_noticed(six):
             torch_distributed.HALVING_MIN_WORLD_SIZE = halving.HALVING_MIN_WORLD_SIZE
             sync.stop()
 
-    found, _ = six.run(program, [{}] * 6)
-    assert found[4] == "left"
-    assert found.count("noticed") == 5
+    actual, _ = six.run(program, [{}] * 6)
+    assert actual[4] == "left"
+    assert actual.count("noticed") == 5

@@ -1,4 +1,4 @@
-"""Keras objects by value: what a program defines itself, and what it gave to it."""
+"""Pickling of Keras objects by value, with custom classes and functions."""
 
 import functools
 import pickle
@@ -134,7 +134,7 @@ def test_what_a_model_was_compiled_with_is_copied():
 
 
 class Subclassed(keras.Model):
-    """Of arguments that Keras does not write, and of parts of many kinds."""
+    """Model with arguments that Keras does not save, and with many types of parts."""
 
     def __init__(self, units, factor=1.0, options=None):
         super().__init__()

@@ -31,7 +31,7 @@ def gone(pid):
 
 
 def note_pid(folder, name):
-    """Tell the test the id of this process."""
+    """Write the id of this process to a file for the test."""
     aside = folder / f".{name}"
     aside.write_text(str(os.getpid()))
     aside.rename(folder / f"{name}.pid")
@@ -64,7 +64,7 @@ def test_lambdas_closures_and_local_classes_travel_both_ways():
 
     factor = 3
     argument = Scaled(2)
-    results = launch(lambda rank, given: Scaled(given.value * factor + rank), 2, (argument,))
+    results = launch(lambda rank, scaled: Scaled(scaled.value * factor + rank), 2, (argument,))
     assert [result.value for result in results] == [6, 7]
     assert all(type(result) is Scaled for result in results)
 
@@ -107,7 +107,7 @@ def test_workers_import_what_the_caller_can_import(tmp_path, monkeypatch):
 
 def test_large_arguments_and_results_travel():
     data = os.urandom(1 << 20) * 24
-    returned = launch(lambda rank, given: given + bytes([rank]), 2, (data,))
+    returned = launch(lambda rank, received: received + bytes([rank]), 2, (data,))
     assert returned == [data + b"\0", data + b"\1"]
 
 
@@ -196,8 +196,8 @@ def test_threads_of_a_worker_sleep_while_they_wait_unless_the_user_says_how(
     for name, value in outside.items():
         monkeypatch.setenv(name, value)
     (worker,) = launch(surroundings, 1, env=changes)
-    found = {name: worker["environ"].get(name) for name in WAIT_VARIABLES}
-    assert {name: value for name, value in found.items() if value is not None} == expected
+    actual = {name: worker["environ"].get(name) for name in WAIT_VARIABLES}
+    assert {name: value for name, value in actual.items() if value is not None} == expected
 
 
 def test_pinning_of_the_parent_does_not_reach_workers(monkeypatch):
@@ -237,7 +237,7 @@ def test_lines_of_workers_appear_with_their_rank(capsys):
 
 
 def test_lines_of_workers_can_go_to_files_only(capsys, monkeypatch, tmp_path):
-    """Whole, also where Python does not buffer what is printed."""
+    """Check that whole lines reach the files, also without Python's buffering."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     launch(speak, 2, log_dir=tmp_path / "logs", stream_output=False)
     assert capsys.readouterr() == ("", "")
@@ -436,7 +436,7 @@ launch(work, 2, (pathlib.Path(sys.argv[1]), sys.argv[2] == "stubborn"))
 
 @pytest.fixture
 def parent(tmp_path):
-    """Starts a program that launches two endless workers; returns it once they run."""
+    """Start a program that launches two endless workers; yield it once they run."""
     started = []
 
     def start(manner="docile"):

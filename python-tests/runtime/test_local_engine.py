@@ -30,7 +30,7 @@ X, Y = rays.rows()
 
 
 class Columns(torch.nn.Module):
-    """A linear model of three columns."""
+    """Linear model of three columns."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def net(config):
 
 @pytest.mark.slow
 def test_every_kind_of_input_gives_the_same_weights(tmp_path):
-    """Rows keep their order without shuffling, so one batch per epoch has the same rows."""
+    """Check equal weights; without shuffling, a batch per epoch has the same rows."""
     path = str(tmp_path / "rows.parquet")
     frame().to_parquet(path, row_group_size=30)
     named = {name: frame()[name].to_numpy() for name in frame()}
@@ -105,8 +105,8 @@ def test_every_kind_of_input_gives_the_same_weights(tmp_path):
         est = estimator(model=model, config={"shuffle": False})
         est.fit(data, epochs=3, batch_size=len(X), validation_data=data, **options)
         weights.append(np.concatenate([p.ravel() for p in est.get_model().state_dict().values()]))
-        figures = est.evaluate(data, **options)
-        assert figures["num_samples"] == len(X)
+        metrics = est.evaluate(data, **options)
+        assert metrics["num_samples"] == len(X)
     assert np.abs(np.array(weights) - weights[0]).max() < 1e-6
 
 
@@ -116,8 +116,8 @@ def test_figures_are_those_of_spark_to_the_last_bit(orca_spark):
     for backend in ("spark", "local"):
         est = rays.estimator(backend=backend)
         stats = est.fit((X, Y), epochs=2, batch_size=16, seed=3)
-        figures = est.evaluate((X, Y))
-        weights.append([faults.weights(est), stats, figures["val_loss"], est.predict(X).tolist()])
+        metrics = est.evaluate((X, Y))
+        weights.append([faults.weights(est), stats, metrics["val_loss"], est.predict(X).tolist()])
     assert weights[0] == weights[1]
 
 
@@ -265,8 +265,8 @@ def test_a_worker_in_this_process():
 
     with LocalEngine(in_process=True).open(program, feed) as job:
         for n in range(2):  # the second reads the spool of the first
-            found = job.attempt({"a": n}, None, lambda *event: events.append(event))
-            assert found == [[os.getpid(), 0, 1, len(X), n]]
+            actual = job.attempt({"a": n}, None, lambda *event: events.append(event))
+            assert actual == [[os.getpid(), 0, 1, len(X), n]]
     assert events[:2] == [
         ("progress", {"step": 1}),
         ("message", ({"topic": "topic", "rank": 0, "n": 1}, b"data")),
@@ -306,15 +306,15 @@ def test_a_loss_that_is_no_number_is_told_once_with_its_step_and_columns(caplog)
     bad.loc[len(bad) - 1, "b"] = np.nan
     with caplog.at_level("WARNING", "bigdl.orca"):
         estimator(config={"shuffle": False}).fit(bad, epochs=2, batch_size=len(bad), **COLUMNS)
-        (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
-        assert told == (
+        (messages,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
+        assert messages == (
             "The loss is nan at step 1 of epoch 1, and the rows have nan in 'b'; fill or drop them"
         )
         caplog.clear()
         huge = frame().assign(a=1e30, y=1.0)
         estimator(1).fit(huge, epochs=2, batch_size=len(huge) // 2, **COLUMNS)
-    (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
-    assert "but its rows have none" in told
+    (messages,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
+    assert "but its rows have none" in messages
 
 
 def test_ctrl_c_in_a_worker_in_this_process():

@@ -1,4 +1,4 @@
-"""Rows packed in cells and unpacked in shards, for any partitions and any number of workers."""
+"""Packing of rows in cells and unpacking in shards, for any partitions and workers."""
 
 import itertools
 
@@ -40,7 +40,7 @@ def patch():
 
 
 def batches(sizes, start=0, length=2):
-    """Record batches of consecutive ids from `start` on."""
+    """Return record batches of consecutive ids from `start` on."""
     for rows in sizes:
         ids = np.arange(start, start + rows)
         start += rows
@@ -51,7 +51,7 @@ def batches(sizes, start=0, length=2):
 
 
 def pack(patch, parts, num_workers, part=0, **options):
-    """Cells of all source partitions, by shard."""
+    """Return the cells of all source partitions, by shard."""
     cells = {target: [] for target in range(num_workers)}
     start = 0
     for source, sizes in enumerate(parts):
@@ -65,7 +65,7 @@ def pack(patch, parts, num_workers, part=0, **options):
 
 
 def unpack(directory, cells, names=("data",)):
-    """The shards that a worker makes of its cells."""
+    """Return the shards that a worker makes of its cells."""
 
     def open_spool(name, specs):
         return SpoolWriter(str(directory), 0, name, specs)
@@ -74,7 +74,7 @@ def unpack(directory, cells, names=("data",)):
 
 
 def expected(parts, num_workers):
-    """Ids of each shard: row i of partition p goes to shard (i + p) mod N, in the same order."""
+    """Return the ids of each shard: row i of partition p belongs to shard (i + p) mod N."""
     shards = [[] for _ in range(num_workers)]
     ids = itertools.count()
     for source, sizes in enumerate(parts):
@@ -162,11 +162,11 @@ def test_bad_rows_are_told_to_every_shard_under_the_name_of_their_frame(tmp_path
     bad = pa.RecordBatch.from_arrays([ids, good.column(1).slice(0, 2)], ["c0", "c1"])
     cells = list(packer(0, "validation_data", SPECS, 3)(iter([good, bad, good])))
     for target in range(3):
-        own = [
+        local = [
             batch.slice(i, 1)
             for batch in cells
             for i, t in enumerate(batch.column("target").to_pylist())
             if t == target
         ]
         with refused("data-null", "validation_data", "'id'"):
-            unpack(tmp_path, own)
+            unpack(tmp_path, local)

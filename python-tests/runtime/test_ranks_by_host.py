@@ -1,4 +1,4 @@
-"""Ranks of workers whose hosts are known only once they run: those of one host lie side by side."""
+"""Ranks of workers by host: workers of one host have consecutive ranks."""
 
 from unittest import mock
 
@@ -14,27 +14,27 @@ from bigdl.runtime import local, task
 
 @pytest.fixture
 def two_hosts(monkeypatch):
-    """Local workers that the engine has put on two hosts in turn."""
+    """Make local workers appear on two hosts alternately."""
 
-    def execute(spec, attempt, place, directory):
-        host = f"127.0.0.{1 + place % 2}"
+    def execute(spec, attempt, task_index, directory):
+        host = f"127.0.0.{1 + task_index % 2}"
         with (
             mock.patch.object(task, "outgoing_address", return_value=host),
             mock.patch.dict("os.environ", GLOO_SOCKET_IFNAME="lo"),
         ):
-            return task.execute(spec, attempt, iter(()), place, directory)
+            return task.execute(spec, attempt, iter(()), task_index, directory)
 
     monkeypatch.setattr(local, "execute_task", execute)
     monkeypatch.setattr(LocalEngine, "cluster_places_tasks", True)
 
 
 def test_workers_of_one_host_have_ranks_side_by_side(two_hosts):
-    found = LocalEngine().run(lambda worker: [worker.rank, worker.host], num_workers=4)
-    assert found == [[0, "127.0.0.1"], [1, "127.0.0.1"], [2, "127.0.0.2"], [3, "127.0.0.2"]]
+    actual = LocalEngine().run(lambda worker: [worker.rank, worker.host], num_workers=4)
+    assert actual == [[0, "127.0.0.1"], [1, "127.0.0.1"], [2, "127.0.0.2"], [3, "127.0.0.2"]]
 
 
 def training(callbacks=()):
-    """Weights after a training of four workers."""
+    """Return the weights after a training with four workers."""
     rows = np.arange(faults.ROWS, dtype="float64")
     data = {"x": np.stack([np.sin(rows), np.cos(rows), rows % 7], 1), "y": np.sin(rows) + rows % 3}
     estimator = Estimator.from_torch(
@@ -53,7 +53,7 @@ def training(callbacks=()):
 
 @pytest.mark.fault
 def test_rows_and_retries_go_by_rank(two_hosts, tmp_path):
-    """What a rank reads, learns and reads again after a loss does not depend on where it runs."""
+    """Check that rows, training and retries of a rank do not depend on its host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalEngine, "cluster_places_tasks", False)
         expected = training()

@@ -1,4 +1,4 @@
-"""Columns of a shard in local files: their order, their life and what they cost."""
+"""Spools: order of the columns' rows, lifetime and cost."""
 
 import errno
 import json
@@ -41,14 +41,14 @@ def leaves(width=3, keys=("a",)):
 
 
 def chunk(source, sequence, rows, width=3):
-    """Values that tell where they come from."""
+    """Return values that identify their chunk and row."""
     number = 1000 * source + 100 * sequence + np.arange(rows)
     x = np.repeat(number[:, None], width, axis=1).astype(np.float32)
     return [x, number % 2 == 0, -number]
 
 
 def write(directory, chunks, job=0):
-    """The shard of chunks (source, sequence, rows), in this order of arrival."""
+    """Write chunks (source, sequence, rows) in this order of arrival and return the shard."""
     writer = SpoolWriter(str(directory), job, "data-0", SPECS)
     for source, sequence, rows in chunks:
         writer.append(source, sequence, rows, leaves(), chunk(source, sequence, rows))
@@ -57,7 +57,7 @@ def write(directory, chunks, job=0):
 
 @pytest.fixture
 def one_array(tmp_path):
-    """Write a shard of one array, given as chunks, and return it."""
+    """Return a function that writes chunks of one array and returns the shard."""
 
     def make(*chunks):
         writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
@@ -82,7 +82,7 @@ places = st.lists(
 def test_rows_are_in_the_order_of_their_places_whatever_the_order_of_arrival(
     tmp_path_factory, data
 ):
-    chunks = [(*place, data.draw(st.integers(0, 4))) for place in data.draw(places)]
+    chunks = [(*index, data.draw(st.integers(0, 4))) for index in data.draw(places)]
     arrived = data.draw(st.permutations(chunks))
     directory = tmp_path_factory.mktemp("spool")
     shard, reference = write(directory, arrived), write(directory, sorted(chunks))

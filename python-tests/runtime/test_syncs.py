@@ -1,4 +1,4 @@
-"""The collectives of a GradientSync as the loop uses them, among plain processes."""
+"""The collectives of a GradientSync among local processes."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ def sync_class(request):
 @pytest.fixture
 def together(crew, sync_class):
     def together(use, size=3):
-        """``use(sync)`` on every rank."""
+        """Return ``use(sync)`` of every rank."""
 
         def program(worker):
             sync = sync_class(worker)
@@ -62,8 +62,8 @@ def test_all_to_all_gives_every_rank_its_pieces(crew, sync_class, counts):
         pieces = [torch.full((n,), 10.0 * sync.rank + other) for other, n in enumerate(send)]
         return sync.all_to_all(torch.cat(pieces), send, [row[sync.rank] for row in counts]).tolist()
 
-    found, _ = crew.run(program, [{}] * 3)
-    for rank, pieces in enumerate(found):
+    actual, _ = crew.run(program, [{}] * 3)
+    for rank, pieces in enumerate(actual):
         assert pieces == [10.0 * r + rank for r in range(3) for _ in range(counts[r][rank])]
 
 
@@ -71,37 +71,37 @@ def test_buckets_make_no_difference(together):
     def use(sync):
         torch.manual_seed(sync.rank)
         parameters = [torch.nn.Parameter(torch.randn(n)) for n in (5, 1, 30, 7, 64)]
-        found = []
+        actual = []
         for bucket in (1 << 22, 8):
             buckets.BUCKET_ELEMENTS = bucket
             for parameter in parameters:
                 parameter.grad = parameter.detach().clone()
             sync.all_reduce_gradients(parameters, 1 / 3)
-            found.append([p.grad.clone() for p in parameters])
-        return all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
+            actual.append([p.grad.clone() for p in parameters])
+        return all(torch.allclose(a, b) for a, b in zip(*actual, strict=True))
 
     assert together(use) == [True] * 3
 
 
 class Net(torch.nn.Module):
-    """Layers of which some are left out, come twice, or are computed again in the backward pass."""
+    """Network with layers that are skipped, used twice, or recomputed in the backward pass."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))
 
-    def forward(self, x, kind, rank):
+    def forward(self, x, case, rank):
         again = self.layers[2]
         for index, layer in enumerate(self.layers):
-            if kind == "one leaves layers out" and rank == 1 and index in (0, 3):
+            if case == "one leaves layers out" and rank == 1 and index in (0, 3):
                 continue
-            if kind == "checkpoints" and (index < 4 or rank == 1):
+            if case == "checkpoints" and (index < 4 or rank == 1):
                 # rank 1 computes all layers in checkpoints that share a layer
                 x = torch.utils.checkpoint.checkpoint(
                     lambda y, layer=layer: again(layer(y)), x, use_reentrant=True
                 )
-            elif kind == "a layer twice":
+            elif case == "a layer twice":
                 x = again(layer(x))
             else:
                 x = layer(x)
@@ -110,12 +110,12 @@ class Net(torch.nn.Module):
 
 @pytest.mark.slow_cases("torch-0-checkpoints")
 @pytest.mark.parametrize(
-    "kind",
+    "case",
     ["plain", "one has no rows", "one leaves layers out", "a layer twice", "checkpoints", "hooks"],
 )
 @pytest.mark.parametrize("smallest", [0, 1 << 16])
 def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_it(
-    together, kind, smallest
+    together, case, smallest
 ):
     def use(sync):
         buckets.BUCKET_ELEMENTS = 8
@@ -131,8 +131,8 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
             return buffer
 
         sync.new_buffer = counting
-        weight = [0.25, 0.0 if kind == "one has no rows" else 0.5, 0.25][sync.rank]
-        if kind == "hooks" and sync.rank == 0:
+        weight = [0.25, 0.0 if case == "one has no rows" else 0.5, 0.25][sync.rank]
+        if case == "hooks" and sync.rank == 0:
 
             def double(parameter):
                 parameter.grad.mul_(2)
@@ -143,13 +143,13 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
             x = torch.randn(3, 4, generator=generator).requires_grad_()
             net.zero_grad()
             if weight and overlap:
-                loss = net(x, kind, sync.rank)
+                loss = net(x, case, sync.rank)
                 before = len(begun)
                 with sync.overlap(parameters, weight):
                     loss.backward()
                 early = len(begun) - before
             elif weight:
-                net(x, kind, sync.rank).backward()
+                net(x, case, sync.rank).backward()
             sync.all_reduce_gradients(parameters, weight)
             results.append([None if p.grad is None else p.grad.clone() for p in parameters])
         first, *others = results
@@ -163,9 +163,9 @@ def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_i
     results = together(use)
     assert [is_equal for is_equal, _ in results] == [True] * 3
     early = [number for _, number in results]
-    if kind == "checkpoints":  # the first pass of the block found out
+    if case == "checkpoints":  # the first pass of the block found out
         assert early == [0] * 3
-    elif kind == "hooks":
+    elif case == "hooks":
         assert early[0] == 0
         assert early[1] > 1
     else:
@@ -178,21 +178,21 @@ def test_shared_memory_gives_the_bits_of_the_library(together, dtype):
     def use(sync):
         generator = torch.Generator().manual_seed(sync.rank)
         sizes = (1, 30_001, 300_007, 1 << 20, (1 << 20) + 1, 2_500_003)
-        given = [torch.randn(n, generator=generator, dtype=getattr(torch, dtype)) for n in sizes]
+        inputs = [torch.randn(n, generator=generator, dtype=getattr(torch, dtype)) for n in sizes]
         if not hasattr(sync, "neighbours"):
             return True  # there is the library only
-        found, neighbours = [], sync.neighbours
+        actual, neighbours = [], sync.neighbours
         assert len(neighbours) == sync.world_size - 1
         for sync.neighbours in (neighbours, {}):
             sync.groups = None
-            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
-            for parameter, gradient in zip(parameters, given, strict=True):
+            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in inputs]
+            for parameter, gradient in zip(parameters, inputs, strict=True):
                 parameter.grad = gradient.clone()
             sync.all_reduce_gradients(parameters, 0.3)
-            arrays = sync.sum_arrays([each.numpy() for each in given], 0.3)
+            arrays = sync.sum_arrays([each.numpy() for each in inputs], 0.3)
             arrays += [p.grad.numpy() for p in parameters]
-            found.append(b"".join(array.tobytes() for array in arrays))
-        return found[0] == found[1]
+            actual.append(b"".join(array.tobytes() for array in arrays))
+        return actual[0] == actual[1]
 
     assert together(use) == [True] * 3
 
@@ -225,11 +225,11 @@ def test_arrays_are_summed_into_memory_of_their_own(together):
         arrays = [np.asarray(array) for array in arrays]
         for array in arrays:
             array.flags.writeable = False
-        found = []
+        actual = []
         for piece in (1 << 20, 8):
             buckets.PIECE_ELEMENTS = piece
-            found.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
-        first, second = found
+            actual.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
+        first, second = actual
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
         assert not any(np.shares_memory(a, b) for a, b in zip(first, arrays, strict=True))
         return [(each.dtype.name, each.tolist()) for each in first]

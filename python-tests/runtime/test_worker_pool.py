@@ -43,7 +43,7 @@ def flat(pool):
 
 
 def kill(pool, rank):
-    """Kill a worker of the first stage that has nothing to do."""
+    """Kill an idle worker of the first stage."""
     process = pool.manager.workers[0][rank].process
     process.kill()
     # Its first thread may be gone, and its socket not yet closed, as long as other threads end.
@@ -56,7 +56,7 @@ def descriptors():
 
 
 def tricky(item):
-    """Fails, exits or sleeps on demand."""
+    """Fail, exit or sleep as `item` requests."""
     if not isinstance(item, str):
         return item
     if item == "raise":
@@ -102,8 +102,8 @@ def test_a_worker_is_pinned_and_has_its_threads_from_the_start():
     core = usable_cores()[-1]
 
     def find():
-        found = sorted(os.sched_getaffinity(0)), [os.environ[name] for name in THREAD_VARIABLES]
-        return lambda item: found
+        actual = sorted(os.sched_getaffinity(0)), [os.environ[name] for name in THREAD_VARIABLES]
+        return lambda item: actual
 
     with WorkerPool([PoolStage("work", find, [CpuSlot((core,), 1)])]) as pool:
         assert pool.run([0]) == [([core], ["1"] * len(THREAD_VARIABLES))]
@@ -132,11 +132,11 @@ def test_items_are_drawn_as_they_are_needed():
 
 
 def test_large_arrays_arrive_whole_and_may_be_written_to(two):
-    given = np.arange(LARGE, dtype=float)
-    (found,) = two.run([given])
-    np.testing.assert_array_equal(found, given)
-    found[0] = -1
-    assert given[0] == 0
+    inputs = np.arange(LARGE, dtype=float)
+    (actual,) = two.run([inputs])
+    np.testing.assert_array_equal(actual, inputs)
+    actual[0] = -1
+    assert inputs[0] == 0
 
 
 def test_nothing_stays_in_shared_memory_and_no_descriptor_is_lost(two):
@@ -154,10 +154,10 @@ def test_nothing_stays_in_shared_memory_and_no_descriptor_is_lost(two):
 
 def test_arrays_travel_without_memory_files_too(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    given = {"a": np.arange(LARGE), "b": [np.ones(3), "text"]}
-    message = encode(given)
+    inputs = {"a": np.arange(LARGE), "b": [np.ones(3), "text"]}
+    message = encode(inputs)
     assert message.memory is None
-    np.testing.assert_array_equal(decode(message)["a"], given["a"])
+    np.testing.assert_array_equal(decode(message)["a"], inputs["a"])
 
 
 def test_threads_of_the_caller_take_turns(two):

@@ -120,8 +120,8 @@ def test_the_table_has_a_row_for_each_trial_and_parameters_by_name_and_value():
     study = open_study(directions=["minimize", "maximize"], metric_names=["loss", "accuracy"])
 
     def objective(trial):
-        kind = trial.suggest_categorical("kind", ["wide", "deep"])
-        depth = trial.suggest_int("depth", 2, 4) if kind == "deep" else 1
+        name = trial.suggest_categorical("kind", ["wide", "deep"])
+        depth = trial.suggest_int("depth", 2, 4) if name == "deep" else 1
         return 1 / depth, depth
 
     run_trials(study, objective, 8)
@@ -213,7 +213,7 @@ def test_errors_of_an_objective_end_the_search_unless_they_are_caught():
 
 
 def remote(trial):
-    """Tells by its attributes in which process it ran; is pruned, fails and dies on demand."""
+    """Record the process of a trial; be pruned, fail or die on request."""
     x = trial.suggest_float("x", 0, 1)
     trial.set_user_attr("pid", os.getpid())
     trial.report(x, 0)
