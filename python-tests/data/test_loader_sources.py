@@ -137,7 +137,7 @@ def test_the_ranks_of_a_machine_share_one_conversion(tmp_path, monkeypatch):
         loaders = [TableLoader(sys.argv[1], rank=r, world_size=2, **options) for r in range(2)]
         for loader in loaders:
             next(iter(loader))
-        print(len(stores()), loaders[0]._shared.was_there, loaders[1]._shared.was_there)
+        print(len(stores()), loaders[0]._shared.existed, loaders[1]._shared.existed)
         loaders[0].close()
         print(len(stores()))
         """

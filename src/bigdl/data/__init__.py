@@ -1,4 +1,4 @@
-"""A loader of tables for any training loop: each row once per epoch, for any number of ranks."""
+"""Batches of a table for any training loop: each row once per epoch, on any number of ranks."""
 
 from bigdl.data.loader import TableLoader
 

@@ -1,8 +1,8 @@
-"""From Arrow columns to the records of a store: which field of a record holds which column.
+"""Conversion of Arrow columns to fixed-size records, one field per column.
 
-A record has the values of a row side by side, each at a fixed offset: scalars and arrays of fixed
-size as they are; strings, bytes and lists as the place of their values in a file of their own and
-their number.  So a batch is one gather of records, whatever number of columns it has.
+A record holds all values of a row, each at a fixed offset.  Scalars and fixed-size arrays are
+stored inline.  Strings, bytes and lists are stored as an offset into a separate file of values and
+a count. So a batch needs one gather of records, for any number of columns.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 
 _SIGNED = {pa.uint16(): "int32", pa.uint32(): "int64", pa.uint64(): "int64"}
-_PLACE = np.dtype([("start", "<i8"), ("count", "<i8")])
+_EXTENT = np.dtype([("start", "<i8"), ("count", "<i8")])
 
 
 @dataclass(frozen=True)
 class RecordField:
-    """A column of the loader.
+    """Name, memory layout, dtype and shape of a column in a record.
 
     Attributes
     ----------
     name : str
-        With dots for a field of structs.
-    kind : str
+        Dotted for a field within structs.
+    layout : str
         ``"fixed"``, ``"list"``, ``"text"`` or ``"bytes"``.
     dtype : str
-        Of the values.
+        Dtype of the values.
     shape : tuple of int
-        Of a row's values; of a list that of its outermost elements is not part of it.
+        Fixed dimensions of a row's value; of a list, those of an element.
     depth : int
-        How many lists of unknown lengths are within a list.
+        Levels of variable-length lists within the outermost list.
     """
 
     name: str
-    kind: str
+    layout: str
     dtype: str
     shape: tuple[int, ...] = ()
     depth: int = 0
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return all columns, those within structs by their dotted names."""
+    """Return the types of all columns by name; columns within structs have dotted names."""
     leaves: dict[str, pa.DataType] = {}
 
     def add(name: str, type_: pa.DataType) -> None:
@@ -64,14 +64,14 @@ def leaves_of(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def top_level(name: str, schema: pa.Schema) -> str:
-    """Return the column of a table that a dotted name lies in."""
+    """Return the top-level column that contains a dotted column name."""
     parts = name.split(".")
     prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next(each for each in prefixes if each in schema.names)
 
 
 def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> list[RecordField]:
-    """Return the fields of some columns, by default of all.
+    """Return the record fields of the selected columns, by default of all columns.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> l
         within = [leaf for leaf in leaves if leaf == name or leaf.startswith(f"{name}.")]
         if not within:
             raise UsageError(
-                f"There is no column '{name}' in {table}; there are {list(leaves)}",
+                f"There is no column '{name}' in {table}; it has {list(leaves)}",
                 code="column-missing",
                 column=name,
                 columns=list(leaves),
@@ -94,29 +94,29 @@ def fields_of(schema: pa.Schema, columns: Sequence[str] | None, table: str) -> l
 
 
 def _field(name: str, type_: pa.DataType) -> RecordField:
-    kinds = pa.types
-    if kinds.is_dictionary(type_):
+    types = pa.types
+    if types.is_dictionary(type_):
         type_ = type_.value_type
-    if kinds.is_string(type_) or kinds.is_large_string(type_) or kinds.is_string_view(type_):
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
         return RecordField(name, "text", "uint8")
-    if kinds.is_binary(type_) or kinds.is_large_binary(type_) or kinds.is_binary_view(type_):
+    if types.is_binary(type_) or types.is_large_binary(type_) or types.is_binary_view(type_):
         return RecordField(name, "bytes", "uint8")
     shape: tuple[int, ...] = ()
     depth = 0
     inner = type_
-    while kinds.is_nested(inner):
+    while types.is_nested(inner):
         if isinstance(inner, pa.FixedShapeTensorType):
             inner = inner.storage_type
-        if kinds.is_fixed_size_list(inner):
+        if types.is_fixed_size_list(inner):
             shape = (*shape, inner.list_size)
-        elif (kinds.is_list(inner) or kinds.is_large_list(inner)) and not shape:
+        elif (types.is_list(inner) or types.is_large_list(inner)) and not shape:
             depth += 1
         else:
             raise _no_tensor(name, type_)
         inner = inner.value_type
     if isinstance(inner, pa.FixedShapeTensorType):
         shape, inner = (*shape, *inner.shape), inner.value_type
-    if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
+    if not (types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)):
         raise _no_tensor(name, type_)
     dtype = _SIGNED.get(inner) or np.dtype(inner.to_pandas_dtype()).name
     return RecordField(name, "list" if depth else "fixed", dtype, shape, max(0, depth - 1))
@@ -125,23 +125,23 @@ def _field(name: str, type_: pa.DataType) -> RecordField:
 def _no_tensor(name: str, type_: pa.DataType) -> UsageError:
     return UsageError(
         f"Column '{name}' has type {type_}, which cannot be loaded: numbers, booleans, strings, "
-        "bytes and lists of numbers can; cast it first, or leave it out of columns=",
+        "bytes and lists of numbers can; cast it first, or omit it from columns=",
         code="data-dtype",
         column=name,
     )
 
 
 def record_dtype(fields: Sequence[RecordField]) -> np.dtype:
-    """Return the dtype of a record: fields of wide values first, so that all are aligned."""
+    """Return the NumPy dtype of a record, with the widest fields first to keep all aligned."""
     formats: dict[str, np.dtype] = {}
     for field in sorted(
-        fields, key=lambda f: -8 if f.kind != "fixed" else -np.dtype(f.dtype).itemsize
+        fields, key=lambda f: -8 if f.layout != "fixed" else -np.dtype(f.dtype).itemsize
     ):
         formats[field.name] = (
-            np.dtype((field.dtype, field.shape)) if field.kind == "fixed" else _PLACE
+            np.dtype((field.dtype, field.shape)) if field.layout == "fixed" else _EXTENT
         )
     offsets = np.cumsum([0, *(each.itemsize for each in formats.values())])
-    widest = max(8 if f.kind != "fixed" else np.dtype(f.dtype).itemsize for f in fields)
+    widest = max(8 if f.layout != "fixed" else np.dtype(f.dtype).itemsize for f in fields)
     size = -(-int(offsets[-1]) // widest) * widest
     return np.dtype(
         {
@@ -154,12 +154,12 @@ def record_dtype(fields: Sequence[RecordField]) -> np.dtype:
 
 
 def column_of(batch: dict[str, pa.Array], name: str) -> pa.Array:
-    """Return one column of the top-level columns of a batch, within structs by its dotted name.
+    """Return a column of a batch by its name, which is dotted for a column within structs.
 
     Raises
     ------
     SourceError
-        For nulls.
+        If the column has nulls.
     """
     top = next(each for each in _prefixes(name) if each in batch)
     array = batch[top]
@@ -199,7 +199,7 @@ def _refuse_nulls(array: pa.Array, name: str) -> None:
 
 
 def fixed_values(field: RecordField, array: pa.Array) -> np.ndarray:
-    """Return the values of a column of fixed size, of shape ``(rows, *shape)``."""
+    """Convert a column of scalars or fixed-size lists to an array of shape ``(rows, *shape)``."""
     rows = len(array)
     while pa.types.is_fixed_size_list(array.type) or isinstance(array, pa.ExtensionArray):
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
@@ -211,7 +211,8 @@ def _numbers(field: RecordField, array: pa.Array) -> np.ndarray:
     values = array.to_numpy(zero_copy_only=False)
     if values.dtype == np.uint64 and len(values) and int(values.max()) >= 1 << 63:
         raise SourceError(
-            f"Column '{field.name}' holds {values.max()}, which is no int64; cast it first",
+            f"Column '{field.name}' holds {values.max()}, which does not fit in int64; cast it "
+            "first",
             code="data-value",
             column=field.name,
         )
@@ -221,19 +222,20 @@ def _numbers(field: RecordField, array: pa.Array) -> np.ndarray:
 def varying_values(
     field: RecordField, array: pa.Array
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return the values of strings, bytes or lists end to end, and how many elements each row has.
+    """Return the concatenated values of a text, bytes or list column and each row's count.
 
     Returns
     -------
     values : ndarray
-        Flat.
+        One-dimensional, row after row.
     counts : ndarray of int64
+        Elements of each row.
     inner : tuple of int
         Shape of an element.
     """
-    kinds = pa.types
-    if field.kind != "list":
-        is_text = field.kind == "text"
+    types = pa.types
+    if field.layout != "list":
+        is_text = field.layout == "text"
         array = array.cast(pa.large_string() if is_text else pa.large_binary())
         _, offsets, data = array.buffers()
         if not len(array):
@@ -245,7 +247,7 @@ def varying_values(
     counts = np.diff(array.offsets.to_numpy()).astype(np.int64)
     array = array.flatten()
     inner: tuple[int, ...] = ()
-    while kinds.is_list(array.type) or kinds.is_large_list(array.type):
+    while types.is_list(array.type) or types.is_large_list(array.type):
         _refuse_nulls(array, field.name)
         lengths = np.diff(array.offsets.to_numpy())
         if len(lengths) and (lengths != lengths[0]).any():

@@ -1,4 +1,4 @@
-"""The state of a TableLoader in the checkpoints of Hugging Face's Trainer."""
+"""Callback that saves a TableLoader's state in checkpoints of the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ __all__ = ["TableLoaderCallback"]
 
 
 class TableLoaderCallback(TrainerCallback, ExportableState):
-    """Keep a loader's state in ``trainer_state.json``, and go on from it after a resume.
+    """Save a loader's state in ``trainer_state.json`` and restore it on resume.
 
-    The Trainer gets its batches from a ``get_train_dataloader`` that returns the loader, and
-    ``ignore_data_skip=True``: it would skip the batches that it has seen otherwise, by a DataLoader
-    of its own.
+    Override the Trainer's ``get_train_dataloader`` to return the loader, and pass
+    ``ignore_data_skip=True``. Without it, the Trainer itself skips the batches seen before the
+    checkpoint.
 
     Parameters
     ----------
     loader : TableLoader
+        Loader that the Trainer iterates over.
 
     Examples
     --------
@@ -47,11 +48,11 @@ class TableLoaderCallback(TrainerCallback, ExportableState):
         self.loader = loader
 
     def state(self) -> dict[str, Any]:
-        """Return what the Trainer writes with each checkpoint."""
+        """Return the loader state for the Trainer to save with each checkpoint."""
         return {"args": {}, "attributes": {"loader_state": self.loader.state_dict()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the state that the Trainer has read, if it goes on from a checkpoint."""
+        """Load the loader state of the checkpoint that the Trainer resumes from."""
         saved = state.stateful_callbacks.get(type(self).__name__)
         if state.global_step and saved is not None:
             saved = saved[-1] if isinstance(saved, list) else saved

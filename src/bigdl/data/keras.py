@@ -1,4 +1,4 @@
-"""A TableLoader as the input of Keras' ``fit``, ``evaluate`` and ``predict``, with any backend."""
+"""TableLoader as input of Keras' ``fit``, ``evaluate`` and ``predict``, with any backend."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["LoaderBackup", "TableDataset"]
 
 
 class TableDataset(keras.utils.PyDataset):
-    """The batches of a loader as ``(inputs, targets)``.
+    """Keras ``PyDataset`` of a loader's batches, as ``(inputs, targets)``.
 
-    Their order is the loader's, whatever ``fit(shuffle=)`` says.
+    The loader determines the order; ``fit(shuffle=)`` has no effect.
 
     Parameters
     ----------
     loader : TableLoader
-        With ``last="pad"`` its weights are those of the samples, and all batches have one shape,
-        for which JAX compiles once.
+        With ``last="pad"`` the column ``row_weight`` gives the sample weights. All batches then
+        have one shape, so JAX compiles the step once.
     inputs, targets : str or sequence of str, optional
-        One column is an array, several are a dict. Without `targets` batches are inputs alone.
+        One name gives an array, several give a dict. Without `targets` a batch has inputs only.
     weights : str, optional
         Column of sample weights.
 
@@ -64,9 +64,9 @@ class TableDataset(keras.utils.PyDataset):
         self._inputs, self._targets = inputs, targets
         self._weights = WEIGHT if weights is None and loader.last == "pad" else weights
         if self._weights is not None and targets is None:
-            self._weights = None  # Keras takes weights with targets only
+            self._weights = None  # Keras accepts weights only together with targets
         names = {each.name for each in loader.fields} | {WEIGHT}
-        for name in [*_listed(inputs), *_listed(targets), *_listed(weights)]:
+        for name in [*_as_list(inputs), *_as_list(targets), *_as_list(weights)]:
             if name not in names:
                 raise UsageError(
                     f"The loader has no column '{name}'; it has {sorted(names - {WEIGHT})}",
@@ -75,35 +75,38 @@ class TableDataset(keras.utils.PyDataset):
                 )
         self._batches: Any = None
         self._is_in_epoch = False
-        self._left = 0
+        self._remaining = 0
         self._is_first = True
         self._begin: dict[str, Any] = {}
 
     @property
     def num_batches(self) -> int:
-        """Steps of an epoch; those that are left within a resumed one."""
-        # TensorFlow and JAX read ahead, up to this number; torch does not, and keeps the number
+        """Number of steps in an epoch, or of the remaining steps in a resumed epoch."""
+        # TensorFlow and JAX prefetch up to this number of batches; torch does not, and caches the
+        # number
         reads_ahead = keras.backend.backend() != "torch"
-        return self._left if self._is_in_epoch and reads_ahead else _Steps(self)
+        return self._remaining if self._is_in_epoch and reads_ahead else _Steps(self)
 
     def on_epoch_begin(self) -> None:
         self._begin = self.loader.state_dict()
         if self._is_first and self._begin["next"] and keras.backend.backend() == "jax":
             raise UsageError(
-                "With JAX the state of a loader within an epoch is loaded by the callback "
-                "LoaderBackup; pass it to fit",
+                "With JAX, only the callback LoaderBackup can restore a loader within an epoch; "
+                "pass it to fit(callbacks=)",
                 code="state",
             )
         self._batches = iter(self.loader)
-        self._left = self._batches.left
+        self._remaining = self._batches.remaining
         self._is_in_epoch = True
 
     def on_epoch_end(self) -> None:
         is_probe = (
-            self._is_first and self._batches is not None and self._left - self._batches.left <= 1
+            self._is_first
+            and self._batches is not None
+            and self._remaining - self._batches.remaining <= 1
         )
-        if is_probe and self._batches.left:
-            # Keras has looked at a batch to build the model, and begins now
+        if is_probe and self._batches.remaining:
+            # Keras read one batch to build the model; restart the epoch
             self.loader.load_state_dict(self._begin)
         self._is_first = False
         self._batches = None
@@ -111,23 +114,23 @@ class TableDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple:
         if not self._is_in_epoch:
-            return self._parts(self.loader.example(index))  # Keras asks for shapes
-        return self._parts(next(self._batches))
+            return self._to_keras_batch(self.loader.example(index))  # Keras reads the shapes
+        return self._to_keras_batch(next(self._batches))
 
-    def _parts(self, batch: dict[str, Any]) -> tuple:
-        parts = [_chosen(batch, self._inputs)]
+    def _to_keras_batch(self, batch: dict[str, Any]) -> tuple:
+        parts = [_select(batch, self._inputs)]
         if self._targets is not None:
-            parts.append(_chosen(batch, self._targets))
+            parts.append(_select(batch, self._targets))
         if self._weights is not None:
-            parts.append(_chosen(batch, self._weights))
+            parts.append(_select(batch, self._weights))
         return tuple(parts)
 
 
 class _Steps(int):
-    """The steps of a whole epoch, of which a resumed one has fewer.
+    """Number of steps in an epoch that compares as finished early in a resumed epoch.
 
-    Keras asks for the number once and compares with it before each step. TensorFlow's training
-    function counts a step of the optimizer in vain where data ends earlier than that.
+    Keras reads the number once and compares with it before each step. If the data ends earlier,
+    TensorFlow's training function counts an optimizer step that did not happen.
     """
 
     _data: TableDataset
@@ -138,34 +141,36 @@ class _Steps(int):
         return steps
 
     def __le__(self, made: int) -> bool:
-        return made >= (self._data._left if self._data._is_in_epoch else int(self))
+        return made >= (self._data._remaining if self._data._is_in_epoch else int(self))
 
 
-def _listed(names: str | Sequence[str] | None) -> list[str]:
+def _as_list(names: str | Sequence[str] | None) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
-def _chosen(batch: dict[str, Any], names: str | Sequence[str]) -> Any:
+def _select(batch: dict[str, Any], names: str | Sequence[str]) -> Any:
     if isinstance(names, str):
         return np.asarray(batch[names])
     return {name: np.asarray(batch[name]) for name in names}
 
 
 class LoaderBackup(keras.callbacks.Callback):
-    """Weights, optimizer and the loader's state, from which an interrupted ``fit`` goes on.
+    """Callback that saves weights, optimizer and loader state and resumes an interrupted ``fit``.
 
-    It takes the place of ``keras.callbacks.BackupAndRestore``, which begins the interrupted epoch
-    again. The call of ``fit`` after the interruption is the same as before. Metrics of the epoch
-    that was interrupted are those of its rest.
+    Use it in place of ``keras.callbacks.BackupAndRestore``, which restarts the interrupted epoch.
+    Call ``fit`` with the same arguments after the interruption. Metrics of the interrupted epoch
+    cover only its remaining steps.
 
     Parameters
     ----------
     data : TableDataset
+        Dataset that is passed to ``fit``.
     backup_dir : str or path-like
+        Folder of the backup.
     save_freq : "epoch" or int, default "epoch"
-        Also after so many batches.
+        An integer n saves every n batches as well as after each epoch.
     delete_checkpoint : bool, default True
-        Remove the folder at the end of the fit.
+        Remove the folder at the end of ``fit``.
 
     Examples
     --------
@@ -192,7 +197,7 @@ class LoaderBackup(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(data, TableDataset):
             raise UsageError(
-                f"LoaderBackup takes the TableDataset that fit gets, got {type(data).__name__}",
+                f"data must be the TableDataset that is passed to fit, got {type(data).__name__}",
                 code="argument-type",
                 argument="data",
             )
@@ -223,7 +228,7 @@ class LoaderBackup(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._every is not None and (batch + 1) % self._every == 0:
-            # the loader itself may be ahead: TensorFlow reads batches before they are used
+            # TensorFlow prefetches, so the loader may be ahead of the training loop
             self._save(self._epoch, self._data.loader.state_after(self._begin, batch + 1))
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -234,16 +239,16 @@ class LoaderBackup(keras.callbacks.Callback):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write weights, and then the file that names them, so that a kill leaves a whole one."""
+        """Write the weights, then atomically update the file that points to them."""
         self._count += 1
         name = f"backup-{self._count}.weights.h5"
         with writing("The backup", self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self.model.save_weights(self._folder / name, overwrite=True)
             facts = {"weights": name, "epoch": epoch, "count": self._count, "loader": state}
-            aside = self._folder / "latest.json.new"
-            aside.write_text(json.dumps(facts), encoding="utf-8")
-            os.replace(aside, self._pointer)
+            temporary = self._folder / "latest.json.new"
+            temporary.write_text(json.dumps(facts), encoding="utf-8")
+            os.replace(temporary, self._pointer)
         for other in self._folder.glob("backup-*.weights.h5"):
             if other.name != name:
                 other.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""TableLoader: batches of a table's rows, in one order for any number of ranks."""
+"""TableLoader: batches of a table's rows in one global order for any number of ranks."""
 
 from __future__ import annotations
 
@@ -46,83 +46,84 @@ __all__ = ["TableLoader"]
 logger = logging.getLogger("bigdl.data")
 
 _FORMAT = 1
-_GROUP_ROWS = 16 << 10  # rows that one gather fetches, of several small batches
-_SHARE = 0.8  # of the free disk or memory that a table may take
+_GROUP_ROWS = 16 << 10  # rows per gather; small batches are gathered together
+_SHARE = 0.8  # maximum share of the free disk for a table
 WEIGHT = "row_weight"
-"""Column that tells rows from those that were repeated to fill a batch."""
+"""Column that is 1 for rows and 0 for repeated rows that fill a batch."""
 
 
 class TableLoader:
-    """Batches of a table, each row once per epoch, in an order that no number of ranks changes.
+    """Loader of a table's rows in batches, each row once per epoch, in one order for any ranks.
 
-    At each step the ranks together hold the next ``world_size * batch_size`` rows of one global
-    order, rank 0 the first ones. The order depends on the table, `seed` and the epoch only. So
-    a state that was saved by some ranks is valid for any number of them, any batch size and any
-    number of threads.
+    In each step the ranks together read the next ``world_size * batch_size`` rows of one global
+    order, rank 0 the first ones. The order depends only on the table, `seed` and the epoch. So
+    a saved state is valid for any number of ranks, any batch size and any number of threads.
 
     Parameters
     ----------
     source : object
-        Path or paths of Parquet files or folders of them, on this machine or any storage of
-        fsspec; path of a Delta Lake or Iceberg table, such as ``"clicks@v5"`` for its version 5
+        Path or paths of Parquet files or folders of them, on local disk or any fsspec storage;
+        path of a Delta Lake or Iceberg table, such as ``"clicks@v5"`` for its version 5
         (:func:`bigdl.data.lake_tables.open_table`), or of a Lance dataset; an object of deltalake,
-        pyiceberg or Lance; a table of pyarrow, a frame of pandas or polars, a relation of DuckDB, a
-        ``Dataset`` of Hugging Face, or a dict of NumPy arrays.
+        pyiceberg or Lance; a pyarrow table, a pandas or polars frame, a DuckDB relation, a
+        Hugging Face ``Dataset``, or a dict of NumPy arrays.
     columns : sequence of str, optional
-        Default all. ``"user.age"`` is a field of a struct; the name of a struct stands for all
-        its fields.
+        Columns to read, by default all. ``"user.age"`` is a field of a struct; the name of a
+        struct selects all its fields.
     batch_size : int, default 4096
         Rows per rank and step.
     shuffle : bool or "global", default True
-        True cuts the table in 64 virtual shards, permutes each, and takes one row of each in turn;
-        ``"global"`` is one permutation of all rows. Neither needs memory. False reads the rows as
-        they lie in the table.
+        True splits the table into 64 virtual shards, permutes each, and takes one row of each in
+        turn; ``"global"`` permutes all rows. Neither needs memory. False keeps the table's order.
     seed : int, default 0
+        Seed of the order.
     last : {"keep", "drop", "pad"}, default "keep"
-        The last step of an epoch, which may have fewer rows: ``"keep"`` shares them out evenly,
-        so ranks differ by a row at most and may have none; ``"drop"`` leaves them out; ``"pad"``
-        repeats rows up to `batch_size`, and the column ``row_weight`` of every batch is 1 for rows
-        and 0 for repeated ones.
+        Treatment of an incomplete last step: ``"keep"`` distributes its rows evenly, so ranks
+        differ by at most one row and may have none; ``"drop"`` skips it; ``"pad"`` repeats rows
+        up to `batch_size`, and the column ``row_weight`` of every batch is 1 for rows and 0 for
+        repeated rows.
     transform : callable, optional
-        ``transform(batch)`` returns what takes the batch's place. It runs in the reading threads.
+        ``transform(batch)`` returns the replacement of a batch. It runs in the reading threads.
     rank, world_size : int or "auto"
-        ``"auto"`` asks, when an iteration begins, torch.distributed if it is initialized, Ray
-        Train if this is one of its workers, or else the environment (``RANK``, ``WORLD_SIZE``).
+        ``"auto"`` reads them when an iteration starts: from torch.distributed if it is
+        initialized, from Ray Train in one of its workers, otherwise from the environment
+        (``RANK``, ``WORLD_SIZE``).
     window : int, optional
-        Rows that are kept on disk at a time. By default the whole table is; if it is larger than
-        80 % of the free disk, one process alone chooses a window, and several ask for one.
+        Number of rows on disk at a time, by default the whole table. If the table exceeds 80 % of
+        the free disk, a single process chooses a window; several ranks raise an error that names
+        one.
     cache : str, optional
-        A folder in which the converted table stays for the next program. By default it lies in
-        the temporary folder of the user, shared by all ranks of the machine, and is removed with
-        the last of them.
+        Folder that keeps the converted table for later programs. By default the table is in the
+        user's temporary folder, shared by all ranks of the machine, and the last rank removes it.
     threads : int, optional
-        Reading threads; default 2, with a `transform` the cores of the process. 0 reads in the
-        caller's thread.
+        Number of reading threads, by default 2; with a `transform` one per core of the process. 0
+        reads in the caller's thread.
     format : {"torch", "numpy"}, default "torch"
+        Type of the arrays in a batch.
     device : str or torch.device, optional
-        Where batches are moved to.
+        Device to which batches are moved.
     pin_memory : bool, default False
-        Put batches in page-locked memory first, for a `device` of CUDA.
+        Copy batches to page-locked memory first, for a CUDA `device`.
 
     Attributes
     ----------
     global_rows : int
-        Rows of all ranks in the step that was received last.
+        Rows of all ranks in the most recent step.
 
     Notes
     -----
     A batch is a dict by column: numbers as tensors of shape ``(rows, ...)``; lists of equal lengths
     as one tensor, others as a nested tensor (``torch.jagged``; an object array of arrays with
     ``format="numpy"``); strings and bytes as lists. Unsigned integers of more than 8 bits become
-    signed ones that hold them.
+    wider signed integers.
 
-    A loss that is a mean over the rows of a rank counts right in DistributedDataParallel, also in
-    an uneven last step, after ``loss * (rows * world_size / loader.global_rows)``.
+    With DistributedDataParallel, multiply a loss that is a mean over the rank's rows by
+    ``rows * world_size / loader.global_rows``; an uneven last step is then weighted correctly.
 
     Raises
     ------
     UsageError
-        For a source that cannot be read, a column that cannot become a tensor, or a null.
+        If a source cannot be read, a column cannot become a tensor, or a column has nulls.
 
     Examples
     --------
@@ -173,8 +174,8 @@ class TableLoader:
             )
         if (rank == "auto") != (world_size == "auto"):
             raise UsageError(
-                f"rank and world_size belong together, got {rank!r} and {world_size!r}; give both, "
-                "or neither",
+                f"rank and world_size must be given together, got {rank!r} and {world_size!r}; "
+                "pass both, or neither",
                 code="argument-conflict",
                 argument="rank",
             )
@@ -183,7 +184,7 @@ class TableLoader:
             check_integer("rank", rank, 0, int(world_size) - 1)
         if format == "numpy" and (device is not None or pin_memory):
             raise UsageError(
-                'device= and pin_memory= are of tensors; leave them out with format="numpy"',
+                'device= and pin_memory= apply to tensors only; omit them with format="numpy"',
                 code="argument-conflict",
                 argument="device",
             )
@@ -191,8 +192,8 @@ class TableLoader:
             check_positive("window", window)
             if shuffle == "global":
                 raise UsageError(
-                    'A window holds a part of the rows, which shuffle="global" mixes over the '
-                    "whole table; pass shuffle=True, or leave window= out",
+                    'A window holds a part of the rows, but shuffle="global" permutes the whole '
+                    "table; pass shuffle=True, or omit window=",
                     code="argument-conflict",
                     argument="window",
                 )
@@ -208,9 +209,9 @@ class TableLoader:
         self.global_rows = 0
         self._epoch = self._next = self._step = 0
         self._is_resumed = False
-        # What stands for the newest iteration: the loader does not keep the iteration itself, so
-        # one that a loop has left ends with the loop.
-        self._active: _Received | None = None
+        # Identifies the newest iteration. The loader holds no reference to the iteration, so it
+        # is freed when a loop exits early.
+        self._active: _ReceivedFlag | None = None
         self._open()
 
     def _open(self) -> None:
@@ -219,11 +220,11 @@ class TableLoader:
         self.fields: list[RecordField] = fields
         self.rows = self._source.rows
         if not self.rows:
-            raise UsageError(f"There is no row in {self._source.name}", code="data-empty")
+            raise UsageError(f"{self._source.name} has no rows", code="data-empty")
         if self.last == "pad" and any(each.name == WEIGHT for each in fields):
             raise UsageError(
-                f'last="pad" adds a column {WEIGHT!r}, which {self._source.name} has already; '
-                "leave it out of columns=, or rename it",
+                f'last="pad" adds a column {WEIGHT!r}, but {self._source.name} already has one; '
+                "omit it from columns=, or rename it",
                 code="column-duplicate",
                 column=WEIGHT,
             )
@@ -237,14 +238,14 @@ class TableLoader:
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return self._grid()[0]
+        return self._rank_and_size()[0]
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self._grid()[1]
+        return self._rank_and_size()[1]
 
-    def _grid(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         if self._rank != "auto":
             return int(self._rank), int(self._world_size)
         group = sys.modules.get("torch.distributed")
@@ -255,12 +256,12 @@ class TableLoader:
             try:
                 context = session.get_context()
                 return context.get_world_rank(), context.get_world_size()
-            except Exception:  # not a worker; of several classes
+            except Exception:  # not a Ray Train worker; the class depends on the version
                 pass
         rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise UsageError(
-                f"The environment has RANK={rank} and WORLD_SIZE={size}; give rank= and "
+                f"The environment has invalid RANK={rank} and WORLD_SIZE={size}; pass rank= and "
                 "world_size=",
                 code="argument-value",
                 argument="rank",
@@ -272,11 +273,11 @@ class TableLoader:
         return rows // stride if self.last == "drop" else -(-rows // stride)
 
     def __len__(self) -> int:
-        """Number of steps in an epoch, equal on all ranks.
+        """Return the number of steps in an epoch, equal on all ranks.
 
-        While an epoch is read that another number of ranks or another batch size began, it is the
-        steps that were made and those that are left, if these are more: loops that stop at this
-        number leave no row out.
+        In an epoch that started with another number of ranks or batch size, the number covers the
+        completed and the remaining steps, if that is more. So loops that stop at this number read
+        every row.
         """
         size = self.world_size
         whole = self._steps(self.rows, size)
@@ -284,17 +285,18 @@ class TableLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next row belongs to."""
+        """Epoch number of the next row."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with this epoch at the next iteration.
+        """Start this epoch at the next iteration.
 
-        After :meth:`load_state_dict` the rest of the saved epoch is read, if that is its number.
+        After :meth:`load_state_dict` with the same epoch, its remaining rows are read.
 
         Parameters
         ----------
         epoch : int
+            Epoch number, from 0.
 
         Examples
         --------
@@ -309,8 +311,8 @@ class TableLoader:
         if not (self._is_resumed and epoch == self._epoch):
             if self._is_resumed and self._next:
                 logger.warning(
-                    "The state that was loaded is of epoch %d, after %d of its rows, and "
-                    "set_epoch(%d) leaves the rest of them out",
+                    "The loaded state is of epoch %d after %d rows; set_epoch(%d) skips its "
+                    "remaining rows",
                     self._epoch,
                     self._next,
                     epoch,
@@ -322,13 +324,13 @@ class TableLoader:
     # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is: equal on all ranks, valid for any number of them.
+        """Return the position of the training loop, equal on all ranks.
 
         Returns
         -------
         dict
-            JSON-able, of constant size. ``next`` is the number of rows of epoch ``epoch`` that the
-            loop has received; rows that were only read ahead do not count.
+            JSON-able, of constant size, valid for any number of ranks. ``next`` is the number of
+            rows of epoch ``epoch`` that the loop has received; prefetched rows do not count.
 
         Examples
         --------
@@ -359,16 +361,16 @@ class TableLoader:
         }
 
     def state_after(self, state: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Return the state of a loop that has made steps since another state.
+        """Return the state that the loop has some steps after another state.
 
-        For frameworks that take batches before they use them.
+        For frameworks that prefetch batches.
 
         Parameters
         ----------
         state : dict
-            Of :meth:`state_dict`.
+            Result of :meth:`state_dict`.
         steps : int
-            Of this batch size and number of ranks, within one epoch.
+            Number of steps with this batch size and number of ranks, within one epoch.
 
         Examples
         --------
@@ -388,44 +390,44 @@ class TableLoader:
         return self._state_at(epoch, start + steps * self.batch_size * size, made + steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a loop was, with any number of ranks and any batch size.
+        """Resume from a saved position, with any number of ranks and any batch size.
 
         Parameters
         ----------
         state_dict : dict
-            Of :meth:`state_dict`.
+            Result of :meth:`state_dict`.
 
         Raises
         ------
         UsageError
-            If it is of another table, another version of it, another order or another seed.
+            If the state is of another table, table version, order or seed.
         """
         _refuse_worker("load_state_dict()")
         state = dict(state_dict)
         if state.get("format") != _FORMAT:
             raise UsageError(
-                f"The state of a TableLoader has format {_FORMAT}, this one has "
-                f"{state.get('format')!r}; pass what state_dict() returned",
+                f"The state of a TableLoader must have format {_FORMAT}, got "
+                f"{state.get('format')!r}; pass the result of state_dict()",
                 code="checkpoint-mismatch",
             )
         self._check_table(state)
         if state["seed"] != self.seed:
             raise UsageError(
                 f"The state was saved with seed={state['seed']}, this loader has "
-                f"seed={self.seed}; give both the same",
+                f"seed={self.seed}; pass the same seed",
                 code="checkpoint-mismatch",
                 argument="seed",
             )
         order = dict(state["order"])
         if self._window is None and order["kind"] in ("windows", "table windows"):
-            is_alike = order["kind"] == order_facts(self.rows, self.shuffle, 1)["kind"]
-            is_alike = is_alike and self.shuffle != "global"
+            is_same_order = order["kind"] == order_facts(self.rows, self.shuffle, 1)["kind"]
+            is_same_order = is_same_order and self.shuffle != "global"
         else:
-            is_alike = order == self._order()
-        if not is_alike:
+            is_same_order = order == self._order()
+        if not is_same_order:
             raise UsageError(
                 f"The state was saved with the order {order}, this loader has {self._order()}; "
-                "give both the same shuffle= and window=",
+                "pass the same shuffle= and window=",
                 code="checkpoint-mismatch",
                 argument="shuffle",
             )
@@ -438,18 +440,21 @@ class TableLoader:
     def _check_table(self, state: dict[str, Any]) -> None:
         if state["fingerprint"] == self._identity() and state["rows"] == self.rows:
             return
-        saved, here = state["version"] or state["table"], self._source.version or self._source.name
+        saved, current = (
+            state["version"] or state["table"],
+            self._source.version or self._source.name,
+        )
         advice = (
-            f"pass {saved!r} to go on with the same rows"
+            f"pass {saved!r} to resume with the same rows"
             if state["version"] and state["version"] != self._source.version
-            else "go on with the same files, or begin a new epoch without the state"
+            else "resume with the same files, or start a new epoch without the state"
         )
         raise UsageError(
             f"The state was saved for {saved} ({state['rows']:,} rows, fingerprint "
-            f"{state['fingerprint'][:12]}), and this table is {here} ({self.rows:,} rows, "
+            f"{state['fingerprint'][:12]}), and this table is {current} ({self.rows:,} rows, "
             f"fingerprint {self._identity()[:12]}); {advice}",
             code="checkpoint-mismatch",
-            path=here,
+            path=current,
         )
 
     def _identity(self) -> str:
@@ -480,25 +485,25 @@ class TableLoader:
         return self._order_facts
 
     def _window_that_fits(self) -> int | None:
-        """Return how many rows the disk holds, or None if it holds all of them."""
+        """Return how many rows fit on the disk, or None if all rows do."""
         size = record_dtype(self.fields).itemsize
         folder = private_root() if self._cache is None else str(private_folder(self._cache))
         free = int(shutil.disk_usage(folder).free * _SHARE)
         if self.rows * size <= free or os.path.isdir(self._shared_path()):
             return None
-        window = max(1, free // size // 3)  # one is read, the next one is loaded
+        window = max(1, free // size // 3)  # one window is read while the next is loaded
         if self.shuffle == "global":
             raise UsageError(
-                f"The {self.rows:,} rows of {self._source.name} take {self.rows * size >> 20:,} "
-                f'MiB, and {folder} has {free >> 20:,} MiB for them; shuffle="global" needs all '
-                "of them: point TMPDIR or cache= to a larger disk, or pass shuffle=True",
+                f"The {self.rows:,} rows of {self._source.name} need {self.rows * size >> 20:,} "
+                f'MiB, but {folder} has {free >> 20:,} MiB available; shuffle="global" needs all '
+                "rows: set TMPDIR or cache= to a larger disk, or pass shuffle=True",
                 code="resource-limit",
             )
         if self.world_size > 1:
             raise UsageError(
-                f"The {self.rows:,} rows of {self._source.name} take {self.rows * size >> 20:,} "
-                f"MiB, and {folder} has {free >> 20:,} MiB for them; pass window={window} (or "
-                "fewer rows) on all ranks, or point TMPDIR or cache= to a larger disk",
+                f"The {self.rows:,} rows of {self._source.name} need {self.rows * size >> 20:,} "
+                f"MiB, but {folder} has {free >> 20:,} MiB available; pass window={window} (or "
+                "fewer rows) on all ranks, or set TMPDIR or cache= to a larger disk",
                 code="resource-limit",
                 argument="window",
             )
@@ -510,8 +515,8 @@ class TableLoader:
         )
 
     def _equal_lists(self) -> dict[str, int]:
-        """Return the columns whose lists have one length in the first rows, with it."""
-        lists = [each for each in self.fields if each.kind == "list"]
+        """Return the list length of each column whose first rows have lists of equal length."""
+        lists = [each for each in self.fields if each.layout == "list"]
         names = [each.name for each in lists]
         _, read = next(self._source.pieces(names, [(0, min(self.rows, 1024))]), (0, None))
         if read is None or not lists:
@@ -552,12 +557,12 @@ class TableLoader:
     def __iter__(self) -> _Iteration:
         _refuse_worker("A TableLoader")
         if self._active is not None and self._active.any and not self._is_resumed:
-            # the loop was left within an epoch: the next one begins
+            # the last loop exited early: start the next epoch
             self._epoch, self._next, self._step = self._epoch + 1, 0, 0
         if self.last == "drop" and not self._steps(self.rows, self.world_size):
             raise UsageError(
-                f'With last="drop" a step of {self.batch_size} rows on each of {self.world_size} '
-                f"ranks is left out, as the table has {self.rows} rows; pass a smaller batch_size",
+                f'last="drop" drops every step: {self.world_size} ranks with {self.batch_size} '
+                f"rows each exceed the {self.rows} rows; pass a smaller batch_size",
                 code="data-size",
                 argument="batch_size",
             )
@@ -567,11 +572,12 @@ class TableLoader:
         return iteration
 
     def example(self, step: int = 0) -> Any:
-        """Return a batch as those of epoch 0, without receiving it: for shapes and types.
+        """Return a batch of epoch 0 without advancing the loader, to inspect shapes and dtypes.
 
         Parameters
         ----------
         step : int
+            Step within the epoch.
 
         Examples
         --------
@@ -581,16 +587,18 @@ class TableLoader:
         >>> loader.example()["x"].shape, loader.state_dict()["next"]
         (torch.Size([4]), 0)
         """
-        rank, size = self._grid()
+        rank, size = self._rank_and_size()
         order = make_order(self._order(), self.rows, self.seed, 0)
         reader = _EpochReader(self, order, rank, size, 0)
         try:
             return reader.batches(step, step + 1, reader.prepare(step, step + 1))[0]
         finally:
-            _end(None, *reader.resources)
+            _close_resources(None, *reader.resources)
 
     def close(self) -> None:
-        """Remove what is on disk, if no other process uses it; the next iteration makes it again.
+        """Remove the converted table from disk if no other process uses it.
+
+        The next iteration converts the table again.
 
         Examples
         --------
@@ -608,14 +616,14 @@ def _refuse_worker(what: str) -> None:
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         raise UsageError(
-            f"{what} does not belong into a worker process of a DataLoader, where each would read "
-            "all rows; iterate over the TableLoader itself, which reads by threads",
+            f"{what} cannot be used in a worker process of a DataLoader, because each worker would "
+            "read all rows; iterate over the TableLoader itself, which reads with threads",
             code="unsupported",
         )
 
 
 class _EpochReader:
-    """The reading threads' view of one epoch: the batches of any steps of one rank.
+    """Reader of one rank's batches of one epoch, called from the reading threads.
 
     Parameters
     ----------
@@ -623,7 +631,7 @@ class _EpochReader:
     order : Order
     rank, world_size : int
     start : int
-        Position of the first step.
+        Position of the first step in the epoch's order.
     """
 
     def __init__(self, loader: TableLoader, order: Order, rank: int, world_size: int, start: int):
@@ -642,12 +650,12 @@ class _EpochReader:
             self._store = store
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return the positions of a step of all ranks."""
+        """Return the first and last position in the epoch of a step of all ranks."""
         start = self._start + step * self._stride
         return start, min(start + self._stride, self._loader.rows)
 
     def prepare(self, first: int, last: int) -> dict[int, Future[RecordStore]]:
-        """Begin to load the windows that steps need, and the next one; forget the ones before."""
+        """Load the windows of some steps and the next window; release earlier windows."""
         if not isinstance(self._order, WindowOrder) or self._loading is None:
             return {}
         low = self._order.number(self.bounds(first)[0])
@@ -667,14 +675,14 @@ class _EpochReader:
         for step in range(first, last):
             bounds = self.bounds(step)
             start, stop = ranges_of(*bounds, self._size)[self._rank]
-            here = np.arange(start, stop, dtype=np.int64)
-            kept.append(len(here))
-            if self._loader.last == "pad" and len(here) < self._loader.batch_size:
-                # a rank without rows repeats the first one of the step
-                source = here if len(here) else np.array([bounds[0]], np.int64)
-                here = np.resize(source, self._loader.batch_size)
-            positions.append(here)
-            sizes.append(len(here))
+            indices = np.arange(start, stop, dtype=np.int64)
+            kept.append(len(indices))
+            if self._loader.last == "pad" and len(indices) < self._loader.batch_size:
+                # a rank without rows repeats the step's first row
+                source = indices if len(indices) else np.array([bounds[0]], np.int64)
+                indices = np.resize(source, self._loader.batch_size)
+            positions.append(indices)
+            sizes.append(len(indices))
         columns = self._gather(np.concatenate(positions), stores)
         if self._loader.last == "pad":
             weights = [np.arange(n) < k for n, k in zip(sizes, kept, strict=True)]
@@ -695,26 +703,26 @@ class _EpochReader:
         if not isinstance(self._order, WindowOrder):
             columns = self._store.gather(self._order.rows_at(positions))
         else:
-            parts, places = [], []
+            parts, row_indices = [], []
             for number, store in stores.items():
                 window = self._order.windows[number]
-                here = np.flatnonzero((positions >= window.start) & (positions < window.stop))
-                if len(here):
-                    stored = self._order.stored_at(number, positions[here])
+                indices = np.flatnonzero((positions >= window.start) & (positions < window.stop))
+                if len(indices):
+                    stored = self._order.stored_at(number, positions[indices])
                     parts.append(store.result().gather(stored))
-                    places.append(here)
+                    row_indices.append(indices)
             if not parts:  # a rank without rows
                 columns = next(iter(stores.values())).result().gather(positions)
             elif len(parts) == 1:
                 columns = parts[0]
             else:
-                columns = _joined(parts, np.concatenate(places))
+                columns = _concatenate(parts, np.concatenate(row_indices))
         for name, length in self._dense.items():
             columns[name] = _dense(columns[name], length, name)
         return columns
 
     def _split(self, values: Any, sizes: list[int]) -> Sequence[Any]:
-        """Cut a column in those of the batches, in the form that the caller gets."""
+        """Split a column into the columns of the batches, as tensors or arrays."""
         ends = np.cumsum([0, *sizes]).tolist()
         parts = list(itertools.pairwise(ends))
         is_torch = self._loader.format == "torch"
@@ -728,31 +736,33 @@ class _EpochReader:
             return torch.from_numpy(values).split(sizes)
         offsets = np.concatenate([[0], np.cumsum(values.counts)])
         return [
-            (_jagged if is_torch else _array_of_arrays)(values.values, offsets[low : high + 1])
+            (_to_jagged_tensor if is_torch else _array_of_arrays)(
+                values.values, offsets[low : high + 1]
+            )
             for low, high in parts
         ]
 
     @property
     def resources(self) -> tuple[ThreadPoolExecutor | None, dict[int, Future[RecordStore]]]:
-        """Executor of windows and stores, which must be ended."""
+        """Executor and stores of the windows, which the caller must close."""
         return self._loading, self._stores
 
 
-def _joined(parts: list[dict[str, Any]], places: np.ndarray) -> dict[str, Any]:
-    """Return the columns of several gathers, each row at its place."""
-    back = np.argsort(places)
+def _concatenate(parts: list[dict[str, Any]], row_indices: np.ndarray) -> dict[str, Any]:
+    """Concatenate the columns of several gathers and reorder the rows by position."""
+    source_rows = np.argsort(row_indices)
     columns: dict[str, Any] = {}
     for name, first in parts[0].items():
         values = [each[name] for each in parts]
         if isinstance(first, list):
             flat = [each for part in values for each in part]
-            columns[name] = [flat[each] for each in back.tolist()]
+            columns[name] = [flat[each] for each in source_rows.tolist()]
         elif isinstance(first, Ragged):
             counts = np.concatenate([each.counts for each in values])
             whole = Ragged(np.concatenate([each.values for each in values]), counts)
-            columns[name] = whole.take(back)
+            columns[name] = whole.take(source_rows)
         else:
-            columns[name] = np.concatenate(values)[back]
+            columns[name] = np.concatenate(values)[source_rows]
     return columns
 
 
@@ -761,15 +771,15 @@ def _dense(ragged: Ragged, length: int, name: str) -> np.ndarray:
         other = int(ragged.counts[ragged.counts != length][0])
         raise SourceError(
             f"Column '{name}' holds lists of {length} values in the first rows and of {other} in "
-            "others, which cannot be known when a table is read in windows; pad or cut them to "
-            "one length, or make the first row's another one",
+            "others, which a table that is read in windows does not support; pad or cut them to "
+            "one length, or give the first row another length",
             code="data-shape",
             column=name,
         )
     return ragged.values.reshape(len(ragged.counts), length, *ragged.values.shape[1:])
 
 
-def _jagged(values: np.ndarray, offsets: np.ndarray) -> Any:
+def _to_jagged_tensor(values: np.ndarray, offsets: np.ndarray) -> Any:
     import torch
 
     low, high = int(offsets[0]), int(offsets[-1])
@@ -785,7 +795,7 @@ def _array_of_arrays(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply a function to the tensors of a batch of any structure."""
+    """Apply a function to all tensors of a nested batch."""
     if hasattr(batch, "pin_memory"):
         return change(batch)
     if isinstance(batch, dict):
@@ -796,7 +806,7 @@ def _each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class _Iteration:
-    """The rest of one epoch, as one rank receives it.
+    """Iterator over the remaining batches of one epoch on one rank.
 
     Parameters
     ----------
@@ -804,35 +814,37 @@ class _Iteration:
     """
 
     def __init__(self, loader: TableLoader):
-        rank, size = loader._grid()
+        rank, size = loader._rank_and_size()
         self._loader, self._epoch, self._before = loader, loader._epoch, loader._step
         self._count = loader._steps(loader.rows - loader._next, size)
         order = make_order(loader._order(), loader.rows, loader.seed, self._epoch)
         self._reader = _EpochReader(loader, order, rank, size, loader._next)
-        # a transform is slower than what a larger gather saves
+        # a transform costs more than larger gathers save
         self._group = 1 if loader._transform else max(1, _GROUP_ROWS // loader.batch_size)
         threads = loader._threads
         if threads is None:
             threads = core_count() if loader._transform else 2
         self._pool = ThreadPoolExecutor(threads, "bigdl-loader") if threads else None
         self._ahead = threads + 1
-        self._asked = self._given = 0
+        self._requested = self._returned = 0
         self._futures: deque[Future[list[Any]]] = deque()
         self._ready: deque[Any] = deque()
-        self.received = _Received()
-        # Without the reader, which knows the loader and would keep it for ever.
-        self._finalizer = weakref.finalize(self, _end, self._pool, *self._reader.resources)
+        self.received = _ReceivedFlag()
+        # Excludes the reader, whose reference would keep the loader alive.
+        self._finalizer = weakref.finalize(
+            self, _close_resources, self._pool, *self._reader.resources
+        )
 
     @property
-    def left(self) -> int:
-        """Number of steps that are left."""
-        return self._count - self._given
+    def remaining(self) -> int:
+        """Number of remaining steps."""
+        return self._count - self._returned
 
     def __iter__(self) -> _Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._given == self._count:
+        if self._returned == self._count:
             self._finish()
             raise StopIteration
         if not self._ready:
@@ -843,20 +855,20 @@ class _Iteration:
             batch = _each_tensor(
                 batch, lambda tensor: tensor.to(loader._device, non_blocking=loader._pin)
             )
-        start, stop = self._reader.bounds(self._given)
-        self._given += 1
+        start, stop = self._reader.bounds(self._returned)
+        self._returned += 1
         self.received.any = True
         if loader._active is self.received:
             loader.global_rows = stop - start
-            loader._next, loader._step = stop, self._before + self._given
-        if self._given == self._count:
+            loader._next, loader._step = stop, self._before + self._returned
+        if self._returned == self._count:
             self._finish()
         return batch
 
     def _next_group(self) -> list[Any]:
-        while self._asked < self._count and len(self._futures) < self._ahead:
-            first = self._asked
-            self._asked = last = min(first + self._group, self._count)
+        while self._requested < self._count and len(self._futures) < self._ahead:
+            first = self._requested
+            self._requested = last = min(first + self._group, self._count)
             stores = self._reader.prepare(first, last)
             if self._pool is None:
                 return self._reader.batches(first, last, stores)
@@ -864,7 +876,7 @@ class _Iteration:
         return self._futures.popleft().result()
 
     def _finish(self) -> None:
-        """Let the loader go on with the next epoch."""
+        """Advance the loader to the next epoch."""
         loader = self._loader
         if loader._active is self.received:
             loader._active = None
@@ -872,8 +884,8 @@ class _Iteration:
         self._finalizer()
 
 
-class _Received:
-    """Record of an iteration that has given a batch.
+class _ReceivedFlag:
+    """Flag of an iteration that has returned a batch.
 
     Attributes
     ----------
@@ -883,7 +895,7 @@ class _Received:
     any = False
 
 
-def _end(
+def _close_resources(
     pool: ThreadPoolExecutor | None,
     loading: ThreadPoolExecutor | None,
     stores: dict[int, Future[RecordStore]],

@@ -1,4 +1,4 @@
-"""Sources of a loader: files, lakes and tables in memory, as rows that are numbered.
+"""Row sources of a TableLoader: files, lake tables and in-memory tables.
 
 A :class:`RowSource` knows its columns, its number of rows and its fingerprint, and reads any range
 of rows as dicts of Arrow columns.  :func:`open_source` chooses the class for a value.
@@ -29,23 +29,23 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 
 _BATCH_ROWS = 16 << 10
-_BATCH_BYTES = 1 << 20  # of rows of unknown width, which may be images
+_BATCH_BYTES = 1 << 20  # for rows of unknown width, such as images
 _PIECE_ROWS = 1 << 20
 
 
 class RowSource(ABC):
-    """Numbered rows.
+    """Base class of sources with numbered rows.
 
     Attributes
     ----------
     schema : pyarrow.Schema
     rows : int
     name : str
-        In messages.
+        Name for messages.
     version : str or None
-        The name of the version, if the table has versions.
+        Name of the version, if the table has versions.
     is_in_memory : bool
-        True if the rows lie in this process.
+        True if this process holds the rows in memory.
     """
 
     schema: pa.Schema
@@ -56,19 +56,19 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return what changes whenever the rows do."""
+        """Return a digest that changes whenever the rows change."""
 
     @abstractmethod
     def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yield batches of the rows from `start` to `stop`, as columns by name."""
+        """Read the rows from `start` to before `stop`; yield batches of columns by name."""
 
     def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut a range of rows in parts that are read at a time."""
+        """Split a row range into the ranges that one thread reads at a time."""
         ends = [*range(start, stop, _PIECE_ROWS), stop]
         return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
 
     def pieces(self, leaves: Sequence[str], ranges: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield parts of ranges of rows, numbered as they are stored: one range after another."""
+        """Yield readers for parts of the row ranges, each with its first row in the store."""
         columns = list(dict.fromkeys(top_level(each, self.schema) for each in leaves))
         stored = 0
         for start, stop in ranges:
@@ -80,13 +80,13 @@ class RowSource(ABC):
 
 
 class FileSource(RowSource):
-    """Parquet files, or a Delta Lake or Iceberg table at one version.
+    """Source of Parquet files, or of a Delta Lake or Iceberg table at one version.
 
     Parameters
     ----------
     table : LakeTable
     columns : sequence of str or None
-        What will be read, all by default; dotted names are of structs.
+        Columns to read, by default all; dotted names are fields of structs.
     """
 
     def __init__(self, table: LakeTable, columns: Sequence[str] | None):
@@ -109,25 +109,25 @@ class FileSource(RowSource):
         return [(low, high) for low, high in itertools.pairwise(ends) if low < high]
 
     def read(self, columns: Sequence[str], start: int, stop: int) -> Iterator[dict[str, Any]]:
-        wanted = self._table.columns(columns)
-        numbers = [pa.types.is_primitive(each.type) for each in wanted.fields]
+        selected = self._table.columns(columns)
+        numbers = [pa.types.is_primitive(each.type) for each in selected.fields]
         batch_rows = _BATCH_ROWS if all(numbers) else 2048
-        for arrays in read_ranges(wanted, self._between(start, stop), batch_rows):
+        for arrays in read_ranges(selected, self._between(start, stop), batch_rows):
             yield dict(zip(columns, arrays, strict=True))
 
     def _between(self, start: int, stop: int) -> list[RowRange]:
         parts = []
-        number = bisect.bisect_right(self._ends, start)
-        while number < len(self._ranges) and start < stop:
-            each, end = self._ranges[number], self._ends[number]
+        index = bisect.bisect_right(self._ends, start)
+        while index < len(self._ranges) and start < stop:
+            each, end = self._ranges[index], self._ends[index]
             first = end - each.rows
             parts.append(rows_between(each, start - first, min(stop, end) - first))
-            start, number = end, number + 1
+            start, index = end, index + 1
         return parts
 
 
 class ArrowSource(RowSource):
-    """An Arrow table in memory.
+    """Source of an in-memory Arrow table.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class ArrowSource(RowSource):
 
 
 class LanceSource(RowSource):
-    """A Lance dataset at one version.
+    """Source of a Lance dataset at one version.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def _digest(facts: Any) -> str:
 
 
 def _buffers_of(array: pa.Array) -> list[pa.Buffer]:
-    """Return the values of an array in memory, from its first row on, whatever it was cut from."""
+    """Return an array's memory buffers, without the rows that slicing cut off."""
     if array.offset:
         array = pa.concat_arrays([array])
     if isinstance(array, pa.DictionaryArray):
@@ -201,7 +201,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def open_source(data: Any, columns: Sequence[str] | None) -> RowSource:
-    """Open what a loader is given.
+    """Return the row source for paths, table objects, frames or arrays.
 
     Parameters
     ----------
@@ -210,10 +210,12 @@ def open_source(data: Any, columns: Sequence[str] | None) -> RowSource:
         libraries; a table or frame of pyarrow, pandas or polars, a relation of DuckDB, a Dataset
         of Hugging Face, or anything else with ``__arrow_c_stream__``.
     columns : sequence of str or None
+        Columns to read, by default all.
 
     Raises
     ------
     UsageError
+        If the type of `data` is not supported, or the path cannot be read.
     """
     if _is_of(data, "lance", "LanceDataset"):
         return LanceSource(data)
@@ -223,7 +225,7 @@ def open_source(data: Any, columns: Sequence[str] | None) -> RowSource:
         if isinstance(data, list | tuple) and not (
             data and all(isinstance(each, str | os.PathLike) for each in data)
         ):
-            raise _no_source(data)
+            raise _unreadable(data)
         return FileSource(open_table(data), columns)
     return ArrowSource(_arrow_table(data), f"the {type_name(data)}")
 
@@ -244,7 +246,7 @@ def _arrow_table(data: Any) -> pa.Table:
         return pa.table({name: _arrow_array(each) for name, each in data.items()})
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
-    raise _no_source(data)
+    raise _unreadable(data)
 
 
 def _arrow_array(values: np.ndarray) -> pa.Array:
@@ -257,17 +259,17 @@ def _arrow_array(values: np.ndarray) -> pa.Array:
 
 
 def _is_of(data: Any, package: str, name: str) -> bool:
-    """Return True for an instance of a class of a package, which is not imported for that."""
+    """Return True for an instance of a package's class, without importing the package."""
     return package in sys.modules and any(
         each.__name__ == name and each.__module__.split(".")[0] == package
         for each in type(data).__mro__
     )
 
 
-def _no_source(data: Any) -> UsageError:
+def _unreadable(data: Any) -> UsageError:
     return UsageError(
-        f"A TableLoader cannot read {type_name(data)}; pass paths of Parquet files or of a lake's "
-        "table, a table or frame of pyarrow, pandas, polars or DuckDB, a Dataset of Hugging Face "
-        "or of Lance, or a dict of NumPy arrays",
+        f"A TableLoader cannot read {type_name(data)}; pass paths of Parquet files, a Delta Lake, "
+        "Iceberg or Lance table, a table or frame of pyarrow, pandas, polars or DuckDB, a "
+        "Hugging Face Dataset, or a dict of NumPy arrays",
         code="data-type",
     )

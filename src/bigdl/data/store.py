@@ -1,9 +1,8 @@
-"""The rows of a table, or of one window of it, as records that are mapped to memory.
+"""Memory-mapped store of a table's rows, or of one window of rows, as fixed-size records.
 
-A store is one file of records (:mod:`bigdl.data.columns`) and one file of values for each column
-of strings, bytes or lists.  It is written once, by several threads at a time; then its pages are
-the page cache's, and all ranks of a machine share them.  A table in memory becomes a store in
-memory.
+A store has one file of records (:mod:`bigdl.data.columns`) and one file of values for each column
+of strings, bytes or lists.  Several threads write it once; then all ranks of a machine share its
+pages through the page cache.  An in-memory table becomes an in-memory store.
 """
 
 from __future__ import annotations
@@ -41,37 +40,37 @@ from bigdl.runtime.shards.feed import SourceError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_META = "table.json"
-_RECORDS = "rows.bin"
+_METADATA_FILE = "table.json"
+_RECORDS_FILE = "rows.bin"
 
 Piece = tuple[int, Callable[[], Iterator[dict[str, Any]]]]
-"""The first row of a part of a table, and what reads its batches: Arrow arrays by column."""
+"""First row of a part of a table, and a function that yields its batches of Arrow columns."""
 
 
 @dataclass
 class Ragged:
-    """The values of a batch of lists.
+    """Concatenated values and row lengths of a batch of variable-length lists.
 
     Attributes
     ----------
     values : ndarray, shape (elements, ...)
-        End to end.
+        Values of all rows, concatenated.
     counts : ndarray of int64, shape (rows,)
-        Elements of each row.
+        Number of elements of each row.
     """
 
     values: np.ndarray
     counts: np.ndarray
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Return some of the rows."""
+        """Return the lists at some row indices."""
         ends = np.cumsum(self.counts)
         counts = self.counts[rows]
         return Ragged(self.values[elements_at((ends - self.counts)[rows], counts)], counts)
 
 
 def elements_at(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the indices of `counts` elements from `starts` on, end to end."""
+    """Return the concatenated indices of `counts` consecutive elements from each start."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(starts - (ends - counts), counts)
@@ -79,14 +78,14 @@ def elements_at(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _ListShapes:
-    """The shapes in a column of lists, known when all of it is written.
+    """Element shape and range of lengths of a list column, collected while writing.
 
     Attributes
     ----------
     inner : list of int or None
-        Shape of an element; None if there is none.
+        Shape of an element; None while there are no elements.
     least, most : int
-        Elements of a row.
+        Minimum and maximum number of elements in a row.
     """
 
     inner: list[int] | None = None
@@ -109,22 +108,22 @@ class _ListShapes:
 
 
 class RecordStore:
-    """Records and values, in open files.
+    """Records and variable-length values in open files.
 
     Parameters
     ----------
     fields : sequence of RecordField
     rows : int
     open_file : callable
-        ``open_file(name)`` returns the descriptor of a file.
+        ``open_file(name)`` returns a file descriptor.
     """
 
     def __init__(self, fields: Sequence[RecordField], rows: int, open_file: Callable[[str], int]):
         self.fields, self.rows = list(fields), rows
         self._dtype = record_dtype(fields)
-        self._varying = [each for each in fields if each.kind != "fixed"]
+        self._varying = [each for each in fields if each.layout != "fixed"]
         self._lists = {each.name: _ListShapes() for each in self._varying}
-        names = [_RECORDS, *(f"values-{i}.bin" for i in range(len(self._varying)))]
+        names = [_RECORDS_FILE, *(f"values-{i}.bin" for i in range(len(self._varying)))]
         self._files = {name: open_file(name) for name in names}
         self._lock = threading.Lock()
         self._ends = dict.fromkeys(names[1:], 0)
@@ -132,19 +131,19 @@ class RecordStore:
 
     @property
     def _records_file(self) -> int:
-        return self._files[_RECORDS]
+        return self._files[_RECORDS_FILE]
 
     # -- writing -----------------------------------------------------------------------------------
 
     def write(self, pieces: Iterable[Piece], threads: int, where: str) -> None:
-        """Write all rows, and map them.
+        """Write all rows with several threads, then memory-map the files.
 
         Parameters
         ----------
         pieces : iterable of Piece
         threads : int
         where : str
-            For the message about a full disk.
+            Location for the error message about a full disk.
         """
         try:
             if self.rows:
@@ -160,9 +159,9 @@ class RecordStore:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UsageError(
-                f"The disk of {where} is full, and the {self.rows:,} rows of the table take "
-                f"{self.rows * self._dtype.itemsize >> 20:,} MiB or more; point TMPDIR or cache= "
-                "to a larger one, or pass window=, which keeps that many rows at a time",
+                f"The disk of {where} is full; the {self.rows:,} rows of the table need at least "
+                f"{self.rows * self._dtype.itemsize >> 20:,} MiB; set TMPDIR or cache= to a "
+                "larger disk, or pass window=, which limits the rows on disk",
                 code="path-unusable",
                 path=where,
             ) from error
@@ -182,7 +181,7 @@ class RecordStore:
                 records = np.zeros(len(array), self._dtype)
             if not len(array):
                 return 0
-            if field.kind == "fixed":
+            if field.layout == "fixed":
                 records[field.name] = fixed_values(field, array)
                 continue
             values, counts, inner = varying_values(field, array)
@@ -193,38 +192,40 @@ class RecordStore:
                 self._ends[name] += values.nbytes
             _write_at(self._files[name], values, start)
             width = int(np.prod(inner, dtype=np.int64)) * np.dtype(field.dtype).itemsize
-            places = records[field.name]
-            places["count"] = counts
-            places["start"] = start + (np.cumsum(counts) - counts) * width
+            extents = records[field.name]
+            extents["count"] = counts
+            extents["start"] = start + (np.cumsum(counts) - counts) * width
         if records is None:
             return 0
         _write_at(self._records_file, records, first * self._dtype.itemsize)
         return len(records)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a reader of the files must know, JSON-able."""
+        """Return the metadata that readers of the files need, JSON-able."""
         return {"rows": self.rows, "lists": {k: asdict(v) for k, v in self._lists.items()}}
 
     # -- reading -----------------------------------------------------------------------------------
 
     def map(self, facts: dict[str, Any] | None = None) -> None:
-        """Map the files of a finished store."""
+        """Memory-map the files of a complete store."""
         if facts is not None:
             self._lists = {name: _ListShapes(**doc) for name, doc in facts["lists"].items()}
         size = self._dtype.itemsize
-        self._records = _mapped(self._records_file, self.rows * size).view(f"V{size}")
+        self._records = _memory_map(self._records_file, self.rows * size).view(f"V{size}")
         self._values = {}
         for field, name in zip(self._varying, list(self._ends), strict=True):
-            octets = _mapped(self._files[name], os.fstat(self._files[name]).st_size)
-            self._values[field.name] = octets.view(field.dtype)
+            raw = _memory_map(self._files[name], os.fstat(self._files[name]).st_size)
+            self._values[field.name] = raw.view(field.dtype)
 
     def rows_of_equal_lists(self) -> dict[str, int]:
-        """Return the columns of lists whose rows have all one length, with it."""
-        lists = {each.name: self._lists[each.name] for each in self._varying if each.kind == "list"}
+        """Return the list length of each column whose lists all have equal lengths."""
+        lists = {
+            each.name: self._lists[each.name] for each in self._varying if each.layout == "list"
+        }
         return {name: each.most for name, each in lists.items() if each.least == each.most}
 
     def gather(self, rows: np.ndarray) -> dict[str, Any]:
-        """Return the values of some rows by column.
+        """Return the values at some row indices, by column.
 
         Parameters
         ----------
@@ -239,22 +240,22 @@ class RecordStore:
         return {each.name: self._column(each, records[each.name]) for each in self.fields}
 
     def _column(self, field: RecordField, values: np.ndarray) -> Any:
-        if field.kind == "fixed":
+        if field.layout == "fixed":
             return np.ascontiguousarray(values)
         data, lists = self._values[field.name], self._lists[field.name]
         starts, counts = values["start"], values["count"]
-        if field.kind != "list":
+        if field.layout != "list":
             view = memoryview(cast("Buffer", data))
-            places = zip(starts.tolist(), (starts + counts).tolist(), strict=True)
-            if field.kind == "text":
-                return [str(view[low:high], "utf-8") for low, high in places]
-            return [bytes(view[low:high]) for low, high in places]
+            extents = zip(starts.tolist(), (starts + counts).tolist(), strict=True)
+            if field.layout == "text":
+                return [str(view[low:high], "utf-8") for low, high in extents]
+            return [bytes(view[low:high]) for low, high in extents]
         inner = tuple(lists.inner) if lists.inner is not None else field.shape
         width = int(np.prod(inner, dtype=np.int64))
         starts = starts // data.itemsize // max(1, width)  # in elements
         elements = data[: len(data) // max(1, width) * width].reshape(-1, *inner)
         counts = np.ascontiguousarray(counts)
-        if lists.least == lists.most > 0:  # whole rows at once
+        if lists.least == lists.most > 0:  # equal lengths: gather whole rows
             rows = elements.reshape(-1, lists.most, *inner).take(starts // lists.most, axis=0)
             return Ragged(rows.reshape(-1, *inner), counts)
         return Ragged(elements.take(elements_at(starts, counts), axis=0), counts)
@@ -267,26 +268,27 @@ def _close(files: list[int]) -> None:
 
 
 def _write_at(file: int, values: np.ndarray, offset: int) -> None:
-    octets = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    left = memoryview(cast("Buffer", octets))
-    while left:
-        written = os.pwrite(file, left, offset)
-        left, offset = left[written:], offset + written
+    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    remaining = memoryview(cast("Buffer", raw))
+    while remaining:
+        written = os.pwrite(file, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
 
 
-def _mapped(file: int, size: int) -> np.ndarray:
+def _memory_map(file: int, size: int) -> np.ndarray:
     if not size:
         return np.empty(0, np.uint8)
     return np.frombuffer(mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
 
 
-# -- where stores lie ------------------------------------------------------------------------------
+# -- locations of stores
+# ----------------------------------------------------------------------------
 
 
 def store_in_memory(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece]
 ) -> RecordStore:
-    """Return a store in memory of this process."""
+    """Write rows to a store in this process's memory."""
     store = RecordStore(fields, rows, lambda name: os.memfd_create(f"bigdl-{name}", os.MFD_CLOEXEC))
     store.write(pieces, 1, "memory")
     return store
@@ -295,7 +297,7 @@ def store_in_memory(
 def store_in_folder(
     fields: Sequence[RecordField], rows: int, pieces: Iterable[Piece], folder: str
 ) -> RecordStore:
-    """Return a store whose files have no name, and are gone with the process."""
+    """Write rows to a store of unlinked files, which disappear with the process."""
 
     def open_file(name: str) -> int:
         descriptor, path = tempfile.mkstemp(prefix=name, dir=folder)
@@ -308,48 +310,49 @@ def store_in_folder(
 
 
 def shared_path(key: Any, fields: Sequence[RecordField], rows: int, cache: str | None) -> str:
-    """Return the folder of the store of some rows: the same key is the same store.
+    """Return the folder of a shared store, which depends on a key and the fields.
 
     Parameters
     ----------
     key : object
-        What the rows are, JSON-able.
+        Identity of the rows, JSON-able.
     fields, rows
-        As of :class:`RecordStore`.
+        As in :class:`RecordStore`.
     cache : str or None
-        Where it lies, if not among the temporary files of the user.
+        Parent folder; by default the user's private temporary folder.
     """
     text = json.dumps([key, rows, [asdict(each) for each in fields]], sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     root = private_root() if cache is None else str(private_folder(cache))
-    # private folders know temporary ones by such a name
+    # the name pattern of temporary folders in private_folders
     return os.path.join(root, f"table-{digest[:24]}.{digest[24:]}")
 
 
 class SharedStore:
-    """A store that the processes of one machine share: the first writes it, the others wait.
+    """Store that all processes of a machine share: the first writes it, the others wait.
 
     Parameters
     ----------
     path : str
-        Of :func:`shared_path`.
+        Folder, from :func:`shared_path`.
     fields, rows
-        As of :class:`RecordStore`.
+        As in :class:`RecordStore`.
     pieces : callable
-        Returns the pieces, for who writes it.
+        Returns the pieces; called in the writing process only.
     keep : bool
-        False lets the last process that uses it remove it.
+        If False, the last process that uses the store removes it.
 
     Attributes
     ----------
     store : RecordStore
-    was_there : bool
-        False if this process has written it.
+    existed : bool
+        False if this process wrote the store.
 
     Notes
     -----
-    Every process has a shared lock (``flock``) on the folder as long as it uses it, so what killed
-    processes left is known by having no lock.  Who writes has an exclusive lock on a file in it.
+    Every process holds a shared lock (``flock``) on the folder while it uses the store, so a folder
+    without a lock is left over from killed processes.  The writing process holds an exclusive
+    lock on a file in the folder.
     """
 
     def __init__(
@@ -368,7 +371,7 @@ class SharedStore:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             facts = self._facts()
-            self.was_there = facts is not None
+            self.existed = facts is not None
             self.store = RecordStore(fields, rows, self._open_file)
             if facts is not None:
                 self.store.map(facts)
@@ -386,7 +389,7 @@ class SharedStore:
                 os.mkdir(self.path, 0o700)
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except FileNotFoundError:  # its last user removes it
+            except FileNotFoundError:  # its last user removed it
                 os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -400,21 +403,21 @@ class SharedStore:
 
     def _facts(self) -> dict[str, Any] | None:
         try:
-            with open(os.path.join(self.path, _META), encoding="utf-8") as file:
+            with open(os.path.join(self.path, _METADATA_FILE), encoding="utf-8") as file:
                 return json.load(file)
         except (OSError, ValueError):
             return None
 
     def _write(self, pieces: Iterable[Piece]) -> None:
         self.store.write(pieces, core_count(), self.path)
-        path = os.path.join(self.path, _META)
+        path = os.path.join(self.path, _METADATA_FILE)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(self.store.facts(), file)
         os.replace(f"{path}.new", path)
 
 
 def _release(owner: int, folder: int, path: str | None) -> None:
-    """Give the lock back; remove the folder if nobody else has one."""
+    """Release the folder's lock, and remove the folder if no process holds another lock."""
     if os.getpid() == owner and path is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

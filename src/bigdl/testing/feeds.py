@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import Feed, as_feed, kind_of
+from bigdl.orca.data.feeds import Feed, as_feed, input_type_of
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.local import LocalEngine
@@ -87,7 +87,7 @@ class FeedContract:
         """Check that the input is recognized and has one name in all messages."""
         feed, data = self._feed(), self.data()
         assert isinstance(feed, Feed)
-        assert kind_of(data) == feed.kind
+        assert input_type_of(data) == feed.kind
 
     def test_every_row_reaches_one_worker(self) -> None:
         """Check that every row reaches exactly one worker for one and two workers."""

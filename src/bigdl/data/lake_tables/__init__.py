@@ -1,12 +1,12 @@
-"""Tables of files: Parquet files, Delta Lake and Iceberg tables, at one version.
+"""Parquet files, Delta Lake tables and Iceberg tables, read at one version.
 
-:func:`open_table` looks what is at a path.  A :class:`~bigdl.data.lake_tables.table.LakeTable` says
-which Parquet files have the rows of the version, under which names each of them has the columns,
-and which rows are deleted.  Workers read ranges of rows by themselves
-(:mod:`bigdl.data.lake_tables.table`); whole tables become frames in
-:mod:`bigdl.data.lake_tables.frames`.
+:func:`open_table` detects the table format at a path.  A
+:class:`~bigdl.data.lake_tables.table.LakeTable` lists the Parquet files of the version, the column
+names within each file, and the deleted rows.  Each worker reads its range of rows
+(:mod:`bigdl.data.lake_tables.table`); :mod:`bigdl.orca.data.lake_tables.frames` converts whole
+tables to frames.
 
-Needs pyarrow, so it is imported where it is used.
+The submodules need pyarrow, so they are imported where they are used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger("bigdl.orca")
 
 _PREFIX = re.compile(r"(delta|iceberg):(?!//)")
 _VERSION = re.compile(r"(?P<path>.+)@(?P<version>[^@/]+)")
-_MARKS = (("delta", "_delta_log"), ("iceberg", "metadata"))
-_CLASSES = {  # of the libraries, that stand for a table
+_MARKER_FOLDERS = (("delta", "_delta_log"), ("iceberg", "metadata"))
+_TABLE_CLASSES = {  # table classes of deltalake and pyiceberg
     ("deltalake.", "DeltaTable"): "delta",
     ("pyiceberg.", "Table"): "iceberg",
     ("pyiceberg.", "DataScan"): "iceberg",
@@ -38,20 +38,20 @@ _CLASSES = {  # of the libraries, that stand for a table
 
 
 def open_table(data: Any) -> LakeTable:
-    """Open the table at a path.
+    """Open Parquet files, a Delta Lake table or an Iceberg table.
 
     Parameters
     ----------
     data : str, path, sequence of them, deltalake.DeltaTable, pyiceberg.table.Table or DataScan
-        Parquet files or folders of them; or one Delta Lake or Iceberg table: the path of its
-        folder, with ``@v5`` behind it version 5 of a Delta table, with ``@8955043794552107389``
-        that snapshot of an Iceberg table and with ``@name`` what a branch or tag of it names. With
-        ``delta:`` or ``iceberg:`` in front the folder is not looked at.
+        Parquet files or folders of them; or the folder of one Delta Lake or Iceberg table. Append
+        ``@v5`` for version 5 of a Delta table, ``@8955043794552107389`` for a snapshot of an
+        Iceberg table, or ``@name`` for a branch or tag. The prefix ``delta:`` or ``iceberg:``
+        states the format, so the folder is not inspected.
 
     Raises
     ------
     UsageError
-        If there is no such table or version, or one that cannot be read exactly.
+        If the table or version does not exist, or cannot be read exactly.
 
     Examples
     --------
@@ -66,11 +66,11 @@ def open_table(data: Any) -> LakeTable:
     >>> len(open_table("clicks@v0").files)
     1
     """
-    kind = _kind_of_object(data)
-    if kind is not None:
-        return _module(kind).open_object(data)
-    several = isinstance(data, list | tuple)
-    paths = [os.fspath(path) for path in (data if several else [data])]
+    table_format = _format_of_object(data)
+    if table_format is not None:
+        return _module(table_format).open_object(data)
+    is_sequence = isinstance(data, list | tuple)
+    paths = [os.fspath(path) for path in (data if is_sequence else [data])]
     lakes = [_lake_at(path) for path in paths]
     if not any(lakes):
         from bigdl.data.lake_tables.parquet import open_files
@@ -79,16 +79,16 @@ def open_table(data: Any) -> LakeTable:
     if len(paths) > 1:
         lake = next(path for path, is_lake in zip(paths, lakes, strict=True) if is_lake)
         raise UsageError(
-            f"A list of paths must be of Parquet files, but {lake} is a Delta or Iceberg table; "
-            "pass one table",
+            f"A list may contain only Parquet paths, but {lake} is a Delta or Iceberg table; "
+            "pass that table alone",
             code="argument-value",
             path=lake,
         )
-    ((kind, path, version),) = (each for each in lakes if each is not None)
-    if is_local_path(path):  # other processes may have another working directory
+    ((table_format, path, version),) = (each for each in lakes if each is not None)
+    if is_local_path(path):  # other processes may have a different working directory
         path = open_file_system(path)[1]
     path = path.rstrip("/") or path
-    return _module(kind).open_path(path, version)
+    return _module(table_format).open_path(path, version)
 
 
 def is_lake(data: Any) -> bool:
@@ -110,7 +110,7 @@ def is_lake(data: Any) -> bool:
 
 
 def is_table_object(data: Any) -> bool:
-    """Return True for an object of deltalake or pyiceberg that stands for a table.
+    """Return True for a table object of deltalake or pyiceberg.
 
     Examples
     --------
@@ -121,43 +121,43 @@ def is_table_object(data: Any) -> bool:
     >>> is_table_object(deltalake.DeltaTable("clicks")), is_table_object("clicks")
     (True, False)
     """
-    return _kind_of_object(data) is not None
+    return _format_of_object(data) is not None
 
 
-def _kind_of_object(data: Any) -> str | None:
+def _format_of_object(data: Any) -> str | None:
     for cls in type(data).__mro__:
-        for (package, name), kind in _CLASSES.items():
+        for (package, name), table_format in _TABLE_CLASSES.items():
             if cls.__name__ == name and cls.__module__.startswith(package):
-                return kind
+                return table_format
     return None
 
 
 def _lake_at(path: str) -> tuple[str, str, str | None] | None:
-    """The kind, folder and version of the lake's table that a path names; None for other paths."""
+    """Return format, folder and version of the Delta or Iceberg table at a path, else None."""
     prefix = _PREFIX.match(path)
     if prefix is not None:
         path = path[prefix.end() :]
-        kind: str | None = prefix[1]
+        table_format: str | None = prefix[1]
         is_whole = exists(path)
     else:
-        kind = _kind_of_folder(path)
-        is_whole = kind is not None
+        table_format = _format_of_folder(path)
+        is_whole = table_format is not None
     version = None if is_whole else _VERSION.fullmatch(path)
     if version is None:
-        return None if kind is None else (kind, path, None)
-    kind = kind or _kind_of_folder(version["path"])
-    return None if kind is None else (kind, version["path"], version["version"])
+        return None if table_format is None else (table_format, path, None)
+    table_format = table_format or _format_of_folder(version["path"])
+    return None if table_format is None else (table_format, version["path"], version["version"])
 
 
-def _kind_of_folder(path: str) -> str | None:
+def _format_of_folder(path: str) -> str | None:
     try:
-        for kind, mark in _MARKS:
-            if exists(joined(path, mark)) and _module(kind).is_table(path):
-                return kind
-    except Exception as error:  # of any driver of a storage; whoever reads the path says it better
-        logger.debug("It cannot be told what is at %s: %s", path, error)
+        for table_format, marker in _MARKER_FOLDERS:
+            if exists(joined(path, marker)) and _module(table_format).is_table(path):
+                return table_format
+    except Exception as error:  # any storage driver; reading the path reports it better
+        logger.debug("Cannot detect the table format at %s: %s", path, error)
     return None
 
 
-def _module(kind: str) -> Any:
-    return import_module(f"{__name__}.{kind}")
+def _module(table_format: str) -> Any:
+    return import_module(f"{__name__}.{table_format}")

@@ -1,4 +1,4 @@
-"""Delta Lake tables, whose log deltalake reads."""
+"""Delta Lake tables, opened with deltalake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigdl.data.lake_tables.table import KEY, DataFile, LakeTable, files_identit
 require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 
-_KNOWN_FEATURES = {  # of readers; what else a table needs is refused
+_KNOWN_FEATURES = {  # reader features; tables that need others are rejected
     "columnMapping",
     "deletionVectors",
     "timestampNtz",
@@ -29,55 +29,55 @@ _MAPPING = "delta.columnMapping."
 
 
 def is_table(path: str) -> bool:
-    """Return True; a folder with a ``_delta_log`` is a table."""
+    """Return True: any folder with a ``_delta_log`` is a Delta table."""
     return True
 
 
 def open_path(path: str, version: str | None) -> LakeTable:
-    """Open the table in a folder, at its newest version or at ``v<number>``."""
+    """Open the Delta table in a folder, at the newest version or at ``v<number>``."""
     deltalake = require("deltalake", "delta")
     number = re.fullmatch(r"v?(\d+)", version or "v0")
     if number is None:
         raise UsageError(
-            f"The version of a Delta table is @v and its number, such as {path}@v5, got @{version}",
+            f"A Delta version is written @v<number>, such as {path}@v5, got @{version}",
             code="argument-value",
             path=path,
         )
-    asked = None if version is None else int(number[1])
+    requested = None if version is None else int(number[1])
     try:
-        table = deltalake.DeltaTable(plain_path(path), version=asked)
-    except Exception as error:  # of several classes, among them plain ones of Python
-        if asked is not None:
+        table = deltalake.DeltaTable(plain_path(path), version=requested)
+    except Exception as error:  # deltalake raises several classes, also built-in ones
+        if requested is not None:
             newest = open_path(path, None)
             raise UsageError(
-                f"The Delta table {path} cannot be opened at version {asked}: its newest is "
-                f"{newest.version}, and the log of old ones is removed in time",
+                f"The Delta table {path} cannot be opened at version {requested}: the newest "
+                f"is {newest.version}, and the log of old versions is cleaned up over time",
                 code="name-unknown",
                 path=path,
-                version=asked,
+                version=requested,
             ) from error
         raise UsageError(
             f"The Delta table {path} cannot be opened: {first_line(error)}",
             code="path-unusable",
             path=path,
         ) from error
-    return _opened(table, path, is_pinned=asked is not None)
+    return _to_lake_table(table, path, is_pinned=requested is not None)
 
 
 def open_object(table: Any) -> LakeTable:
-    """Open a ``deltalake.DeltaTable`` at the version that it has loaded."""
+    """Open a ``deltalake.DeltaTable`` at its loaded version."""
     path = plain_path(unquote(table.table_uri)).rstrip("/")
-    return _opened(table, path, is_pinned=True)
+    return _to_lake_table(table, path, is_pinned=True)
 
 
-def _opened(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
+def _to_lake_table(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
     version = f"delta:{path}@v{table.version()}"
     protocol = table.protocol()
     unknown = set(protocol.reader_features or ()) - _KNOWN_FEATURES
     if unknown:
         raise UsageError(
             f"The table {version} needs the reader feature {', '.join(sorted(unknown))}, which is "
-            "not supported; read it by Spark and pass the DataFrame",
+            "not supported; read it with Spark and pass the DataFrame",
             code="version-unsupported",
             path=version,
         )
@@ -85,7 +85,9 @@ def _opened(table: Any, path: str, *, is_pinned: bool) -> LakeTable:
     fields = json.loads(table.schema().to_json())["fields"]
     arrow = pa.schema(table.schema().to_arrow())
     if mode != "none":
-        arrow = pa.schema([_mapped(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)])
+        arrow = pa.schema(
+            [_with_column_mapping(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)]
+        )
     return LakeTable(
         path,
         arrow,
@@ -104,27 +106,29 @@ def _identity(table: Any) -> dict[str, Any]:
     return files_identity(str(table.metadata().id), list(facts))
 
 
-def _mapped(arrow: pa.Field, doc: dict, by_id: bool) -> pa.Field:
-    """A field, and those in it, with what files call it."""
+def _with_column_mapping(arrow: pa.Field, doc: dict, by_id: bool) -> pa.Field:
+    """Return a field, and its nested fields, annotated with their names or ids in the files."""
     metadata = doc.get("metadata", {})
     key = metadata[f"{_MAPPING}{'id' if by_id else 'physicalName'}"]
-    type_ = _mapped_type(arrow.type, doc["type"], by_id)
+    type_ = _type_with_column_mapping(arrow.type, doc["type"], by_id)
     return pa.field(arrow.name, type_, arrow.nullable, {KEY: str(key).encode()})
 
 
-def _mapped_type(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.DataType:
+def _type_with_column_mapping(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.DataType:
     if not isinstance(doc, dict):
         return arrow
     if doc["type"] == "struct":
         fields = zip(arrow, doc["fields"], strict=True)
-        return pa.struct([_mapped(a, f, by_id) for a, f in fields])
+        return pa.struct([_with_column_mapping(a, f, by_id) for a, f in fields])
     if doc["type"] == "array":
         element = arrow.value_field
-        return pa.list_(element.with_type(_mapped_type(element.type, doc["elementType"], by_id)))
+        return pa.list_(
+            element.with_type(_type_with_column_mapping(element.type, doc["elementType"], by_id))
+        )
     key, item = arrow.key_field, arrow.item_field
     return pa.map_(
-        key.with_type(_mapped_type(key.type, doc["keyType"], by_id)),
-        item.with_type(_mapped_type(item.type, doc["valueType"], by_id)),
+        key.with_type(_type_with_column_mapping(key.type, doc["keyType"], by_id)),
+        item.with_type(_type_with_column_mapping(item.type, doc["valueType"], by_id)),
     )
 
 
@@ -135,7 +139,7 @@ def _files(table: Any, root: str) -> list[DataFile]:
             batch["filepath"].to_pylist(), batch["selection_vector"], strict=True
         ):
             mask = np.asarray(kept.values.to_numpy(zero_copy_only=False))
-            deleted[_inside(unquote(path))] = np.flatnonzero(~mask).astype(np.int64)
+            deleted[_path_in_file_system(unquote(path))] = np.flatnonzero(~mask).astype(np.int64)
     actions = pa.table(table.get_add_actions(flatten=True))
     prefix = "partition."
     partitions = {
@@ -147,18 +151,18 @@ def _files(table: Any, root: str) -> list[DataFile]:
     for row, name in enumerate(actions.column("path").to_pylist()):
         name = unquote(name)
         is_whole = name.startswith(("/", "file:/")) or "://" in name  # e.g. of a shallow clone
-        path = _inside(name if is_whole else joined(root, name))
+        path = _path_in_file_system(name if is_whole else joined(root, name))
         keys = tuple((column, values[row]) for column, values in partitions.items())
         files.append(DataFile(path, keys, deleted.pop(path, None)))
     if deleted:
         raise UsageError(
-            f"Deletion vectors of {root} belong to no file of its log, such as {min(deleted)}; "
-            "read it by Spark and pass the DataFrame",
+            f"{root} has deletion vectors for files that are not in its log, such as "
+            f"{min(deleted)}; read it with Spark and pass the DataFrame",
             code="file-damaged",
             path=root,
         )
     return sorted(files, key=lambda each: each.path)
 
 
-def _inside(url: str) -> str:
+def _path_in_file_system(url: str) -> str:
     return open_file_system(plain_path(url))[1]

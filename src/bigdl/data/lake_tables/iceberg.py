@@ -1,4 +1,4 @@
-"""Iceberg tables, whose metadata pyiceberg reads."""
+"""Iceberg tables, opened with pyiceberg."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _VERSION = re.compile(r"([^:]+)(?::schema=(\d+))?")
 
 
 def is_table(path: str) -> bool:
-    """Return True if a folder's ``metadata`` has that of an Iceberg table."""
+    """Return True if the ``metadata`` subfolder has Iceberg metadata files."""
     return bool(_metadata_files(path))
 
 
 def open_path(path: str, version: str | None) -> LakeTable:
-    """Open the table in a folder, or of a file of metadata, at its newest snapshot or another.
+    """Open an Iceberg table by its folder or metadata file, at the newest or given snapshot.
 
     Parameters
     ----------
     path : str
     version : str, optional
-        The id of a snapshot, or the name of a branch or a tag. The columns are those that the
-        table has now; ``:schema=0`` behind it asks for those of the schema with this id.
+        Snapshot id, or name of a branch or tag. The columns are those of the current schema;
+        append ``:schema=0`` for the schema with id 0.
     """
     require("pyiceberg", "iceberg")
     from pyiceberg.table import StaticTable
@@ -41,7 +41,7 @@ def open_path(path: str, version: str | None) -> LakeTable:
     location = path if path.endswith(".metadata.json") else _newest_metadata(path)
     try:
         table = StaticTable.from_metadata(plain_path(location))
-    except Exception as error:  # of several classes, among them plain ones of Python
+    except Exception as error:  # pyiceberg raises several classes, also built-in ones
         raise UsageError(
             f"The Iceberg table {path} cannot be opened: {first_line(error)}",
             code="path-unusable",
@@ -51,11 +51,11 @@ def open_path(path: str, version: str | None) -> LakeTable:
     name, schema_id = match.groups() if match else (None, None)
     scan = table.scan(snapshot_id=_snapshot_of(table, path, name))
     schema = table.schema() if schema_id is None else _schema_of(table, path, int(schema_id))
-    return _opened(scan, schema, path, is_pinned=version is not None)
+    return _to_lake_table(scan, schema, path, is_pinned=version is not None)
 
 
 def open_object(data: Any) -> LakeTable:
-    """Open a table of a catalog of pyiceberg, or a scan of one that filters no rows."""
+    """Open a pyiceberg table, or a pyiceberg scan without row filter and limit."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.table import DataScan
 
@@ -67,11 +67,11 @@ def open_object(data: Any) -> LakeTable:
             code="unsupported",
         )
     path = plain_path(scan.table_metadata.location)
-    return _opened(scan, scan.projection(), path, is_pinned=True)
+    return _to_lake_table(scan, scan.projection(), path, is_pinned=True)
 
 
 def _metadata_files(path: str) -> list[tuple[int, str]]:
-    """Numbers and paths of the files of metadata in a folder of a table."""
+    """Return version numbers and paths of a table's metadata files, in ascending order."""
     folder = joined(path, "metadata")
     names = listdir(folder) if exists(folder) else []
     matches = [(_METADATA.fullmatch(name.rpartition("/")[2]), name) for name in names]
@@ -82,16 +82,15 @@ def _newest_metadata(path: str) -> str:
     files = _metadata_files(path)
     if not files:
         raise UsageError(
-            f"There is no Iceberg table at {path}; pass its folder, which has a folder 'metadata'",
+            f"There is no Iceberg table at {path}; pass the folder that contains 'metadata'",
             code="path-missing",
             path=path,
         )
     newest = [name for number, name in files if number == files[-1][0]]
     if len(newest) > 1:
         raise UsageError(
-            f"The Iceberg table {path} has several newest files of metadata ({newest[0]}, "
-            f"{newest[1]}); pass the path of the one that its catalog names, or the "
-            "catalog's table",
+            f"The Iceberg table {path} has several newest metadata files ({newest[0]}, "
+            f"{newest[1]}); pass the path of the one in the catalog, or the catalog's table",
             code="path-unusable",
             path=path,
         )
@@ -105,15 +104,15 @@ def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
         table.snapshot_by_id(int(version)) if version.isdigit() else table.snapshot_by_name(version)
     )
     if snapshot is None:
-        there = [str(each.snapshot_id) for each in table.metadata.snapshots]
+        snapshot_ids = [str(each.snapshot_id) for each in table.metadata.snapshots]
         names = [name for name in table.metadata.refs if name != "main"]
         raise UsageError(
             f"The Iceberg table {path} has no snapshot, branch or tag '{version}'; it has "
-            f"{', '.join([*there, *names]) or 'none'}",
+            f"{', '.join([*snapshot_ids, *names]) or 'none'}",
             code="name-unknown",
             path=path,
             version=version,
-            allowed=[*there, *names],
+            allowed=[*snapshot_ids, *names],
         )
     return snapshot.snapshot_id
 
@@ -130,13 +129,13 @@ def _schema_of(table: Any, path: str, schema_id: int) -> Any:
     return schemas[schema_id]
 
 
-def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
+def _to_lake_table(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     snapshot = scan.snapshot()
     if snapshot is None:
         raise UsageError(
-            f"The Iceberg table {path} has no snapshot yet, and so no rows",
+            f"The Iceberg table {path} has no snapshot, so it has no rows",
             code="data-empty",
             path=path,
         )
@@ -145,7 +144,7 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
         tasks = list(scan.plan_files())
     except Exception as error:  # e.g. a ValueError for equality deletes
         raise UsageError(
-            f"The table {version} cannot be read by pyiceberg: {first_line(error)}; read it by "
+            f"pyiceberg cannot read the table {version}: {first_line(error)}; read it with "
             "Spark and pass the DataFrame",
             code="unsupported",
             path=version,
@@ -156,7 +155,7 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
     files = sorted((reader.data_file(task) for task in tasks), key=lambda each: each.path)
     return LakeTable(
         tasks[0].file.file_path if tasks else path,
-        pa.schema([_keyed(each) for each in schema_to_pyarrow(schema)]),
+        pa.schema([_with_field_ids(each) for each in schema_to_pyarrow(schema)]),
         files,
         is_by_id=True,
         evolves=True,
@@ -165,25 +164,25 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> LakeTable:
         identity=files_identity(
             str(scan.table_metadata.table_uuid), [(snapshot.snapshot_id, f.path) for f in files]
         ),
-        look=reader.with_ids,
+        complete_schema=reader.with_ids,
     )
 
 
-def _keyed(field: pa.Field) -> pa.Field:
-    """A field, and those in it, with its id as what files call it."""
+def _with_field_ids(field: pa.Field) -> pa.Field:
+    """Return a field, and its nested fields, annotated with their field ids in the files."""
     metadata = field.metadata or {}
     key = {KEY: metadata[FIELD_ID]} if FIELD_ID in metadata else None
-    return pa.field(field.name, _keyed_type(field.type), field.nullable, key)
+    return pa.field(field.name, _type_with_field_ids(field.type), field.nullable, key)
 
 
-def _keyed_type(type_: pa.DataType) -> pa.DataType:
-    kinds = pa.types
-    if kinds.is_struct(type_):
-        return pa.struct([_keyed(each) for each in type_])
-    if kinds.is_list(type_) or kinds.is_large_list(type_):
-        return pa.list_(_keyed(type_.value_field))
-    if kinds.is_map(type_):
-        return pa.map_(_keyed(type_.key_field), _keyed(type_.item_field))
+def _type_with_field_ids(type_: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_struct(type_):
+        return pa.struct([_with_field_ids(each) for each in type_])
+    if types.is_list(type_) or types.is_large_list(type_):
+        return pa.list_(_with_field_ids(type_.value_field))
+    if types.is_map(type_):
+        return pa.map_(_with_field_ids(type_.key_field), _with_field_ids(type_.item_field))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(type_, type_)
 
 
@@ -191,9 +190,9 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
     for child in getattr(field.field_type, "fields", ()):
         if child.initial_default is not None:
             raise UsageError(
-                f"The field '{child.name}' in column '{field.name}' of {version} has a default for "
-                "old files, which is read for whole columns only; read it by Spark and pass the "
-                "DataFrame",
+                f"The field '{child.name}' in column '{field.name}' of {version} has an initial "
+                "default, which is supported for top-level columns only; read it with Spark and "
+                "pass the DataFrame",
                 code="unsupported",
                 path=version,
                 column=field.name,
@@ -202,7 +201,7 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
 
 
 class _DataFiles:
-    """The conversion of pyiceberg's tasks to files of a table."""
+    """Converter of pyiceberg scan tasks to :class:`DataFile`."""
 
     def __init__(self, scan: Any, schema: Any, version: str):
         self._io, self._schema, self._version = scan.io, schema, version
@@ -211,14 +210,14 @@ class _DataFiles:
         self._deletes: dict[str, dict[str, list[np.ndarray]]] = {}
 
     def data_file(self, task: Any) -> DataFile:
-        """Return the file of a task, with the rows that are deleted."""
+        """Return the data file of a scan task, with the positions of its deleted rows."""
         from pyiceberg.manifest import FileFormat
 
         file = task.file
         if file.file_format != FileFormat.PARQUET:
             raise UsageError(
-                f"The table {self._version} has files of {file.file_format.name}, and only Parquet "
-                "is read; read it by Spark and pass the DataFrame",
+                f"The table {self._version} has {file.file_format.name} files, but only Parquet is "
+                "supported; read it with Spark and pass the DataFrame",
                 code="file-format",
                 path=self._version,
             )
@@ -228,10 +227,10 @@ class _DataFiles:
             for positions in self._deletes_in(delete).get(file.file_path, ())
         ]
         deleted = np.unique(np.concatenate(deletions)) if deletions else None
-        return DataFile(_inside(file.file_path), self._constants(file), deleted)
+        return DataFile(_path_in_file_system(file.file_path), self._constants(file), deleted)
 
     def _constants(self, file: Any) -> tuple[tuple[str, Any], ...]:
-        """Values of columns that the file may lack: of its partition, else the table's defaults."""
+        """Return values for columns missing in a file: partition values or column defaults."""
         from pyiceberg.transforms import IdentityTransform
 
         values = {
@@ -239,14 +238,14 @@ class _DataFiles:
             for field in self._schema.fields
             if field.initial_default is not None
         }
-        for place, each in enumerate(self._specs[file.spec_id].fields):
+        for index, each in enumerate(self._specs[file.spec_id].fields):
             if isinstance(each.transform, IdentityTransform):
-                values[each.source_id] = file.partition[place]
+                values[each.source_id] = file.partition[index]
         names = {field.field_id: field.name for field in self._schema.fields}
         return tuple((names[i], value) for i, value in values.items() if i in names)
 
     def _deletes_in(self, file: Any) -> dict[str, list[np.ndarray]]:
-        """Positions by data file, of a file of deletes."""
+        """Return the deleted positions by data file that a delete file lists."""
         from pyiceberg.manifest import FileFormat
 
         path = file.file_path
@@ -257,15 +256,15 @@ class _DataFiles:
                 self._deletes[path] = _vectors(self._io, path)
             else:
                 raise UsageError(
-                    f"The table {self._version} has deletes in a file of {file.file_format.name}, "
-                    "which is not read; read it by Spark and pass the DataFrame",
+                    f"The table {self._version} has delete files in {file.file_format.name} "
+                    "format, which is not supported; read it with Spark and pass the DataFrame",
                     code="file-format",
                     path=self._version,
                 )
         return self._deletes[path]
 
     def with_ids(self, file: DataFile, schema: pa.Schema) -> DataFile:
-        """Add the ids of its columns to a file that does not tell them."""
+        """Add field ids from the table's name mapping to a file without field ids."""
         from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 
         if any(FIELD_ID in (each.metadata or {}) for each in schema):
@@ -273,7 +272,7 @@ class _DataFiles:
         if self._names is None:
             raise UsageError(
                 f"The columns in the file {file.path} of {self._version} have no ids and the table "
-                "has no schema.name-mapping.default; read it by Spark and pass the DataFrame",
+                "has no schema.name-mapping.default; read it with Spark and pass the DataFrame",
                 code="data-schema",
                 path=file.path,
             )
@@ -281,12 +280,12 @@ class _DataFiles:
         return replace(file, schema=known)
 
 
-def _inside(url: str) -> str:
+def _path_in_file_system(url: str) -> str:
     return open_file_system(plain_path(url))[1]
 
 
 def _positions(url: str) -> dict[str, list[np.ndarray]]:
-    """Position deletes of a Parquet file."""
+    """Return the deleted positions by data file of a Parquet position-delete file."""
     system, path = open_file_system(plain_path(url))
     table = pq.read_table(path, columns=["file_path", "pos"], filesystem=system)
     grouped = table.group_by("file_path").aggregate([("pos", "list")])
@@ -295,7 +294,7 @@ def _positions(url: str) -> dict[str, list[np.ndarray]]:
 
 
 def _vectors(io: Any, url: str) -> dict[str, list[np.ndarray]]:
-    """Deletion vectors of a Puffin file."""
+    """Return the deleted positions by data file of a Puffin file's deletion vectors."""
     from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
     from pyiceberg.table.puffin import PuffinFile
 

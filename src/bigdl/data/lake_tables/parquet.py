@@ -1,4 +1,4 @@
-"""Parquet files as a table."""
+"""Parquet files, opened as one table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.dataset as ds  # noqa: E402
 
 
 def open_files(urls: Sequence[str]) -> LakeTable:
-    """Open Parquet files: the files under some paths.
+    """Open all Parquet files under some paths as one table.
 
-    The order of the rows is that of the paths as they were given, and within a directory that of
-    the files' names; the schema is that of the first.
+    Rows keep the order of the paths; within a directory, files are sorted by name. The first path
+    determines the schema.
     """
     if len({url.partition("://")[0] if "://" in url else "" for url in urls}) > 1:
-        raise UsageError(f"The paths must be of one file system, got {urls}", code="argument-value")
+        raise UsageError(f"All paths must be on one file system, got {urls}", code="argument-value")
     files: list[DataFile] = []
     facts: list[tuple] = []
     schema = None
@@ -31,14 +31,14 @@ def open_files(urls: Sequence[str]) -> LakeTable:
             dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
             raise UsageError(
-                f"There is nothing at {url}; pass the path of Parquet files",
+                f"{url} does not exist; pass the path of Parquet files",
                 code="path-missing",
                 path=url,
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise UsageError(
-                f"{url} cannot be read as Parquet; other files are read by pandas, by spark.read "
-                f"or by bigdl.orca.data.pandas first, and what that returns is passed: {error}",
+                f"{url} cannot be read as Parquet; read other formats with pandas, spark.read or "
+                f"bigdl.orca.data.pandas and pass the result: {error}",
                 code="file-format",
                 path=url,
             ) from error
@@ -49,13 +49,13 @@ def open_files(urls: Sequence[str]) -> LakeTable:
         schema = schema or dataset.schema
     if schema is None or not files:
         raise UsageError(
-            f"There is no Parquet file in {', '.join(urls)}", code="data-empty", path=urls
+            f"Found no Parquet file in {', '.join(urls)}", code="data-empty", path=urls
         )
     return LakeTable(urls[0], schema, files, identity=files_identity(None, facts))
 
 
 def _content_facts(system: Any, path: str) -> tuple:
-    """Return the size of a file and when it was written, or its tag in an object store."""
+    """Return a file's size and its modification time or object-store tag."""
     info = system.info(path)
-    marks = ("mtime", "ETag", "etag", "LastModified", "last_modified", "updated", "created")
-    return info.get("size"), next((str(info[mark]) for mark in marks if info.get(mark)), "")
+    keys = ("mtime", "ETag", "etag", "LastModified", "last_modified", "updated", "created")
+    return info.get("size"), next((str(info[key]) for key in keys if info.get(key)), "")

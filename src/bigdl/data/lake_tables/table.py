@@ -1,8 +1,8 @@
-"""A table at one version, and its rows as workers read them.
+"""Data files of a table at one version, and readers of row ranges.
 
-The rows of a table lie in Parquet files.  Their row groups, without the rows that are deleted, are
-laid end to end and cut in ranges of equal numbers of rows, within a row group where need be.  Who
-reads a :class:`RowRange` needs the file alone.
+The row groups of the table's Parquet files, without deleted rows, are concatenated and split into
+ranges with equal numbers of rows.  A split may fall within a row group.  Reading a
+:class:`RowRange` needs access to its file only.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ require("pyarrow", "data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-_FOOTERS = 16  # files whose footers are read at a time
-KEY = b"bigdl.key"  # in the metadata of a field: what a file calls it
+_FOOTERS = 16  # footers read concurrently
+KEY = b"bigdl.key"  # field metadata: the column's name or id in the files
 FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, eq=False)
 class DataFile:
-    """A Parquet file of a table.
+    """Path, constant columns and deleted rows of one Parquet file of a table.
 
     Attributes
     ----------
     path : str
         Path within the file system of the table.
     constants : tuple of (str, object)
-        Values of columns that are the same in all rows, such as those of a partition.
+        Columns with one value in all rows, such as partition columns.
     deleted : ndarray of int64 or None
-        Positions of rows in the file that do not count, ascending.
+        Positions of the deleted rows in the file, ascending.
     schema : pyarrow.Schema or None
-        In place of the file's own, where that does not tell the ids of its columns.
+        Schema with field ids, if the file's schema lacks them.
     """
 
     path: str
@@ -54,16 +54,16 @@ class DataFile:
 
 @dataclass(frozen=True, eq=False)
 class RowRange:
-    """Some rows of one row group.
+    """Range of rows within one row group of a Parquet file.
 
     Attributes
     ----------
     file : DataFile
         Without `deleted`.
     group, start, stop : int
-        Number of the row group, and the places in it.
+        Index of the row group, and row offsets in it.
     deleted : ndarray of int64 or None
-        Places between `start` and `stop` that do not count.
+        Offsets of deleted rows between `start` and `stop`.
     """
 
     file: DataFile
@@ -79,19 +79,18 @@ class RowRange:
 
 @dataclass(frozen=True, eq=False)
 class TableColumns:
-    """Columns of a table, as a reader of its files needs them; it can be pickled.
+    """Column selection of a table, in the form that file readers need; can be pickled.
 
     Attributes
     ----------
     url : str
-        A path of the table, which tells its file system.
+        A path of the table, which determines the file system.
     fields : tuple of pyarrow.Field
-        A table whose files name columns otherwise says in the metadata (:data:`KEY`) what they
-        call each.
+        The metadata entry :data:`KEY` has a column's name or id in the files, if it differs.
     is_by_id : bool
-        True if that is a column's id, False if it is a name.
+        True if files identify columns by field id, False if by name.
     evolves : bool
-        False if all files have these columns in these types.
+        False if all files have exactly these columns and types.
     """
 
     url: str
@@ -102,26 +101,25 @@ class TableColumns:
 
 @dataclass(frozen=True, eq=False)
 class LakeTable:
-    """The files of a table at one version.
+    """Schema and data files of a table at one version.
 
     Attributes
     ----------
     url : str
     schema : pyarrow.Schema
     files : list of DataFile
-        In the order of their rows.
+        In the order of the table's rows.
     is_by_id, evolves : bool
-        Of its :class:`TableColumns`.
+        As in :class:`TableColumns`.
     version : str or None
-        The path that names this version, for :func:`~bigdl.data.lake_tables.open_table`; None of
-        plain files.
+        Path with version, for :func:`~bigdl.data.lake_tables.open_table`; None for plain files.
     is_pinned : bool
-        True if the user asked for this version and no other.
+        True if the user requested this version.
     identity : dict
-        What the table is, beside its name: ``table``, the id that a lake gave it, or None, and
-        ``files``, a digest of its files.
-    look : callable
-        ``look(file, schema)`` returns a file with what its own schema tells.
+        ``table``, the id from the table's metadata or None; ``files``, a digest of the data
+        files; and ``count``, their number.
+    complete_schema : callable
+        ``complete_schema(file, schema)`` returns the file with field ids added to its schema.
     """
 
     url: str
@@ -132,41 +130,43 @@ class LakeTable:
     version: str | None = None
     is_pinned: bool = False
     identity: dict[str, Any] = field(default_factory=dict)
-    look: Callable[[DataFile, pa.Schema], DataFile] = field(default=lambda file, schema: file)
+    complete_schema: Callable[[DataFile, pa.Schema], DataFile] = field(
+        default=lambda file, schema: file
+    )
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """Version or path of the table, for messages."""
         return self.version or self.url
 
     def columns(self, names: Sequence[str]) -> TableColumns:
-        """Return what a reader needs to know of some columns."""
+        """Return the column selection for some column names, for file readers."""
         fields = tuple(self.schema.field(name) for name in names)
         return TableColumns(self.url, fields, self.is_by_id, self.evolves)
 
     def row_groups(self, names: Sequence[str]) -> list[RowRange]:
-        """Return every row group that has rows, from the footers of the files.
+        """Read the footers of all files and return every non-empty row group.
 
         Parameters
         ----------
         names : sequence of str
-            The columns that will be read.
+            Columns to read later.
 
         Raises
         ------
         UsageError
-            If a file is gone, or has not the columns in the types of the table.
+            If a file is missing, or lacks a column or has it with another type.
         """
         system, _ = open_file_system(self.url)
-        wanted = self.columns(names)
+        selected = self.columns(names)
 
-        def look(file: DataFile) -> list[RowRange]:
+        def ranges_of_file(file: DataFile) -> list[RowRange]:
             try:
                 footer = pq.ParquetFile(file.path, filesystem=system)
             except FileNotFoundError:
                 raise UsageError(
-                    f"The file {file.path} of {self.name} is gone; pass a version whose files "
-                    "have not been removed by VACUUM or by the expiry of snapshots",
+                    f"The file {file.path} of {self.name} does not exist; pass a version whose "
+                    "files were not removed by VACUUM or snapshot expiration",
                     code="path-missing",
                     path=file.path,
                 ) from None
@@ -175,20 +175,20 @@ class LakeTable:
             constants = dict(file.constants)
             if not self.evolves:
                 self._check(file, schema, [name for name in names if name not in constants])
-            file = self.look(file, schema)
-            # nothing but what the rows need travels
+            file = self.complete_schema(file, schema)
+            # send only the constants of the selected columns to workers
             kept = tuple((name, constants[name]) for name in names if name in constants)
-            if wanted.is_by_id:
-                here = {_key_in_file(each, True) for each in file.schema or schema}
-                kept = tuple(c for c in kept if _key_of(self.schema.field(c[0])) not in here)
+            if selected.is_by_id:
+                file_keys = {_key_in_file(each, True) for each in file.schema or schema}
+                kept = tuple(c for c in kept if _key_of(self.schema.field(c[0])) not in file_keys)
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             return _ranges(replace(file, constants=kept, deleted=None), sizes, file.deleted)
 
         with ThreadPoolExecutor(_FOOTERS) as pool:
-            return [each for ranges in pool.map(look, self.files) for each in ranges]
+            return [each for ranges in pool.map(ranges_of_file, self.files) for each in ranges]
 
     def _check(self, file: DataFile, schema: pa.Schema, names: Sequence[str]) -> None:
-        """Refuse a file of another schema."""
+        """Raise UsageError if a file lacks a column or has another type for it."""
         for name in names:
             if name not in schema.names:
                 raise UsageError(
@@ -201,7 +201,7 @@ class LakeTable:
             if file_type != expected:
                 raise UsageError(
                     f"Column '{name}' is {file_type} in the file {file.path} but "
-                    f"{expected} in {self.files[0].path}; write all files with one type",
+                    f"{expected} in {self.files[0].path}; write all files with the same type",
                     code="data-schema",
                     column=name,
                     path=file.path,
@@ -209,14 +209,14 @@ class LakeTable:
 
 
 def files_identity(table: str | None, facts: Sequence[tuple]) -> dict[str, Any]:
-    """Return the identity of a table: its id and a digest of what is known of its files.
+    """Return a table's id, a digest of its files and their number.
 
     Parameters
     ----------
     table : str or None
-        The id that a lake gave the table when it was made.
+        Id from the metadata of a Delta or Iceberg table.
     facts : sequence of tuple
-        For each file its path, and what changes with its content.
+        For each file its path and values that change with its content.
     """
     text = "\n".join(sorted(map(repr, facts)))
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -224,20 +224,20 @@ def files_identity(table: str | None, facts: Sequence[tuple]) -> dict[str, Any]:
 
 
 def _ranges(file: DataFile, sizes: Sequence[int], deleted: np.ndarray | None) -> list[RowRange]:
-    """The row groups of a file that have rows."""
+    """Return the non-empty row groups of a file, without deleted rows."""
     ranges, first = [], 0
     for group, size in enumerate(sizes):
-        here = None
+        deleted_in_group = None
         if deleted is not None:
             low, high = np.searchsorted(deleted, [first, first + size])
-            here = deleted[low:high] - first if low < high else None
-        ranges.append(RowRange(file, group, 0, size, here))
+            deleted_in_group = deleted[low:high] - first if low < high else None
+        ranges.append(RowRange(file, group, 0, size, deleted_in_group))
         first += size
     return [each for each in ranges if each.rows]
 
 
 def cut(ranges: Sequence[RowRange], parts: int) -> list[list[RowRange]]:
-    """Cut row groups in contiguous parts whose numbers of rows differ by at most one."""
+    """Split row groups into contiguous shards whose row counts differ by at most one."""
     rows = sum(each.rows for each in ranges)
     ends = [rows * (k + 1) // parts for k in range(parts)]
     shards: list[list[RowRange]] = [[] for _ in range(parts)]
@@ -247,26 +247,26 @@ def cut(ranges: Sequence[RowRange], parts: int) -> list[list[RowRange]]:
         while taken < each.rows:
             part = bisect.bisect_right(ends, first + taken)
             taken = min(each.rows, ends[part] - first)
-            stop = each.stop if taken == each.rows else _place_after(each, taken)
+            stop = each.stop if taken == each.rows else _offset_after(each, taken)
             shards[part].append(_between(each, start, stop))
             start = stop
         first += each.rows
     return shards
 
 
-def _place_after(whole: RowRange, count: int) -> int:
-    """The place of a row group behind the first `count` rows that count."""
+def _offset_after(whole: RowRange, count: int) -> int:
+    """Return the row-group offset after the first `count` rows that are not deleted."""
     if whole.deleted is None:
         return whole.start + count
-    # before the i-th deleted row there are deleted[i] - i others
+    # deleted[i] - i existing rows precede the i-th deleted row
     before = whole.deleted - whole.start - np.arange(len(whole.deleted))
     return whole.start + count + int(np.searchsorted(before, count, side="left"))
 
 
 def rows_between(whole: RowRange, first: int, last: int) -> RowRange:
-    """Return the rows of a range from number `first` to before `last`, of those that count."""
-    stop = whole.stop if last == whole.rows else _place_after(whole, last)
-    return _between(whole, _place_after(whole, first) if first else whole.start, stop)
+    """Return rows `first` to before `last` of a range, not counting deleted rows."""
+    stop = whole.stop if last == whole.rows else _offset_after(whole, last)
+    return _between(whole, _offset_after(whole, first) if first else whole.start, stop)
 
 
 def _between(whole: RowRange, start: int, stop: int) -> RowRange:
@@ -280,17 +280,17 @@ def _between(whole: RowRange, start: int, stop: int) -> RowRange:
 def read_ranges(
     columns: TableColumns, ranges: Sequence[RowRange], batch_rows: int
 ) -> Iterator[list[pa.Array]]:
-    """Yield the columns of record batches with the rows of some ranges.
+    """Read row ranges and yield the columns of each record batch.
 
     Parameters
     ----------
     columns : TableColumns
     ranges : sequence of RowRange
     batch_rows : int
-        Rows of a batch, at most.
+        Maximum rows of a batch.
     """
     system, _ = open_file_system(columns.url)
-    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    # Arrow's threads may hold a remote Python file open while the process exits
     ahead = is_local_path(columns.url)
     unit = "us" if columns.evolves else None
     for file, of_file in itertools.groupby(ranges, key=lambda each: each.file):
@@ -300,8 +300,8 @@ def read_ranges(
             )
         except FileNotFoundError:
             raise UsageError(
-                f"The worker on {os.uname().nodename} does not see {file.path}; pass a path that "
-                "the driver and all workers share",
+                f"The worker on {os.uname().nodename} cannot open {file.path}; pass a path that "
+                "the driver and all workers can read",
                 code="path-missing",
                 path=file.path,
             ) from None
@@ -314,7 +314,7 @@ def read_ranges(
             ):
                 low, high = max(rows.start - row, 0), min(rows.stop - row, batch.num_rows)
                 if low < high:
-                    part = _without(batch.slice(low, high - low), rows.deleted, row + low)
+                    part = _remove_deleted(batch.slice(low, high - low), rows.deleted, row + low)
                     if part.num_rows:
                         yield _columns_of(part, columns, sources, dict(file.constants))
                 row += batch.num_rows
@@ -323,7 +323,7 @@ def read_ranges(
 
 
 def _sources(columns: TableColumns, file: DataFile, schema: pa.Schema) -> list[pa.Field | None]:
-    """The file's fields for the columns; None where it has none."""
+    """Return the file's field for each selected column, or None if it is missing."""
     by_key = {_key_in_file(each, columns.is_by_id): each for each in schema}
     constants = dict(file.constants)
     return [
@@ -331,9 +331,9 @@ def _sources(columns: TableColumns, file: DataFile, schema: pa.Schema) -> list[p
     ]
 
 
-def _key_of(wanted: pa.Field) -> str:
-    """Return the name that files have for a field of the table."""
-    return (wanted.metadata or {}).get(KEY, wanted.name.encode()).decode()
+def _key_of(selected: pa.Field) -> str:
+    """Return the name or id under which files store a field of the table."""
+    return (selected.metadata or {}).get(KEY, selected.name.encode()).decode()
 
 
 def _key_in_file(source: pa.Field, is_by_id: bool) -> str | None:
@@ -343,8 +343,10 @@ def _key_in_file(source: pa.Field, is_by_id: bool) -> str | None:
     return None if key is None else key.decode()
 
 
-def _without(batch: pa.RecordBatch, deleted: np.ndarray | None, first: int) -> pa.RecordBatch:
-    """A batch whose first row is at the place `first`, without what is deleted."""
+def _remove_deleted(
+    batch: pa.RecordBatch, deleted: np.ndarray | None, first: int
+) -> pa.RecordBatch:
+    """Remove deleted rows from a batch whose first row has offset `first` in the row group."""
     if deleted is None:
         return batch
     low, high = np.searchsorted(deleted, [first, first + batch.num_rows])
@@ -357,53 +359,55 @@ def _without(batch: pa.RecordBatch, deleted: np.ndarray | None, first: int) -> p
 
 def _columns_of(batch, columns: TableColumns, sources, constants) -> list[pa.Array]:
     rows, arrays = batch.num_rows, []
-    for wanted, source in zip(columns.fields, sources, strict=True):
+    for selected, source in zip(columns.fields, sources, strict=True):
         if source is not None:
             array = batch.column(source.name)
             if columns.evolves:
-                array = evolved(array, source, wanted, columns.is_by_id)
-        elif wanted.name in constants:
-            array = pa.repeat(pa.scalar(constants[wanted.name], wanted.type), rows)
+                array = cast_to_table(array, source, selected, columns.is_by_id)
+        elif selected.name in constants:
+            array = pa.repeat(pa.scalar(constants[selected.name], selected.type), rows)
         else:
-            array = pa.nulls(rows, wanted.type)
+            array = pa.nulls(rows, selected.type)
         arrays.append(array)
     return arrays
 
 
-def evolved(array: pa.Array, source: pa.Field, wanted: pa.Field, is_by_id: bool) -> pa.Array:
-    """Return values of a file in the type that the table has now.
+def cast_to_table(
+    array: pa.Array, source: pa.Field, selected: pa.Field, is_by_id: bool
+) -> pa.Array:
+    """Cast values of a file to the current type of the table's column.
 
-    Fields of structs, at any depth, are found by what the file calls them; those that it does not
-    have are null.
+    Fields of structs, at any depth, are matched by their name or id in the file; missing fields
+    become null.
     """
-    type_ = wanted.type
+    type_ = selected.type
     if array.type == type_ and not _has_struct(type_):
         return array
-    kinds = pa.types
-    if kinds.is_struct(type_):
+    types = pa.types
+    if types.is_struct(type_):
         children = {
             _key_in_file(each, is_by_id): (each, values)
             for each, values in zip(source.type, array.flatten(), strict=True)
         }
-        made = []
+        child_arrays = []
         for child in type_:
-            own = children.get(_key_of(child))
-            made.append(
+            in_file = children.get(_key_of(child))
+            child_arrays.append(
                 pa.nulls(len(array), child.type)
-                if own is None
-                else evolved(own[1], own[0], child, is_by_id)
+                if in_file is None
+                else cast_to_table(in_file[1], in_file[0], child, is_by_id)
             )
         nulls = array.is_null() if array.null_count else None
-        return pa.StructArray.from_arrays(made, fields=list(type_), mask=nulls)
-    if kinds.is_list(type_) or kinds.is_map(type_):
+        return pa.StructArray.from_arrays(child_arrays, fields=list(type_), mask=nulls)
+    if types.is_list(type_) or types.is_map(type_):
         if array.offset:
             array = array.take(pa.array(np.arange(len(array))))
         nulls = array.is_null() if array.null_count else None
-        if kinds.is_map(type_):
-            keys = evolved(array.keys, source.type.key_field, type_.key_field, is_by_id)
-            items = evolved(array.items, source.type.item_field, type_.item_field, is_by_id)
+        if types.is_map(type_):
+            keys = cast_to_table(array.keys, source.type.key_field, type_.key_field, is_by_id)
+            items = cast_to_table(array.items, source.type.item_field, type_.item_field, is_by_id)
             return pa.MapArray.from_arrays(array.offsets, keys, items, type_, mask=nulls)
-        values = evolved(array.values, source.type.value_field, type_.value_field, is_by_id)
+        values = cast_to_table(array.values, source.type.value_field, type_.value_field, is_by_id)
         return pa.ListArray.from_arrays(array.offsets, values, type_, mask=nulls)
     return array.cast(type_)
 

@@ -1,1 +1,1 @@
-"""Searches for the best configuration of a model, on Ray or on this machine."""
+"""Hyperparameter search for models, on Ray or on this machine."""

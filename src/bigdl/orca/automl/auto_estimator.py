@@ -1,11 +1,10 @@
-"""AutoEstimator: a search for the best configuration of a model.
+"""AutoEstimator: hyperparameter search for the best configuration of a model.
 
-An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.trial`), which makes a
-model of a configuration.  ``fit`` makes of its arguments a *job* that all trials share, and the
-*records*, in which the trials are planned; those that wait are run on Ray
-(:mod:`bigdl.orca.automl.ray_search`) or by processes of this machine
-(:func:`bigdl.tuning.run_trials`).  All results are read from the records, so a search that went on
-after an interruption knows no difference.
+An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.trial`), which creates a model
+from a configuration.  ``fit`` creates a *job*, which all trials share, and the *records*, in which
+the trials are enqueued.  Waiting trials run on Ray (:mod:`bigdl.orca.automl.ray_search`) or in
+local processes (:func:`bigdl.tuning.run_trials`).  All results are read from the records, so a
+resumed search behaves like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -53,31 +52,33 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class AutoEstimator:
-    """Tries configurations of a model and keeps the best one.
+    """Hyperparameter search that trains configurations of a model and keeps the best one.
 
-    Make it by :meth:`from_torch` or :meth:`from_keras`;
+    Create it with :meth:`from_torch` or :meth:`from_keras`;
     :class:`~bigdl.orca.automl.xgboost.AutoXGBClassifier` and
     :class:`~bigdl.orca.automl.xgboost.AutoXGBRegressor` have the same ``fit``.
 
     Parameters
     ----------
     model_builder : Builder
+        Builder of the models.
     logs_dir : str, optional
-        Local folder; the search is below it in ``name``. By default
-        ``bigdl-<user's number>/auto_estimator_logs`` in the directory for temporary files, where
-        only this user can write.
+        Local folder; the search is saved in its subfolder `name`. By default
+        ``bigdl-<user id>/auto_estimator_logs`` in the temporary directory, writable only by this
+        user.
     resources_per_trial : dict, optional
-        ``"cpu"`` (default 1 for each worker), ``"gpu"`` and further resources of Ray.
+        ``"cpu"`` (default 1 per worker), ``"gpu"`` and other Ray resources.
     name : str
+        Name of the search's folder.
     remote_dir : str, optional
-        Folder, on storage that all nodes see, for the checkpoints of trials that a scheduler moves
-        or sets back (PBT, HyperBand) on a Ray of several machines.
+        Folder on shared storage for the checkpoints of trials that a scheduler moves or rolls back
+        (PBT, HyperBand); needed if Ray runs on several machines.
     backend : {"ray", "local"}, optional
-        Default: Ray if it is there (or Spark, on whose nodes it can be started), else this machine.
+        By default Ray if it is connected or can start on an active Spark, else this machine.
     workers_per_trial : int, default 1
-        Processes that train the model of a trial together, on as many nodes as it takes; on Ray,
-        of models of PyTorch and Keras.  They share `resources_per_trial` evenly, and
-        ``"batch_size"`` is that of all of them, so the number of workers changes no figure.
+        Number of processes that train the model of a trial together, possibly on several nodes.
+        More than one needs Ray and a PyTorch or Keras model.  They divide `resources_per_trial`
+        evenly, and ``"batch_size"`` is their total, so results do not depend on the number.
 
     Examples
     --------
@@ -113,7 +114,7 @@ class AutoEstimator:
     ):
         if not isinstance(model_builder, Builder):
             raise UsageError(
-                "AutoEstimator is made by from_torch or from_keras, got "
+                "model_builder must be a Builder; use AutoEstimator.from_torch or from_keras, got "
                 f"{type(model_builder).__name__}",
                 code="argument-type",
                 argument="model_builder",
@@ -130,12 +131,12 @@ class AutoEstimator:
         self.name = name
         if logs_dir is None:
             logs_dir = os.path.join(private_root(tempfile.gettempdir()), "auto_estimator_logs")
-        self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune takes no other
+        self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune needs absolute paths
         check_positive("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
-                f"workers_per_trial={workers_per_trial} is for models of PyTorch and Keras; those "
-                "of XGBoost have one worker in each trial, whose threads are cpus_per_trial",
+                f"workers_per_trial={workers_per_trial} is supported for PyTorch and Keras only; "
+                "XGBoost trials have one worker with cpus_per_trial threads",
                 code="unsupported",
                 argument="workers_per_trial",
             )
@@ -157,15 +158,15 @@ class AutoEstimator:
         backend: str | None = None,
         workers_per_trial: int = 1,
     ) -> AutoEstimator:
-        """Return a search for the configuration of a model of PyTorch.
+        """Create a search over configurations of a PyTorch model.
 
         Parameters
         ----------
         model_creator : callable
             ``f(config)`` returns an ``nn.Module``.
         optimizer : str or callable
-            Name of a class of ``torch.optim``, whose learning rate is ``config["lr"]`` (default
-            1e-3), or ``f(model, config)``.
+            Name of a class of ``torch.optim`` with learning rate ``config["lr"]`` (default 1e-3),
+            or ``f(model, config)``.
         loss : str, nn.Module or callable
             Name of a loss of ``torch.nn``, a loss, or ``f(config)``.
         logs_dir, resources_per_trial, name, remote_dir, backend, workers_per_trial
@@ -174,13 +175,13 @@ class AutoEstimator:
         Raises
         ------
         UsageError
-            For names that torch has not, and for anything else than these.
+            If torch has no such optimizer or loss, or an argument has another type.
         """
         from bigdl.orca.automl.model.base_pytorch_model import PytorchModelBuilder
 
         builder = PytorchModelBuilder(model_creator, optimizer, loss)
-        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
-        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
+        options: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **options)
 
     @staticmethod
     def from_keras(
@@ -193,7 +194,7 @@ class AutoEstimator:
         backend: str | None = None,
         workers_per_trial: int = 1,
     ) -> AutoEstimator:
-        """Return a search for the configuration of a Keras model.
+        """Create a search over configurations of a Keras model.
 
         Parameters
         ----------
@@ -205,8 +206,8 @@ class AutoEstimator:
         from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
 
         builder = KerasModelBuilder(model_creator)
-        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
-        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
+        options: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **options)
 
     # The search ---------------------------------------------------------------------------------
 
@@ -231,59 +232,61 @@ class AutoEstimator:
         seed: int = 0,
         resume: bool | str = False,
     ) -> None:
-        """Search.
+        """Run the search.
 
         Parameters
         ----------
         data : object
             ``(x, y)`` of arrays, each an array or a list of them; a pandas or Spark DataFrame with
             `feature_cols` and `label_cols`; XShards; Parquet files; a torch DataLoader, or
-            ``f(config)`` that returns one (of Keras a ``tf.data.Dataset``). Rows go to Ray's object
-            store once, or to files that all processes map.
+            ``f(config)`` that returns one (for Keras a ``tf.data.Dataset``). Rows are stored once
+            in Ray's object store, or in memory-mapped files that all processes share.
         epochs : int, default 1
-            Of a trial at most.
+            Maximum epochs of a trial.
         validation_data : object, optional
-            Of the same kinds. Without it the metric is that of the training data.
+            Validation data, of the same types. Without it metrics are computed on the training
+            data.
         metric : str, callable, or list of them
             Name of a metric of :class:`~bigdl.orca.automl.metrics.Evaluator` or of the model, or
-            ``f(y_true, y_pred)``. A trial counts by its best epoch. With several metrics the best
-            trials are those that no other one beats in all (:meth:`get_best_trials`).
+            ``f(y_true, y_pred)``. Trials are compared by their best epoch. With several metrics
+            the best trials are the Pareto-optimal ones (:meth:`get_best_trials`).
         metric_mode : {"min", "max"} or list of them, optional
             Required for functions and unknown names.
         metric_threshold : float, optional
-            A trial that reaches it ends.
+            A trial ends when its first metric reaches this value.
         n_sampling : int, default 1
-            How many configurations are drawn; with ``hp.grid_search``, for each point of the grid.
+            Number of configurations; with ``hp.grid_search``, per point of the grid.
         search_space : dict
-            Values of :mod:`bigdl.orca.automl.hp` and fixed ones. ``"batch_size"`` (default 32) and
-            ``"lr"`` have the meanings of their names.
+            Distributions of :mod:`bigdl.orca.automl.hp` and fixed values. ``"batch_size"``
+            (default 32) and ``"lr"`` set the batch size and the learning rate.
         search_alg : str or object, optional
-            Default: by chance. ``"optuna"`` (TPE), ``"cmaes"`` or ``"nsga2"`` of Optuna, or one of
-            its samplers; on Ray also the names and searchers of ``ray.tune``.
+            Search algorithm, by default random. ``"optuna"`` (TPE), ``"cmaes"`` or ``"nsga2"`` of
+            Optuna, or an Optuna sampler; on Ray also the names and searchers of ``ray.tune``.
         search_alg_params : dict, optional
             Arguments of the searcher.
         scheduler : str or object, optional
-            What stops trials early: ``"AsyncHyperBand"`` (ASHA), ``"median_stopping_rule"``,
-            ``"hyperband"``; on Ray also ``"pbt"`` and the other ones of ``ray.tune``.
+            Scheduler that stops trials early: ``"AsyncHyperBand"`` (ASHA),
+            ``"median_stopping_rule"``, ``"hyperband"``; on Ray also ``"pbt"`` and others of
+            ``ray.tune``.
         scheduler_params : dict, optional
             Arguments of the scheduler, such as ``grace_period``; ``max_t`` is `epochs` by default.
-            ASHA by default compares trials after a ninth of `epochs` and lets one of two go on.  It
-            has ``finalists``, too: so many of the trials that it has stopped, the best ones, are
-            trained to their end when all others are done; default 10 % of the trials.
+            ASHA by default compares trials after a ninth of `epochs` and keeps one of two.
+            ``finalists`` is the number of early-stopped trials, the best ones, that ASHA trains to
+            the end after all others; by default 10 % of the trials.
         feature_cols, label_cols : str or list of str, optional
-            Columns of frames; the model takes an argument for each feature.
+            Columns of frames; each feature is an argument of the model.
         concurrency : int, optional
-            Trials at the same time; default: as many as there is room for.
+            Maximum number of concurrent trials, by default as many as the resources allow.
         seed : int, default 0
-            Of configurations drawn by chance or by Optuna, and of the random numbers of trials.
+            Seed of the configurations and of each trial's random numbers.
         resume : bool or "auto", default False
-            Go on with the newest search below `logs_dir` that has this name; ``"auto"`` starts one
-            where there is none. Finished trials are kept, the others are run.
+            Resume the newest search with this name below `logs_dir`; ``"auto"`` starts a new
+            search if there is none. Finished trials are kept, the others run.
 
         Raises
         ------
         UsageError
-            If an argument is wrong, this object was fitted before, or all trials have failed.
+            If an argument is invalid, this object was already fitted, or all trials failed.
         """
         if self._records is not None:
             raise UsageError(
@@ -302,13 +305,13 @@ class AutoEstimator:
         on_ray = (self.backend or choose_backend()) == "ray"
         workers = len(self._bundles)
         if on_ray:
-            from bigdl.orca.automl.ray_search import check_room, run_on_ray
+            from bigdl.orca.automl.ray_search import check_resources, run_on_ray
 
-            check_room(self._bundles)
+            check_resources(self._bundles)
         elif workers > 1:
             raise UsageError(
-                f"workers_per_trial={workers} needs backend='ray'; on this machine alone a "
-                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}",
+                f"workers_per_trial={workers} needs backend='ray'; a local trial can use several "
+                f"threads, such as resources_per_trial={{'cpu': {workers}}}",
                 code="unsupported",
                 argument="workers_per_trial",
             )
@@ -316,7 +319,9 @@ class AutoEstimator:
         trials = n_sampling * space.grid_size
         finalists = strategy.finalists(trials)
         with ExitStack() as stack:
-            stack.enter_context(preserve_rng_state())  # trials may run in this process
+            stack.enter_context(
+                preserve_rng_state()
+            )  # trials that run in this process draw random numbers
             require("optuna", "automl")
             stack.enter_context(raise_log_level(logging.ERROR, "optuna"))
             sampler = strategy.sampler(seed, on_ray)
@@ -331,7 +336,7 @@ class AutoEstimator:
             )
             train, validation = read("data", data), None
             if validation_data is None:
-                logger.warning("Without validation_data the metric is that of the training data")
+                logger.warning("Without validation_data, metrics are computed on the training data")
             else:
                 validation = read("validation_data", validation_data)
             job = TrialJob(builder, train, validation, goal, epochs, seed, self._bundles)
@@ -344,7 +349,7 @@ class AutoEstimator:
                 algorithm=strategy.algorithm,
             )
             stack.callback(records.close)
-            records.plan(trials, by_chance=strategy.is_random)
+            records.plan(trials, is_random=strategy.is_random)
 
             def run_waiting(stage: Strategy) -> None:
                 records.watch()
@@ -357,25 +362,24 @@ class AutoEstimator:
             records.plan_finalists(finalists)
             run_waiting(Strategy())
             check_that_one_is_finished(records)
-        with preserve_start_method():  # tensorboardX makes a queue
+        with preserve_start_method():  # tensorboardX creates a multiprocessing queue
             write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
 
-    # What came of it ----------------------------------------------------------------------------
+    # Results ------------------------------------------------------------------------------------
 
     def get_best_model(self) -> Any:
-        """Return the best model as the user's own class, with the weights of its best epoch.
+        """Return the best model, as the user's class with the weights of its best epoch.
 
         Returns
         -------
         torch.nn.Module, keras.Model or an estimator of xgboost
-            In this process; of PyTorch in evaluation mode.
+            Model in this process; a PyTorch model is in evaluation mode.
 
         Raises
         ------
         UsageError
-            Before ``fit``, and after a search by several metrics, whose best models are those of
-            :meth:`get_best_trials`.
+            Before ``fit``, and after a search with several metrics; use :meth:`get_best_trials`.
         """
         return self.get_model(self._best().number)
 
@@ -384,12 +388,12 @@ class AutoEstimator:
         return self._fitted().config_of(self._best())
 
     def get_best_trials(self) -> list[dict]:
-        """Return the best trial, or those that no other trial beats in all of several metrics.
+        """Return the best trial, or the Pareto-optimal trials of a search with several metrics.
 
         Returns
         -------
         list of dict
-            ``trial`` (its number), ``config`` and the metrics.
+            ``trial`` (the trial number), ``config`` and the metrics.
         """
         records = self._fitted()
         names = records.goal.names
@@ -398,23 +402,23 @@ class AutoEstimator:
             {
                 "trial": trial.number,
                 "config": records.config_of(trial),
-                **dict(zip(names, records.figures(trial), strict=True)),
+                **dict(zip(names, records.best_metrics(trial), strict=True)),
             }
             for trial in best
         ]
 
     def get_model(self, trial: int | dict) -> Any:
-        """Return the model of a finished trial, with the weights of its best epoch.
+        """Return the model of a finished trial with the weights of its best epoch.
 
         Parameters
         ----------
         trial : int or dict
-            Its number, or what :meth:`get_best_trials` tells of it.
+            Trial number, or an item of :meth:`get_best_trials`.
 
         Raises
         ------
         UsageError
-            If no trial that has finished has this number.
+            If no finished trial has this number.
         """
         records = self._fitted()
         number = trial.get("trial") if isinstance(trial, dict) else trial
@@ -422,40 +426,41 @@ class AutoEstimator:
         if not trials:
             known = sorted(each.number for each in records.finished())
             raise UsageError(
-                f"There is no finished trial {trial!r}; there are {known}",
+                f"There is no finished trial {trial!r}; finished trials are {known}",
                 code="argument-value",
                 argument="trial",
                 allowed=known,
             )
         weights = records.weights_file(trials[0].number).read_bytes()
-        with preserve_rng_state():  # its first weights are drawn, and replaced
+        with preserve_rng_state():  # the model draws initial weights, which are replaced
             return self.model_builder.load(records.config_of(trials[0]), weights)
 
     def trials(self) -> pd.DataFrame:
-        """Return all trials, one in each row.
+        """Return a table of all trials, one per row.
 
         Returns
         -------
         pandas.DataFrame
-            Indexed by ``trial``: ``status``, the metrics of its best epoch, ``epochs`` and
-            ``seconds`` that it took, ``config/...`` that it has drawn, and the last line of its
-            error as ``failure``. The status is ``"finished"``, ``"stopped early"``, ``"failed"``,
-            or ``"lost"`` if it was interrupted or killed and another trial repeats it.
+            Indexed by ``trial``: ``status``, the metrics of the best epoch, ``epochs``,
+            ``seconds``, the drawn values as ``config/...``, and the last line of the error as
+            ``failure``. The status is ``"finished"``, ``"stopped early"``, ``"failed"``, or
+            ``"lost"`` if the trial was interrupted or killed and another trial repeats it.
         """
         return self._fitted().table()
 
     def plot_history(self, path: str | Path) -> None:
-        """Draw the metric of each trial after each epoch.
+        """Draw each trial's metric per epoch.
 
         Parameters
         ----------
         path : str or Path
-            ``.html`` and ``.svg`` need no library, ``.png`` and others need matplotlib.
+            Output file. ``.html`` and ``.svg`` need no library, ``.png`` and others need
+            matplotlib.
         """
         draw_history(self._fitted(), Path(path))
 
     def plot_parallel_coordinates(self, path: str | Path) -> None:
-        """Draw each trial as a line through its values and its metrics.
+        """Draw each trial as a line through its parameter values and metrics.
 
         Parameters
         ----------
@@ -466,16 +471,14 @@ class AutoEstimator:
 
     def _fitted(self) -> TrialRecords:
         if self._records is None:
-            raise UsageError(
-                "You must call fit() before asking for what came of it", code="not-fitted"
-            )
+            raise UsageError("You must call fit() before reading results", code="not-fitted")
         return self._records
 
     def _best(self) -> FrozenTrial:
         records = self._fitted()
         if not records.goal.is_single:
             raise UsageError(
-                "A search by several metrics has several best models; choose one of "
+                "A search with several metrics has several best models; choose one of "
                 "get_best_trials() and call get_model(trial)",
                 code="argument-missing",
                 argument="trial",

@@ -1,4 +1,4 @@
-"""Search spaces: a dict whose values are made here, or are fixed.
+"""Search spaces: dicts of fixed values and of the distributions defined here.
 
 >>> from bigdl.orca.automl import hp
 >>> space = {"lr": hp.loguniform(1e-4, 1e-1), "units": hp.choice([32, 64]), "classes": 10}
@@ -25,19 +25,19 @@ __all__ = [
 
 
 def uniform(lower: float, upper: float) -> Number:
-    """A float, evenly from `lower` to `upper`.
+    """Return a space of floats, uniform from `lower` to `upper`.
 
     Examples
     --------
     >>> from bigdl.orca.automl import hp
-    >>> {"momentum": hp.uniform(0.5, 0.99), "classes": 10}  # a search space: one value is drawn
+    >>> {"momentum": hp.uniform(0.5, 0.99), "classes": 10}  # a search space that draws one value
     {'momentum': 0.5..0.99, 'classes': 10}
     """
     return Number(lower, upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Number:
-    """A multiple of `q`, evenly from `lower` to `upper`, both included.
+    """Return a space of multiples of `q`, uniform from `lower` to `upper`, both included.
 
     Examples
     --------
@@ -49,14 +49,14 @@ def quniform(lower: float, upper: float, q: float) -> Number:
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Number:
-    """A float whose logarithm is drawn evenly.
+    """Return a space of floats whose logarithm is uniformly distributed.
 
     Parameters
     ----------
     lower, upper : float
-        The bounds of the value itself, above 0.
+        Bounds of the value (not of its logarithm), above 0.
     base : float, default 10
-        Without effect: the distribution is the same for every base.
+        Has no effect, because the distribution is the same for every base.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Number:
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Number:
-    """A multiple of `q` whose logarithm is drawn evenly; see :func:`loguniform`.
+    """Return a space of multiples of `q`, log-uniformly distributed; see :func:`loguniform`.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Numbe
 
 
 def randn(mean: float = 0.0, std: float = 1.0) -> Normal:
-    """A float of a normal distribution.
+    """Return a space of normally distributed floats.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def randn(mean: float = 0.0, std: float = 1.0) -> Normal:
 
 
 def qrandn(mean: float, std: float, q: float) -> Normal:
-    """A multiple of `q` next to a float of a normal distribution.
+    """Return a space of normally distributed floats, rounded to multiples of `q`.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def qrandn(mean: float, std: float, q: float) -> Normal:
 
 
 def randint(lower: int, upper: int) -> Number:
-    """An integer, evenly from `lower` to `upper`, both included.
+    """Return a space of integers, uniform from `lower` to `upper`, both included.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def randint(lower: int, upper: int) -> Number:
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Number:
-    """A multiple of `q`, evenly from `lower` to `upper`, both included.
+    """Return a space of integer multiples of `q`, uniform from `lower` to `upper`, both included.
 
     Examples
     --------
@@ -128,22 +128,22 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Number:
 
 
 def choice(categories: Sequence) -> Choice:
-    """One of the values of a list.
+    """Return a space that selects one value of a list.
 
-    A value may hold further spaces, in dicts and lists; they are drawn where it is chosen.
+    A value may contain further spaces in dicts and lists; they are drawn if the value is selected.
 
     Examples
     --------
     >>> from bigdl.orca.automl import hp
     >>> {"optimizer": hp.choice(["Adam", "SGD"])}
     {'optimizer': one of ["'Adam'", "'SGD'"]}
-    >>> space = {"net": hp.choice([{"kind": "flat"}, {"kind": "deep", "layers": hp.randint(1, 4)}])}
+    >>> space = {"net": hp.choice([{"type": "flat"}, {"type": "deep", "layers": hp.randint(1, 4)}])}
     """
     return Choice(categories)
 
 
 def choice_n(categories: Sequence, min_items: int, max_items: int) -> Subset:
-    """A list of at least `min_items` and at most `max_items` of the values, in their order.
+    """Return a space that selects `min_items` to `max_items` of the values, in list order.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def choice_n(categories: Sequence, min_items: int, max_items: int) -> Subset:
 
 
 def sample_from(func: Callable) -> SampleFrom:
-    """A value that is computed from the others.
+    """Return a value that is computed from the other values of a configuration.
 
     Parameters
     ----------
@@ -171,16 +171,16 @@ def sample_from(func: Callable) -> SampleFrom:
     ...     return spec.config.units * 2
     >>> {"units": hp.choice([32, 64]), "hidden": hp.sample_from(twice_the_units)}
     {'units': one of ['32', '64'], 'hidden': sample_from(twice_the_units)}
-    >>> twice_the_units(SimpleNamespace(config=SimpleNamespace(units=32)))  # of a trial of 32 units
+    >>> twice_the_units(SimpleNamespace(config=SimpleNamespace(units=32)))  # with 32 units
     64
     """
     return SampleFrom(func)
 
 
 def grid_search(values: Sequence) -> GridSearch:
-    """Each of the values, in a trial of its own; with several grids, each combination.
+    """Return a grid dimension: each value gets a trial; several grids give all combinations.
 
-    `n_sampling` is how often the whole grid is tried.
+    `n_sampling` is the number of repetitions of the whole grid.
 
     Examples
     --------

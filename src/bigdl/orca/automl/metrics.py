@@ -1,6 +1,6 @@
-"""Metrics of a whole validation set, by name.
+"""Metrics of a complete validation set, by name.
 
-For arrays of any rank the first axis is that of the samples; ``"raw_values"`` keeps the others.
+The first axis of an array is the sample axis; ``"raw_values"`` keeps the other axes.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _EPSILON = 1e-10
 def _msle(y, p):
     if (y < 0).any() or (p < 0).any():
         raise UsageError(
-            "msle takes the logarithm of 1 + y, so no value may be negative",
+            "msle computes the logarithm of 1 + y, so values must not be negative",
             code="data-value",
             metric="msle",
         )
@@ -42,12 +42,12 @@ def _msle(y, p):
 
 
 def _r2(y, p):
-    """1 for a constant that is predicted, 0 for one that is not, as in scikit-learn."""
-    rest = np.sum((y - p) ** 2, axis=0)
+    """Return R²: 1 for a correctly predicted constant, 0 for a wrongly predicted one."""
+    residual = np.sum((y - p) ** 2, axis=0)
     total = np.sum((y - np.mean(y, axis=0)) ** 2, axis=0)
     constant = total == 0
-    score = 1 - rest / np.where(constant, 1, total)
-    return np.where(constant, np.where(rest == 0, 1.0, 0.0), score)
+    score = 1 - residual / np.where(constant, 1, total)
+    return np.where(constant, np.where(residual == 0, 1.0, 0.0), score)
 
 
 def _relative(y, p):
@@ -59,7 +59,7 @@ def _symmetric(y, p):
 
 
 def _accuracy(y, p):
-    """The part of equal labels; scores of classes and of one class become labels first."""
+    """Return the share of correct labels; class scores are converted to labels first."""
     if y.shape[1:] == (1,):
         y = y[:, 0]
     if p.ndim == y.ndim + 1:
@@ -88,7 +88,7 @@ _MAX = ("r2", "accuracy")
 
 
 class Evaluator:
-    """Metrics by name.
+    """Evaluator of metrics by name.
 
     ``me``, ``mae``, ``mse``, ``rmse``, ``msle``, ``r2``; ``mpe``, ``mape``, ``mspe``, ``smape``,
     ``mdape``, ``smdape``, which are percentages; ``accuracy``.
@@ -106,32 +106,31 @@ class Evaluator:
 
     @staticmethod
     def evaluate(metric: str, y_true, y_pred, multioutput: str = "raw_values"):
-        """Return a metric of predictions.
+        """Compute a metric of predictions.
 
         Parameters
         ----------
         metric : str
-            In upper or lower case.
+            Name of the metric, in upper or lower case.
         y_true : array of shape (n, ...)
         y_pred : array of the same shape
-            For ``"accuracy"``: labels, scores of shape (n, classes), or of a single class, which
-            is predicted above 0.5.
+            For ``"accuracy"``: labels, scores of shape (n, classes), or scores of a single class
+            with threshold 0.5.
         multioutput : {"raw_values", "uniform_average", "variance_weighted"}
-            A figure for every output, or their mean; for ``"rmse"`` the root of the mean of the
-            squares.  ``"variance_weighted"``, for ``"r2"`` only, is the mean with the variances
-            of the outputs as weights.
+            ``"raw_values"`` returns one value per output, ``"uniform_average"`` their mean; for
+            ``"rmse"`` the root of the mean squared error.  ``"variance_weighted"``, for ``"r2"``
+            only, weights the mean with the variances of the outputs.
 
         Returns
         -------
         float or ndarray
-            In float64, whatever is given.  With ``"raw_values"`` an array of the shape of a
-            sample, or a number if that is one.
+            Always float64.  With ``"raw_values"`` an array with the shape of one sample, or a
+            number if a sample is a number.
 
         Raises
         ------
         UsageError
-            For an unknown metric, for other values of `multioutput`, for shapes that differ and for
-            arrays without rows.
+            If the metric or `multioutput` is unknown, the shapes differ, or the arrays are empty.
         """
         name = Evaluator.check_metric(metric)
         choices = ("raw_values", "uniform_average", *(["variance_weighted"] * (name == "r2")))
@@ -140,7 +139,7 @@ class Evaluator:
         _check_shapes(name, y_true, y_pred)
         if name == "accuracy":
             return float(_accuracy(y_true, y_pred))
-        # A sum of a million float32 is wrong in the third digit, and unsigned numbers wrap around.
+        # float32 sums of a million values lose precision, and unsigned integers wrap around
         y_true, y_pred = y_true.astype(np.float64), y_pred.astype(np.float64)
         if multioutput == "variance_weighted":
             variances = np.var(y_true, axis=0)
@@ -155,17 +154,17 @@ class Evaluator:
 
     @staticmethod
     def check_metric(metric: str) -> str:
-        """Return the name of a metric in lower case.
+        """Return a metric's name in lower case if the metric exists.
 
         Raises
         ------
         UsageError
-            If there is none of this name.
+            If there is no metric with this name.
         """
         name = metric.lower() if isinstance(metric, str) else ""
         if name not in _METRICS:
             raise UsageError(
-                f"metric {metric} is not supported; there are {', '.join(sorted(_METRICS))}",
+                f"metric {metric} is not supported; supported are {', '.join(sorted(_METRICS))}",
                 code="name-unknown",
                 metric=metric,
                 allowed=list(_METRICS),
@@ -174,12 +173,12 @@ class Evaluator:
 
     @staticmethod
     def get_metric_mode(metric: str) -> str:
-        """``"max"`` or ``"min"``: which values of a metric are the better ones.
+        """Return ``"max"`` or ``"min"``: whether larger or smaller values are better.
 
         Raises
         ------
         UsageError
-            For a metric that is not known.
+            If the metric is unknown.
         """
         try:
             return "max" if Evaluator.check_metric(metric) in _MAX else "min"
@@ -196,7 +195,7 @@ class Evaluator:
 def _check_shapes(name, y_true, y_pred):
     if not y_true.ndim or not len(y_true):
         raise UsageError(
-            f"{name} needs at least one sample, y_true is of shape {y_true.shape}",
+            f"{name} needs at least one sample, but y_true has shape {y_true.shape}",
             code="data-empty",
             metric=name,
         )
@@ -205,13 +204,13 @@ def _check_shapes(name, y_true, y_pred):
         same = same or (y_pred.shape[:1] == y_true.shape[:1] and _is_scores(y_true, y_pred))
     if not same:
         raise UsageError(
-            f"y_true and y_pred must be of equal shapes, got {y_true.shape} and {y_pred.shape}",
+            f"y_true and y_pred must have equal shapes, got {y_true.shape} and {y_pred.shape}",
             code="data-shape",
         )
 
 
 def _is_scores(y_true, y_pred) -> bool:
-    """Return True if predictions are scores of the classes of labels."""
+    """Return True if the predictions have the shape of class scores for the labels."""
     labels = y_true.shape[1:]
     return y_pred.shape[2:] == labels or (labels == (1,) and y_pred.ndim == 2)
 
@@ -220,7 +219,7 @@ def _named(name: str) -> Callable:
     def metric(y_true: Any, y_pred: Any, multioutput: str = "raw_values") -> Any:
         return Evaluator.evaluate(name, y_true, y_pred, multioutput)
 
-    metric.__doc__ = f"""``Evaluator.evaluate("{name}", …)``.
+    metric.__doc__ = f"""Compute ``Evaluator.evaluate("{name}", …)``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Optimizers and losses by their names in torch."""
+"""Creators of PyTorch optimizers and losses from names or functions."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ LR_NAME = "lr"
 """Name of the learning rate in configurations."""
 
 DEFAULT_LR = 1e-3
-"""The learning rate of optimizers given by name, where the configuration has none."""
+"""Learning rate of optimizers given by name, if the configuration has none."""
 
 
 def optimizer_creator(optimizer: str | Callable) -> Callable:
-    """Return a function that makes an optimizer of a model and a configuration.
+    """Return a function that creates an optimizer from a model and a configuration.
 
     Parameters
     ----------
@@ -26,13 +26,15 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     Raises
     ------
     UsageError
-        For anything else.
+        If `optimizer` is neither.
     """
     import torch
 
     if isinstance(optimizer, str):
-        optimizer_class = _named("optimizer", torch.optim, optimizer, torch.optim.Optimizer, "Adam")
-        return functools.partial(_with_rate, optimizer_class)
+        optimizer_class = _class_by_name(
+            "optimizer", torch.optim, optimizer, torch.optim.Optimizer, "Adam"
+        )
+        return functools.partial(_create_optimizer, optimizer_class)
     if isinstance(optimizer, type) or not callable(optimizer):
         raise UsageError(
             "optimizer must be a valid torch optimizer name or a function (model, config) that "
@@ -43,13 +45,13 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     return optimizer
 
 
-def _with_rate(make: Callable, model: Any, config: Mapping[str, Any]) -> Any:
-    """Return an optimizer with the learning rate of the configuration."""
+def _create_optimizer(make: Callable, model: Any, config: Mapping[str, Any]) -> Any:
+    """Create an optimizer with the configuration's learning rate."""
     return make(model.parameters(), lr=config.get(LR_NAME, DEFAULT_LR))
 
 
 def validate_pytorch_loss(loss) -> Callable:
-    """Return a function that makes a loss of a configuration.
+    """Return a function that creates a loss from a configuration.
 
     Parameters
     ----------
@@ -59,12 +61,12 @@ def validate_pytorch_loss(loss) -> Callable:
     Raises
     ------
     UsageError
-        For anything else.
+        If `loss` is none of these.
     """
     import torch
 
     if isinstance(loss, str):
-        loss_class = _named("loss", torch.nn, loss, torch.nn.modules.loss._Loss, "MSELoss")
+        loss_class = _class_by_name("loss", torch.nn, loss, torch.nn.modules.loss._Loss, "MSELoss")
         return lambda config: loss_class()
     if isinstance(loss, torch.nn.Module):
         return lambda config: loss
@@ -78,13 +80,15 @@ def validate_pytorch_loss(loss) -> Callable:
     return loss
 
 
-def _named(what: str, module: object, name: str, base: type, example: str) -> Callable[..., Any]:
-    """Return the class of a module that has a name."""
-    named = getattr(module, name, None)
-    if not (isinstance(named, type) and issubclass(named, base)) or named is base:
+def _class_by_name(
+    what: str, module: object, name: str, base: type, example: str
+) -> Callable[..., Any]:
+    """Return a module's class by name, checked against a base class."""
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)) or cls is base:
         raise UsageError(
             f"Must provide a valid torch {what} name, such as {example!r}, got {name!r}",
             code="name-unknown",
             argument=what,
         )
-    return named
+    return cls

@@ -1,12 +1,12 @@
-"""The trials of a search on Ray, by Ray Tune.
+"""Search loop on Ray: Ray Tune runs the trials of the search's records.
 
-Tune starts trials, gives them their resources and stops those that its scheduler ends.  It asks
-:class:`_TuneSearch` for configurations and tells it their results, which are written to the
-:class:`~bigdl.orca.automl.records.TrialRecords`, which alone know how the search stands.
+Tune starts trials, assigns resources and stops trials when its scheduler decides so.  It gets
+configurations from :class:`_TuneSearch` and reports results to it.  The results are written to
+:class:`~bigdl.orca.automl.records.TrialRecords`, the only state of the search.
 
-A :class:`~bigdl.orca.automl.ray_workers.SearchActor` lives on the driver's machine: it hands out
-the reference of the job, which is in Ray's object store once, and writes the weights that trials
-send where the driver can read them.  So no directory needs to be shared between machines.
+A :class:`~bigdl.orca.automl.ray_workers.SearchActor` runs on the driver's machine.  It returns the
+object reference of the job, which is stored once in Ray's object store, and writes weights to the
+driver's disk.  So machines need no shared folder.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 _FOLDER = "ray"
 _RESOURCES = {"cpu": "CPU", "gpu": "GPU"}
 _SETTINGS = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the records are ours
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # BigDL keeps the records
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of the user's functions
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # keeps relative paths in user functions valid
 }
 
 
@@ -60,7 +60,7 @@ def run_on_ray(
     concurrency: int | None,
     remote_dir: str | None,
 ) -> None:
-    """Run the trials that wait in the records.
+    """Run all waiting trials with Ray Tune.
 
     Parameters
     ----------
@@ -68,16 +68,16 @@ def run_on_ray(
     job : TrialJob
     strategy : Strategy
     concurrency : int, optional
-        Trials at the same time.
+        Maximum number of concurrent trials.
     remote_dir : str, optional
-        Where Tune keeps checkpoints.
+        Folder for Tune's checkpoints.
 
     Raises
     ------
     UsageError
-        If the arguments are wrong.
+        If the arguments are invalid.
     KeyboardInterrupt
-        When the user interrupts; what is finished is recorded.
+        If the user interrupts; finished trials are recorded.
     """
     scheduler = strategy.ray_scheduler(job.epochs)
     searcher = strategy.ray_searcher(records.space, records.goal)
@@ -85,12 +85,12 @@ def run_on_ray(
     with (
         _search_actor(records, job) as (actor, name),
         EnvContext(_SETTINGS),
-        raise_log_level(logging.CRITICAL, "ray.tune"),  # its reports of single trials
-        _signals(),
+        raise_log_level(logging.CRITICAL, "ray.tune"),  # reports of single trials
+        _signal_handlers_kept(),
     ):
         search = _TuneSearch(records, actor, name, scheduler, searcher, concurrency)
         first = records.goal.first
-        # a scheduler that was made with a metric does not take another one
+        # a scheduler created with a metric rejects another one
         has_metric = getattr(scheduler, "metric", None)
         goal: dict[str, Any] = {} if has_metric else {"metric": first.name, "mode": first.mode}
         tuner = tune.Tuner(
@@ -99,7 +99,7 @@ def run_on_ray(
                 **goal,
                 search_alg=_Algorithm(search.propose),
                 scheduler=scheduler,
-                num_samples=-1,  # it is said when there are no more
+                num_samples=-1,  # the search algorithm signals the end
                 reuse_actors=True,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
@@ -121,54 +121,54 @@ def run_on_ray(
         finally:
             if remote_dir is None:
                 shutil.rmtree(Path(storage) / _FOLDER, ignore_errors=True)
-    if records.waiting() or search.running:  # Tune has heard Ctrl-C and returned
+    if records.waiting() or search.running:  # Tune handled Ctrl-C and returned
         raise KeyboardInterrupt
 
 
-def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Refuse a trial that the nodes have no room for, for which Tune would wait.
+def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Raise UsageError if the Ray nodes lack resources for a trial; Tune would wait forever.
 
-    Ray is started if it can be.
+    Starts Ray if possible.
 
     Parameters
     ----------
     bundles : list of dict
-        The resources of each worker of a trial, which are the same ones.
+        Resources of each worker of a trial; all entries are equal.
     """
     RayCluster.of_program()
-    needed = _in_names_of_ray(bundles[0])
+    needed = _to_ray_resources(bundles[0])
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(
+    capacity = sum(
         min((int(node.get(k, 0) / v + 1e-9) for k, v in needed.items()), default=len(bundles))
         for node in nodes
     )
-    if room >= len(bundles):
+    if capacity >= len(bundles):
         return
     largest = {k: max((node.get(k, 0) for node in nodes), default=0) for k in needed}
-    problem, advice = f"A trial takes {needed}, but no node of Ray has that", ""
+    problem, advice = f"A trial needs {needed}, but no Ray node has that", ""
     if len(bundles) > 1:
         problem = (
             f"A trial has {len(bundles)} workers, each of which takes {needed}, but the nodes of "
-            f"Ray have room for {room}"
+            f"Ray have capacity for {capacity}"
         )
-        advice = ", or for fewer workers in workers_per_trial"
+        advice = ", or fewer workers in workers_per_trial"
     raise UsageError(
-        f"{problem}; the most that a node has is {largest}; ask for less in "
+        f"{problem}; the maximum of a node is {largest}; request less in "
         f"resources_per_trial{advice}",
         code="resource-limit",
         argument="resources_per_trial",
     )
 
 
-def _in_names_of_ray(bundle: Mapping[str, float]) -> dict[str, float]:
+def _to_ray_resources(bundle: Mapping[str, float]) -> dict[str, float]:
     return {_RESOURCES.get(name, name): amount for name, amount in bundle.items() if amount}
 
 
 def _request(bundles: Sequence[Mapping[str, float]]) -> Any:
-    """Return the resources of a trial as Tune reserves them: the first worker's are its own."""
+    """Return the resources of a trial in Tune's form; rank 0 uses the first bundle."""
     if len(bundles) == 1:
         return dict(bundles[0])
-    return tune.PlacementGroupFactory([_in_names_of_ray(b) for b in bundles], strategy="PACK")
+    return tune.PlacementGroupFactory([_to_ray_resources(b) for b in bundles], strategy="PACK")
 
 
 def _name(trial: Any) -> str:
@@ -177,11 +177,13 @@ def _name(trial: Any) -> str:
 
 @contextlib.contextmanager
 def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, str]]:
-    """Start the actor of a search; its job leaves Ray's object store with it."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    """Start the SearchActor; when it ends, the job is released from Ray's object store."""
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"bigdl-search-{secrets.token_hex(8)}"
-    make = ray.remote(SearchActor).options(name=name, num_cpus=0, scheduling_strategy=here)
-    actor: Any = make.remote(str(records.weights_folder.resolve()), [ray.put(job)])
+    actor_class = ray.remote(SearchActor).options(
+        name=name, num_cpus=0, scheduling_strategy=this_node
+    )
+    actor: Any = actor_class.remote(str(records.weights_folder.resolve()), [ray.put(job)])
     try:
         yield actor, name
     finally:
@@ -189,39 +191,39 @@ def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, s
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Restore the handlers of signals, which Tune leaves changed."""
+def _signal_handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers that Tune changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
     try:
         yield
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(eq=False)
 class _TuneSearch(tune.Callback):
-    """The trials of the records that Tune runs: gives it their configurations, notes what they do.
+    """Tune callback that supplies configurations of waiting trials and records their results.
 
     Attributes
     ----------
     records : TrialRecords
     actor : SearchActor
     name : str
-        Of the actor.
+        Name of the actor.
     scheduler : ray.tune.schedulers.TrialScheduler or None
-        May give names other values on the way, as PBT does.
+        May change values of the configuration during a trial, as PBT does.
     searcher : ray.tune.search.Searcher, optional
-        Proposes parameters in place of the study's sampler, and hears of results.
+        Proposes parameters in place of the study's sampler, and receives the results.
     concurrency : int, optional
-        Trials at the same time.
+        Maximum number of concurrent trials.
     running : dict of str to (Trial, dict)
-        Trials and the configurations that they began with, by Tune's ids of trials.
+        Running trials and their initial configurations, by Tune's trial ids.
     epochs : dict of str to int
-        Epochs that are reported.
+        Last reported epoch, by Tune's trial ids.
     """
 
     records: TrialRecords
@@ -234,16 +236,16 @@ class _TuneSearch(tune.Callback):
     epochs: dict[str, int] = field(default_factory=dict)
 
     def propose(self, trial_id: str) -> Any:
-        """Return the configuration of a trial, None while there is none, and at last FINISHED."""
+        """Return the configuration of a trial, None to wait, or FINISHED at the end."""
         records = self.records
         if not records.waiting():
-            # a trial that runs may be lost, and then waits again
+            # a running trial may get lost and then wait again
             return None if self.running else Searcher.FINISHED
         if self.concurrency and len(self.running) >= self.concurrency:
             return None
         if self.searcher is not None:
             suggested = self.searcher.suggest(trial_id)
-            if suggested is None:  # it wants to know of those that run first
+            if suggested is None:  # the searcher waits for running trials
                 return None
             parameters = parameters_from_ray(records.space, suggested)
             records.study.sampler = create_sampler("PartialFixed", fixed_params=parameters)
@@ -262,19 +264,19 @@ class _TuneSearch(tune.Callback):
             return
         if self.searcher is not None:
             self.searcher.on_trial_result(trial.trial_id, result)
-        record, began = self.running[trial.trial_id]
-        if step.epoch > self.epochs.get(trial.trial_id, 0):  # one may go back to a checkpoint
+        record, initial_config = self.running[trial.trial_id]
+        if step.epoch > self.epochs.get(trial.trial_id, 0):  # a trial may return to a checkpoint
             self.epochs[trial.trial_id] = step.epoch
             self.records.report(record, step)
         changing = getattr(self.scheduler, "_hyperparam_mutations", None) or ()
-        changed = {k: trial.config[k] for k in changing if trial.config[k] != began.get(k)}
+        changed = {k: trial.config[k] for k in changing if trial.config[k] != initial_config.get(k)}
         if changed != record.user_attrs.get("changed", {}):
             record.set_user_attr("changed", changed)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         last = trial.last_result or {}
         step = None if "failure" in last else last.get("step")
-        record = self._ended(trial, None if step is None else last)
+        record = self._remove(trial, None if step is None else last)
         if record is None:
             return
         if step is None:
@@ -284,14 +286,14 @@ class _TuneSearch(tune.Callback):
             self.records.end(record, step)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Let the trial of a process that was lost be tried again, once."""
-        record = self._ended(trial, None)
+        """Retry the trial of a lost process, once."""
+        record = self._remove(trial, None)
         if record is not None:
             error = trial.get_error() or "The process of the trial was lost"
             self.records.mark_lost(record, error)
 
-    def _ended(self, trial: Any, result: dict | None) -> Trial | None:
-        """Forget a trial, and return it if it ran; without a result it has failed."""
+    def _remove(self, trial: Any, result: dict | None) -> Trial | None:
+        """Remove a trial from the running ones and return its record; no result means failure."""
         record, _ = self.running.pop(trial.trial_id, (None, None))
         if record is not None and self.searcher is not None:
             self.searcher.on_trial_complete(trial.trial_id, result, error=result is None)
@@ -299,10 +301,10 @@ class _TuneSearch(tune.Callback):
 
 
 class _Algorithm(SearchAlgorithm):
-    """Trials of configurations that a function proposes.
+    """Tune search algorithm whose configurations come from a function.
 
-    A ``SearchGenerator`` makes them, but PBT refuses one.  Nothing has to be saved: the records are
-    written as they are made.
+    It delegates to a ``SearchGenerator``, which PBT rejects as a search algorithm.  It saves no
+    state, because the records are written immediately.
     """
 
     def __init__(self, propose: Callable[[str], Any]):

@@ -1,11 +1,11 @@
-"""The workers of one trial on Ray: the trial's own process and its peers, in its placement group.
+"""Workers of one trial on Ray: the Tune trial's process and its peer actors.
 
-All of them make the same trial in step: each trains with its part of every batch, and gradients
-meet by ``torch.distributed``.  The trial's process, which Ray Tune knows, is rank 0.  It hosts the
-channel by which the workers find each other, makes each call together with its peers, and alone
-reports and saves.  Peers are actors that it owns, so they end with it, and with the placement
-group.  What a worker's end means for the others is said by the sockets between them; a thread of
-rank 0 watches for what the sockets do not see.
+All workers train the same trial: each processes its part of outcomes batch, and gradients are
+all-reduced with ``torch.distributed``.  The process that Ray Tune starts is rank 0.  It hosts the
+channel through which the workers connect, calls all peers together with itself, and is the only one
+that reports and saves.  Rank 0 owns the peer actors, so they end with it and with the placement
+group.  The sockets between the workers report the loss of a worker; a thread of rank 0 detects
+failures that the sockets do not report.
 """
 
 import contextlib
@@ -30,39 +30,39 @@ from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
 
 ACTOR = "bigdl_search_actor"
-"""The entry of Tune's configurations that names the SearchActor."""
+"""Key of a Tune configuration that holds the name of the SearchActor."""
 
 _STATE = "state.pkl"
 
 
 class SearchActor:
-    """The job of a search and the weights of its trials; an actor."""
+    """Actor that holds the job of a search and saves the weights of its trials."""
 
     def __init__(self, folder: str, job: list):
         self._folder, self._job = Path(folder), job
         self._numbers: dict[str, int] = {}
 
     def job(self) -> list:
-        """Return the reference of the job, in a list, so that it stays one."""
+        """Return the object reference of the job, in a list so that Ray does not resolve it."""
         return self._job
 
     def set_number(self, trial_id: str, number: int) -> None:
-        """Set the number in the records of one of Tune's trials."""
+        """Set the record number of a Tune trial."""
         self._numbers[trial_id] = number
 
     def save(self, trial_id: str, weights: bytes) -> None:
-        """Keep the weights of a trial's best epoch."""
+        """Save the weights of a trial's best epoch."""
         write_bytes(str(self._folder / f"{self._numbers[trial_id]:05}"), weights)
 
 
 class TrialWorker:
-    """One worker of the trial: rank 0 in the trial's process, the others as actors.
+    """Worker of a trial: rank 0 runs in the trial's process, the others as actors.
 
     Parameters
     ----------
     rank, size : int
     address : bigdl.runtime.channel.Address or None
-        Of several workers.
+        Address of the channel, if there are several workers.
     """
 
     def __init__(self, rank: int, size: int, address: Address | None):
@@ -70,8 +70,11 @@ class TrialWorker:
         self.run: TrialRun | None = None
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, tuple[str, str, str] | None]:
-        """Return the result of a method of the trial, or of ``"begin"``, and its failure: origin,
-        class and traceback."""
+        """Call a method of the trial; return its result and its failure.
+
+        A failure is a tuple of origin, class name and traceback. The name ``"begin"`` calls
+        :meth:`begin`.
+        """
         from bigdl.runtime.task import is_peer_failure
 
         try:
@@ -84,11 +87,14 @@ class TrialWorker:
             return None, failure
 
     def begin(self, number: int, reference: list, config: Mapping[str, Any]) -> None:
-        """Make the model of a trial and meet the others; `number` tells trials apart."""
+        """Create the trial's model and connect to the other workers.
+
+        The `number` identifies the trial on the channel.
+        """
         self.end()
         job = ray.get(reference[0])
         self.run = TrialRun(
-            replace(job, train=_at_hand(job.train), validation=_at_hand(job.validation)),
+            replace(job, train=_fetch(job.train), validation=_fetch(job.validation)),
             config,
             self._rank,
             self._size,
@@ -96,30 +102,30 @@ class TrialWorker:
             host=ray.util.get_node_ip_address(),
         )
 
-    def end(self, patience: float | None = None) -> None:
-        """Leave the others, who then fail if they wait for this worker."""
+    def end(self, timeout: float | None = None) -> None:
+        """Disconnect from the other workers; they fail if they wait for this worker."""
         if self.run is not None:
-            self.run.close(patience)
+            self.run.close(timeout)
         self.run = None
 
 
-def _at_hand(data: Any) -> Any:
-    """Return rows in the memory that all processes of a node share."""
+def _fetch(data: Any) -> Any:
+    """Return rows from the node's shared memory if `data` is an object reference."""
     return ray.get(data) if isinstance(data, ray.ObjectRef) else data
 
 
 class TuneTrial(tune.Trainable):
-    """One trial of Tune in the process of rank 0; a step is an epoch.
+    """Tune trainable in the process of rank 0; one step is one epoch.
 
-    What fails in user code is a result, too: ``failure`` holds the traceback.  The next trial of
-    this process goes on with its workers.
+    An error in user code is reported as a result with the traceback in ``failure``.  The next trial
+    in this process reuses its workers.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._member: TrialWorker | None = None
+        self._local_worker: TrialWorker | None = None
         self._peers: list[Any] = []
         self._channel: Channel | None = None
-        self._line: AttemptChannel | None = None
+        self._connection: AttemptChannel | None = None
         self._number = 0
         self.reset_config(config)
 
@@ -131,56 +137,56 @@ class TuneTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         try:
-            run = self._begun()
-            step = self._together("step")
+            run = self._ensure_begun()
+            step = self._call_all("step")
             if step.is_best:
                 ray.get(self._actor.save.remote(self.trial_id, run.model.weights()))
-        except WorkerLost:  # Tune hears of it as of the loss of this process
+        except WorkerLost:  # Tune treats it as the loss of this process
             raise
         except Exception:
-            self.cleanup()  # who knows what its other workers wait for
+            self.cleanup()  # other workers may wait indefinitely
             failure = {"failure": traceback.format_exc(), "done": True}
             return {**dict.fromkeys(self._job.goal.names, float("nan")), **failure}
-        figures = dict(zip(self._job.goal.names, step.figures, strict=True))
-        return {**figures, "step": step, "done": step.is_last}
+        metrics = dict(zip(self._job.goal.names, step.metrics, strict=True))
+        return {**metrics, "step": step, "done": step.is_last}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        state = {**self._begun().state(), "trial": self.trial_id}
+        state = {**self._ensure_begun().state(), "trial": self.trial_id}
         Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         state = pickle.loads(Path(checkpoint, _STATE).read_bytes())
         if state.pop("trial") != self.trial_id:
-            # the weights of the best epoch are another trial's
+            # the weights of the best epoch belong to another trial
             state["step"] = replace(state["step"], best=())
-        self._begun()
-        self._together("restore", state)
+        self._ensure_begun()
+        self._call_all("restore", state)
 
     def cleanup(self) -> None:
-        """End the trial and the peers; another trial starts new ones."""
-        if self._member is not None:
-            self._member.end(CLEAN_UP_S)
+        """End the trial and its peers; the next trial starts new peers."""
+        if self._local_worker is not None:
+            self._local_worker.end(CLEAN_UP_S)
         for peer in self._peers:
             kill(peer)
         if self._channel is not None:
             self._channel.close()
-        self._member, self._peers, self._channel = None, [], None
-        # Ray ends this process by a signal, whose handler must not be the first to run in __del__
+        self._local_worker, self._peers, self._channel = None, [], None
+        # Ray ends this process by a signal; drop the handle before the handler runs __del__
         self._actor = None
 
-    def _begun(self) -> TrialRun:
-        """Begin the trial if it has not begun; the placement group has a bundle for each worker."""
+    def _ensure_begun(self) -> TrialRun:
+        """Begin the trial if necessary, starting a peer in each further bundle."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
             self._job: TrialJob = ray.get(reference[0])
-            if self._member is None:
+            if self._local_worker is None:
                 self._start(len(self._job.bundles))
             self._number += 1
             if self._channel is not None:
-                self._line = self._channel.attempt(self._number)
-            self._together("begin", self._number, reference, self._values)
+                self._connection = self._channel.attempt(self._number)
+            self._call_all("begin", self._number, reference, self._values)
             self._is_begun = True
-        return cast("TrialRun", cast("TrialWorker", self._member).run)
+        return cast("TrialRun", cast("TrialWorker", self._local_worker).run)
 
     def _start(self, workers: int) -> None:
         from bigdl.runtime.channel import Channel
@@ -189,38 +195,38 @@ class TuneTrial(tune.Trainable):
         if workers > 1:
             self._channel = Channel(ray.util.get_node_ip_address())
             address = self._channel.address
-        self._member = TrialWorker(0, workers, address)
+        self._local_worker = TrialWorker(0, workers, address)
         self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
 
-    def _together(self, name: str, *arguments: Any) -> Any:
-        """Make a call here and on all peers.
+    def _call_all(self, name: str, *arguments: Any) -> Any:
+        """Call a method in this process and on all peers.
 
         Raises
         ------
         WorkerLost
-            When the process of a peer is lost.
+            If the process of a peer is lost.
         WorkerError
-            When user code has failed on a peer.
+            If user code fails on a peer.
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
-        with _watched(calls, self._line):
-            result, failure = cast("TrialWorker", self._member).call(name, *arguments)
+        with _peer_failures_watched(calls, self._connection):
+            result, failure = cast("TrialWorker", self._local_worker).call(name, *arguments)
         failures = _failures(calls, None if failure is None else TRIAL_FAILURE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
             raise lost[0]
-        every = [(0, failure), *enumerate(failures, 1)]
-        failed = [(rank, *each) for rank, each in every if each is not None]
+        outcomes = [(0, failure), *enumerate(failures, 1)]
+        failed = [(rank, *each) for rank, each in outcomes if each is not None]
         for rank, origin, error_class, text in failed:
             if origin == "user":
                 raise WorkerError(rank, error_class, text)
         if failed:
-            raise WorkerLost(f"The workers of a trial have lost each other: {failed[0][-1]}")
+            raise WorkerLost(f"The workers of a trial lost their connections: {failed[0][-1]}")
         return result
 
 
 def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
-    """Start the peer of a rank, in its bundle of the placement group of this process."""
+    """Start the peer of a rank in its bundle of this process's placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = cast("PlacementGroup", ray.util.get_current_placement_group())
@@ -233,42 +239,42 @@ def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
     return make.remote(rank, workers, address)
 
 
-def _failures(calls: list, patience: float | None) -> list:
-    """Return the failure of each call, None where there is none."""
-    ray.wait(calls, num_returns=len(calls), timeout=patience, fetch_local=False)
+def _failures(calls: list, timeout: float | None) -> list:
+    """Wait for calls and return the failure of each, or None."""
+    ray.wait(calls, num_returns=len(calls), timeout=timeout, fetch_local=False)
     return [_failure(call) for call in calls]
 
 
 def _failure(call):
     try:
         return ray.get(call, timeout=0)[1]
-    except ray.exceptions.GetTimeoutError:  # it hangs, and is ended with the trial
+    except ray.exceptions.GetTimeoutError:  # a hanging call; it ends with the trial
         return None
     except ray.exceptions.RayActorError as error:
         return WorkerLost(f"The process of a worker of the trial was lost: {error}")
 
 
 @contextlib.contextmanager
-def _watched(calls: list, line: AttemptChannel | None) -> Iterator[None]:
-    """Tell rank 0 of peers that fail where no socket does, as before all have met.
+def _peer_failures_watched(calls: list, connection: AttemptChannel | None) -> Iterator[None]:
+    """Watch peers in a thread and notify rank 0 of failures that its sockets do not report.
 
-    If it does not hear even so its process is ended, and the trial is tried again.
+    If rank 0 does not react, its process exits and the trial is retried.
     """
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         waiting = calls
-        while waiting and not over.is_set():
+        while waiting and not stopped.is_set():
             done, waiting = ray.wait(waiting, timeout=0.2, fetch_local=False)
-            if any(_failure(call) is not None for call in done) and not over.is_set():
-                with contextlib.suppress(Exception):  # it was closed just now
-                    cast("AttemptChannel", line).count("failed", 1)
-                if not over.wait(TRIAL_FAILURE_S):
+            if any(_failure(call) is not None for call in done) and not stopped.is_set():
+                with contextlib.suppress(Exception):  # the connection was just closed
+                    cast("AttemptChannel", connection).count("failed", 1)
+                if not stopped.wait(TRIAL_FAILURE_S):
                     os._exit(1)
                 return
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()

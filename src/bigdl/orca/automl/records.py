@@ -1,20 +1,19 @@
-"""The records of a search: an Optuna study and the weights of its trials, in one directory.
+"""Records of a search: an Optuna study and the weights of its trials, in one folder.
 
-``<logs_dir>/<name>/search_00000/`` holds ``study.db`` and ``weights/<trial>``.  All trials are put
-into the study at the beginning, where they wait; so a search that was killed knows which ones it
-has to run.  The point of a grid and what is drawn by chance are fixed then.  A trial has these
-attributes in the study:
+``<logs_dir>/<name>/search_00000/`` holds ``study.db`` and ``weights/<trial>``.  All trials are
+enqueued in the study at the start, so a resumed search knows which trials remain.  Grid points and
+random values are fixed at that time.  A trial has these attributes in the study:
 
 ``plan``
-    Its number in the plan, of which its random numbers and its point of a grid depend.
+    Number of the trial in the plan, which determines its random values and grid point.
 ``result``
-    ``best`` (the figures of its best epoch), ``epochs`` and ``seconds`` that it took.
+    ``best`` (metrics of the best epoch), ``epochs`` and ``seconds``.
 ``error``
-    The traceback of a trial that failed.
+    Traceback of a failed trial.
 ``changed``
-    Values of its configuration that the search has changed on its way.
+    Configuration values that the scheduler changed during the trial.
 ``finalist``
-    The number of the trial that was stopped early, and that this one repeats to the end.
+    Number of the early-stopped trial that this trial repeats to the end.
 """
 
 from __future__ import annotations
@@ -49,25 +48,25 @@ _STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
 
 def new_search(folder: Path) -> Path:
-    """Make a directory for a search, readable by its owner alone."""
+    """Create the folder of a new search, readable only by its owner."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(max(_searches(folder), default=-1) + 1):
         path = folder / f"search_{number:05}"
-        with contextlib.suppress(FileExistsError):  # of another process, just now
+        with contextlib.suppress(FileExistsError):  # another process created it
             path.mkdir(mode=0o700)
             break
     return path
 
 
 def latest_search(folder: Path) -> Path | None:
-    """Return the newest search that has begun below a folder."""
+    """Return the folder of the newest search that has a study."""
     searches = _searches(folder)
     begun = [number for number, path in searches.items() if (path / _STUDY).is_file()]
     return searches[max(begun)] if begun else None
 
 
 def _searches(folder: Path) -> dict[int, Path]:
-    """Return the directories of searches by their numbers."""
+    """Return the folders of all searches by number."""
     return {int(path.name[7:]): path for path in folder.glob("search_" + "[0-9]" * 5)}
 
 
@@ -75,23 +74,23 @@ def _searches(folder: Path) -> dict[int, Path]:
 
 
 class TrialRecords:
-    """Trials of a search: what is planned, what has come of them, and their weights.
+    """Planned trials of a search, their results and their weights.
 
     Parameters
     ----------
     folder : Path
-        Of :func:`new_search`, or of a search that goes on.
+        Folder of :func:`new_search`, or of a search to resume.
     space : SearchSpace
     job : TrialJob
     sampler, pruner : optional
-        Of Optuna.
+        Sampler and pruner of Optuna.
     algorithm : str
-        Name of what proposes configurations.
+        Name of the search algorithm.
 
     Raises
     ------
     UsageError
-        If the search in the folder was another one.
+        If the search in the folder has different arguments.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class TrialRecords:
             resume=True,
             metric_names=self.goal.names,
         )
-        # what a search must have in common with the one that it goes on with
+        # arguments that a resumed search must share with the saved search
         description = {
             "metric": self.goal.names,
             "metric_mode": modes,
@@ -129,34 +128,35 @@ class TrialRecords:
             "search_alg": algorithm,
             "search_space": repr(space),
         }
-        before = self.study.user_attrs.get(_DESCRIPTION)
-        if before is None:
+        saved = self.study.user_attrs.get(_DESCRIPTION)
+        if saved is None:
             self.study.set_user_attr(_DESCRIPTION, description)
-            before = description
+            saved = description
         for key, value in description.items():
-            if before.get(key) != value:
+            if saved.get(key) != value:
                 raise UsageError(
-                    f"The search in {self.folder} has {key} {before.get(key)!r}, this one has "
-                    f"{value!r}; go on with the same arguments, or start a new search without "
+                    f"The search in {self.folder} has {key} {saved.get(key)!r}, this one has "
+                    f"{value!r}; resume with the same arguments, or start a new search without "
                     "resume",
                     code="checkpoint-mismatch",
                     path=str(self.folder),
                     argument=key,
                 )
 
-    # The plan -----------------------------------------------------------------------------------
+    # Planning -----------------------------------------------------------------------------------
 
-    def plan(self, count: int, *, by_chance: bool) -> None:
-        """Let trials wait until there are `count`, those that have ended included.
+    def plan(self, count: int, *, is_random: bool) -> None:
+        """Enqueue trials until `count` trials are ended or waiting.
 
-        One that was interrupted, or whose process was lost, has not ended.  Finalists of an earlier
-        run are chosen anew when all others have ended.
+        Interrupted and lost trials do not count as ended.  Finalists of an earlier run are selected
+        again after all other trials have ended.
 
         Parameters
         ----------
         count : int
-        by_chance : bool
-            Draw values of the seed and the number of the trial alone; else the sampler suggests.
+            Number of trials of the search.
+        is_random : bool
+            Draw values from the seed and the trial number only, without the sampler.
         """
         for trial in self._trials("WAITING"):
             if _FINALIST in trial.user_attrs:
@@ -164,17 +164,17 @@ class TrialRecords:
         planned = {trial.user_attrs[_PLAN] for trial in self._ended_or_queued()}
         for number in range(count):
             if number not in planned:
-                drawn = self.space.random_parameters(self.seed, number) if by_chance else {}
+                drawn = self.space.random_parameters(self.seed, number) if is_random else {}
                 parameters = {**self.space.grid_point(number), **drawn}
                 self.study.enqueue_trial(parameters, user_attrs={_PLAN: number})
 
     def plan_finalists(self, count: int) -> None:
-        """Let the best trials that were stopped early wait again, to be trained to their end.
+        """Enqueue the best early-stopped trials again, to train them to the end.
 
         Parameters
         ----------
         count : int
-            How many there are in the whole search.
+            Number of finalists of the whole search.
         """
         known = {trial.user_attrs.get(_FINALIST) for trial in self._ended_or_queued()}
         stopped = [t for t in self._trials("PRUNED") if _FINALIST not in t.user_attrs]
@@ -184,36 +184,36 @@ class TrialRecords:
                 self.study.enqueue_trial(trial.params, user_attrs=attributes)
 
     def waiting(self) -> int:
-        """Return how many trials have yet to be run."""
+        """Return the number of waiting trials."""
         return len(self._trials("WAITING"))
 
     def may_stop(self, trial: Trial) -> bool:
-        """Return True if a trial may be stopped early: it has one figure and is no finalist."""
+        """Return True if a trial may be stopped early: it is no finalist and has one metric."""
         return self.goal.is_single and _FINALIST not in trial.user_attrs
 
     def begin(self, trial: Trial) -> dict[str, Any]:
-        """Return the configuration of a trial, of what is fixed and what the sampler suggests."""
+        """Return the trial's configuration from fixed values, drawn values and the sampler."""
         return self.space.resolve(trial, self.seed, trial.user_attrs[_PLAN])
 
     # Outcomes of trials -------------------------------------------------------------------------
 
     def report(self, trial: Trial, step: EpochResult) -> None:
-        """Write down an epoch of a trial that runs."""
+        """Record an epoch of a running trial."""
         if self.goal.is_single:
-            trial.report(step.figures[0], step.epoch)
+            trial.report(step.metrics[0], step.epoch)
 
     def set_result(self, trial: Trial, step: EpochResult) -> list[float]:
-        """Write down the result of a trial, of which `step` was the last.
+        """Record the result of a trial after its last epoch.
 
         Returns
         -------
         list of float
-            The figures of its best epoch.
+            Metrics of the best epoch.
 
         Raises
         ------
         UsageError
-            If they are no numbers.
+            If a metric is NaN.
         """
         best = list(step.best)
         result = {"best": best, "epochs": step.epoch, "seconds": round(step.seconds, 3)}
@@ -221,12 +221,12 @@ class TrialRecords:
         for name, value in zip(self.goal.names, best, strict=True):
             if value != value:
                 raise UsageError(
-                    f"The metric {name} is nan after each epoch", code="search-failed", metric=name
+                    f"The metric {name} is NaN after every epoch", code="search-failed", metric=name
                 )
         return best
 
     def end(self, trial: Trial, step: EpochResult) -> None:
-        """Write down that a trial has ended, or was stopped early."""
+        """Record that a trial has finished or was stopped early."""
         try:
             best = self.set_result(trial, step)
         except UsageError as error:
@@ -239,13 +239,13 @@ class TrialRecords:
             self.show(trial)
 
     def fail(self, trial: Trial, error: str) -> None:
-        """Write down that a trial has failed, and by which error."""
+        """Record the error of a failed trial."""
         trial.set_user_attr("error", error)
         self.study.tell(trial, state=_state("FAIL"))
         self.show(trial)
 
     def mark_lost(self, trial: Trial, error: str) -> None:
-        """Write down that the process of a trial was lost, and let it be tried again, once."""
+        """Record that a trial's process was lost, and enqueue the trial once more."""
         if RETRY_OF in trial.user_attrs:
             self.fail(trial, error)
             return
@@ -257,61 +257,63 @@ class TrialRecords:
         return self.weights_folder / f"{number:05}"
 
     def watch(self) -> None:
-        """From now on, show on standard error which trials have ended, and the time left."""
+        """Start a progress display on standard error, with ended trials and the remaining time."""
         ended, waiting = len(self.finished()) + len(self.failed()), self.waiting()
         self._progress = ItemLines("trial", ended + waiting, done=ended)
 
     def show(self, trial: Trial | FrozenTrial) -> None:
-        """Show the outcome of a trial that has ended, and the best one so far."""
+        """Display the result of an ended trial, and the best trial so far."""
         if self._progress is None:
             return
         record, ranked = self.study.get_trials(deepcopy=False)[trial.number], self.ranked()
         text = _STATUS[record.state.name]
         if text == "failed" and "error" not in record.user_attrs:
-            return  # it is lost, and tried again
+            return  # lost, and enqueued again
         if text != "failed":
-            text = ", ".join([text, *self._named(record)])
+            text = ", ".join([text, *self._format_metrics(record)])
         best = ""
         if ranked and self.goal.is_single:
-            best = f"; best {self._named(ranked[0])[0]} in trial {ranked[0].number}"
+            best = f"; best {self._format_metrics(ranked[0])[0]} in trial {ranked[0].number}"
         self._progress.end(f"number {record.number} {text}{best}")
 
-    def _named(self, trial: FrozenTrial) -> list[str]:
-        """Return the metrics of a finished trial as text."""
-        figures = zip(self.goal.names, self.figures(trial), strict=True)
-        return [f"{name} {value:.4g}" for name, value in figures]
+    def _format_metrics(self, trial: FrozenTrial) -> list[str]:
+        """Format the metrics of a finished trial as text."""
+        metrics = zip(self.goal.names, self.best_metrics(trial), strict=True)
+        return [f"{name} {value:.4g}" for name, value in metrics]
 
-    # What is known ------------------------------------------------------------------------------
+    # Queries ------------------------------------------------------------------------------------
 
     def finished(self) -> list[FrozenTrial]:
-        """Return the trials that ended well, or were stopped early."""
+        """Return the trials that completed or were stopped early."""
         return self._trials("COMPLETE", "PRUNED")
 
     def failed(self) -> list[FrozenTrial]:
         """Return the trials that raised an error."""
         return [t for t in self._trials("FAIL") if "error" in t.user_attrs]
 
-    def figures(self, trial: FrozenTrial) -> list[float]:
-        """Return the figures of the best epoch of a finished trial."""
+    def best_metrics(self, trial: FrozenTrial) -> list[float]:
+        """Return the metrics of a finished trial's best epoch."""
         return trial.user_attrs["result"]["best"]
 
     def ranked(self) -> list[FrozenTrial]:
-        """Return finished trials, the best one first; equal ones in their order.
+        """Return the finished trials, best first; ties keep their order.
 
-        Of a trial that was stopped early and is repeated the repetition counts.
+        A repeated early-stopped trial is represented by its repetition.
         """
         repeated = {trial.user_attrs.get(_FINALIST) for trial in self._trials("COMPLETE")}
         return self._best_first([t for t in self.finished() if t.number not in repeated])
 
     def _best_first(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         sign = self.goal.first.sign
-        return sorted(trials, key=lambda trial: -sign * self.figures(trial)[0])
+        return sorted(trials, key=lambda trial: -sign * self.best_metrics(trial)[0])
 
     def front(self) -> list[FrozenTrial]:
-        """Return finished trials than which no other is better in one metric and as good in all."""
+        """Return the Pareto-optimal finished trials."""
         trials = self.ranked()
         signs = [metric.sign for metric in self.goal.metrics]
-        scores = np.array([self.figures(trial) for trial in trials]).reshape(-1, len(signs)) * signs
+        scores = (
+            np.array([self.best_metrics(trial) for trial in trials]).reshape(-1, len(signs)) * signs
+        )
         return [
             trial
             for trial, score in zip(trials, scores, strict=True)
@@ -319,24 +321,24 @@ class TrialRecords:
         ]
 
     def config_of(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Return the configuration of a trial that has begun."""
+        """Return the configuration of a trial that has started."""
         attributes = trial.user_attrs
         config = self.space.resolve(trial.params, self.seed, attributes[_PLAN])
         return {**config, **attributes.get("changed", {})}
 
     def json_config(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Return the values that a trial has drawn, by their paths, as values of JSON."""
+        """Return a trial's drawn values by path, as JSON values."""
         changed = json_value(trial.user_attrs.get("changed", {}))
         return {**self.space.json_values(trial.params), **changed}
 
     def table(self) -> pd.DataFrame:
-        """Return the trials that have begun, one in each row.
+        """Return a table of all started trials, one per row.
 
         Returns
         -------
         pandas.DataFrame
             Indexed by ``trial``: ``status``, the metrics of the best epoch, ``epochs``,
-            ``seconds``, what was drawn, and ``failure``.
+            ``seconds``, the drawn values, and ``failure``.
         """
         import pandas as pd
 
@@ -344,7 +346,7 @@ class TrialRecords:
         rows = []
         for trial in self._trials("RUNNING", *_STATUS):
             if trial.datetime_start is None:
-                continue  # it was given up while it waited
+                continue  # abandoned while waiting
             attributes, status = trial.user_attrs, _STATUS.get(trial.state.name, "running")
             result = attributes.get("result", {})
             if status == "failed" and "error" not in attributes:
@@ -361,11 +363,11 @@ class TrialRecords:
                 }
             )
         table = pd.DataFrame(rows).set_index("trial")
-        return table.assign(failure=table.pop("failure"))  # the last column
+        return table.assign(failure=table.pop("failure"))  # moved to the last column
 
     def close(self) -> None:
-        """Close the study's database, which is one file then."""
-        storage: Any = self.study._storage  # Optuna's cache in front of the database
+        """Close the study's database."""
+        storage: Any = self.study._storage  # Optuna's caching wrapper of the database
         storage.remove_session()
         storage._backend.engine.dispose()
 
@@ -373,7 +375,7 @@ class TrialRecords:
         return [t for t in self.study.get_trials(deepcopy=False) if t.state.name in states]
 
     def _ended_or_queued(self) -> list[FrozenTrial]:
-        """Return all trials but those that were lost or given up."""
+        """Return all trials except lost and abandoned ones."""
         every = self.study.get_trials(deepcopy=False)
         return [t for t in every if t.state.name != "FAIL" or "error" in t.user_attrs]
 

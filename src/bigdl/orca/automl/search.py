@@ -1,4 +1,4 @@
-"""Parts of a search: where it runs, its folder, its trials on this machine, its outcome."""
+"""Backend choice, folders and the local trial loop of a search."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 
 def choose_backend() -> str:
-    """Return ``"ray"`` if it is there, or Spark, on whose nodes it can be started."""
+    """Return ``"ray"`` if Ray is connected or can start on an active Spark, else ``"local"``."""
     has_ray = importlib.util.find_spec("ray") is not None
     return "ray" if has_ray and (is_connected() or active_context() is not None) else "local"
 
 
 def shared_resources(resources: Mapping[str, float] | None, workers: int) -> list[dict[str, float]]:
-    """Return what each worker of a trial takes of the cluster.
+    """Divide a trial's resources evenly among its workers.
 
     Parameters
     ----------
     resources : dict, optional
-        Of the trial.
+        Resources of the trial.
     workers : int
-        Who share it.
+        Number of workers of a trial.
 
     Raises
     ------
     UsageError
-        If it is no dict of ``"cpu"``, ``"gpu"`` and further resources of Ray to numbers, or cannot
-        be shared evenly: what is more than one is whole for Ray.
+        If `resources` is not a dict of ``"cpu"``, ``"gpu"`` and other Ray resources to numbers, or
+        cannot be divided evenly: Ray accepts only whole amounts above 1.
     """
     requested = resources or {}
     amounts = {"cpu": workers, **requested} if isinstance(requested, Mapping) else None
@@ -58,8 +58,8 @@ def shared_resources(resources: Mapping[str, float] | None, workers: int) -> lis
     for name, amount in amounts.items():
         if workers > 1 and amount > workers and amount % workers:
             raise UsageError(
-                f"resources_per_trial has {amount:g} {name}, which {workers} workers of a "
-                "trial cannot share evenly; pass a multiple of workers_per_trial",
+                f"resources_per_trial has {amount:g} {name}, which cannot be divided evenly among "
+                f"the {workers} workers of a trial; pass a multiple of workers_per_trial",
                 code="argument-value",
                 argument="resources_per_trial",
             )
@@ -71,7 +71,7 @@ def _is_amount(value: Any) -> bool:
 
 
 def search_folder(folder: Path, resume: bool | str) -> Path:
-    """Return the directory of a new search below a folder, or of the one that is to go on."""
+    """Create the folder of a new search, or return that of the search to resume."""
     if resume not in (True, False, "auto"):
         raise UsageError(
             f"resume must be True, False or 'auto', got {resume!r}",
@@ -82,7 +82,7 @@ def search_folder(folder: Path, resume: bool | str) -> Path:
     latest = latest_search(folder) if resume else None
     if resume is True and latest is None:
         raise UsageError(
-            f"There is no search in {folder} to go on with; check logs_dir and name, or pass "
+            f"There is no search to resume in {folder}; check logs_dir and name, or pass "
             "resume='auto'",
             code="checkpoint-missing",
             path=str(folder),
@@ -91,33 +91,32 @@ def search_folder(folder: Path, resume: bool | str) -> Path:
 
 
 def check_that_one_is_finished(records: TrialRecords) -> None:
-    """Raise the first error of the trials if none of them has finished."""
+    """Raise the first trial's error if no trial has finished."""
     if records.finished():
         return
     failed = records.failed()
     if not failed:
-        raise UsageError(
-            "No trial has finished; the processes of all of them were lost", code="search-failed"
-        )
+        raise UsageError("No trial finished; all trial processes were lost", code="search-failed")
     error = failed[0].user_attrs["error"].strip()
-    problem = UsageError(
-        f"All {len(failed)} trials have failed, the first one by: {error.rpartition(chr(10))[2]}",
+    summary = UsageError(
+        f"All {len(failed)} trials failed, the first with: {error.rpartition(chr(10))[2]}",
         code="search-failed",
     )
-    problem.add_note(f"In trial {failed[0].number}:\n{error}")
-    raise problem
+    summary.add_note(f"In trial {failed[0].number}:\n{error}")
+    raise summary
 
 
 def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -> None:
-    """Run the trials that wait in this process, or in several.
+    """Run the waiting trials in this process or in several processes.
 
     Parameters
     ----------
     records : TrialRecords
-        Their study's pruner stops trials.
+        Records of the search; the pruner of their study stops trials.
     job : TrialJob
+        Settings and data that all trials share.
     concurrency : int, optional
-        Trials at the same time; with one, they run in this process.
+        Number of concurrent trials; with 1, trials run in this process.
     """
     count, cpus = records.waiting(), job.bundles[0]["cpu"]
     processes = concurrency or max(1, int(len(usable_cores()) // max(cpus, 1e-9)))
@@ -139,19 +138,19 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
 
 @dataclass
 class _TrialObjective:
-    """The objective of Optuna: it trains a configuration, and leaves its weights and result."""
+    """Optuna objective that trains one configuration and saves its weights and result."""
 
     records: TrialRecords
     job: TrialJob
 
     def __call__(self, trial: Trial) -> list[float]:
         try:
-            step = self._run(trial)
-            best = self.records.set_result(trial, step)
+            epoch_result = self._run(trial)
+            best = self.records.set_result(trial, epoch_result)
         except Exception:
             trial.set_user_attr("error", traceback.format_exc())
             raise
-        if not step.is_last:
+        if not epoch_result.is_last:
             raise require("optuna", "automl").TrialPruned
         return best
 

@@ -1,6 +1,6 @@
-"""Search algorithms and schedulers by the names of BigDL and Ray.
+"""Search algorithms and schedulers by the names that BigDL and Ray use.
 
-Ray is imported only where something of Ray is named: a search on this machine needs none.
+Ray is imported only if an object of Ray is used, so a local search does not need Ray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAMPLERS = {
     "nsga2": "NSGAII",
     "nsgaii": "NSGAII",
 }
-# Optuna's pruner in the place of a scheduler of Ray, and its names of Ray's parameters
+# the Optuna pruner for each Ray scheduler, and the pruner's names of Ray's parameters
 _GRACE, _FACTOR, _SAMPLES = "grace_period", "reduction_factor", "min_samples_required"
 _Pruner = tuple[str, dict[str, str]]
 _ASHA: _Pruner = "SuccessiveHalving", {_GRACE: "min_resource", _FACTOR: _FACTOR}
@@ -54,9 +54,9 @@ _SCHEDULERS: dict[str, _Pruner] = {
     "fifo": ("Nop", {}),
 }
 _FINALISTS = "finalists"
-# Ray's ASHA compares after one epoch and lets one trial of four go on, which is for thousands of
-# trials: of 20 it often loses the best one. These numbers cost half of the epochs of full trials
-# and seldom lose it (benchmarks/automl.py, on two problems).
+# Ray's ASHA compares trials after one epoch and keeps one of four. That suits thousands of trials,
+# but with 20 trials it often stops the best one. These values need half of the epochs of full
+# trials and rarely stop the best one (benchmarks/automl.py, on two problems).
 _GRACE_PART = 9
 _REDUCTION = 2
 _FINALIST_PART = 0.1
@@ -64,7 +64,7 @@ _FINALIST_PART = 0.1
 
 @dataclass(frozen=True)
 class Strategy:
-    """A search algorithm and a scheduler as a user names them; see ``AutoEstimator.fit``."""
+    """Search algorithm and scheduler as the user specified them; see ``AutoEstimator.fit``."""
 
     search_alg: Any = None
     search_alg_params: Mapping[str, Any] | None = None
@@ -73,12 +73,12 @@ class Strategy:
 
     @property
     def is_random(self) -> bool:
-        """True if configurations are drawn at random, and known before the search."""
+        """True if all configurations are drawn at random before the search."""
         return self.search_alg is None or _lower(self.search_alg) in _RANDOM
 
     @property
     def algorithm(self) -> str:
-        """Name of what proposes configurations."""
+        """Name of the search algorithm."""
         return "random" if self.is_random else _describe(self.search_alg).strip("'")
 
     @property
@@ -86,8 +86,10 @@ class Strategy:
         return _SCHEDULERS.get(_lower(self.scheduler)) is _ASHA
 
     def _params(self, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameters of the scheduler, and defaults: in epochs, where some of Ray's
-        count seconds."""
+        """Return the scheduler's parameters and their defaults.
+
+        Defaults are in epochs, where some of Ray's are in seconds.
+        """
         params = dict(self.scheduler_params or {})
         defaults = {
             "time_attr": "training_iteration",
@@ -105,19 +107,19 @@ class Strategy:
         return params, defaults
 
     def sampler(self, seed: int, on_ray: bool) -> BaseSampler | None:
-        """Return the sampler of Optuna that the search algorithm is; None where it is one of Ray's.
+        """Return the Optuna sampler of the search algorithm, or None for a searcher of Ray.
 
         Raises
         ------
         UsageError
-            If the sampler does not take the parameters, or there is none and no Ray.
+            If the sampler rejects the parameters, or the algorithm needs Ray.
         """
         params = dict(self.search_alg_params or {})
         if self.is_random:
             if params:
                 raise UsageError(
-                    f"search_alg_params {sorted(params)} have no effect without search_alg; name "
-                    "one, such as 'optuna'",
+                    f"search_alg_params {sorted(params)} have no effect without search_alg; pass "
+                    "search_alg, such as 'optuna'",
                     code="argument-conflict",
                     argument="search_alg_params",
                 )
@@ -130,27 +132,27 @@ class Strategy:
         if on_ray:
             return None
         raise UsageError(
-            f"search_alg {self.algorithm!r} needs backend='ray'; backend='local' has "
+            f"search_alg {self.algorithm!r} needs backend='ray'; backend='local' supports "
             "'random', 'optuna', 'cmaes', 'nsga2' and the samplers of Optuna",
             code="unsupported",
             argument="search_alg",
         )
 
     def pruner(self, epochs: int) -> BasePruner:
-        """Return the pruner of Optuna that does what the scheduler of Ray does.
+        """Return the Optuna pruner that corresponds to the scheduler.
 
         Raises
         ------
         UsageError
-            For a scheduler that Optuna has no pruner for, or a parameter that its pruner has not.
+            If no pruner corresponds to the scheduler, or the pruner lacks a parameter.
         """
         if self.scheduler is not None and _is_of(self.scheduler, "optuna"):
             return create_pruner(self.scheduler)
         name = "fifo" if self.scheduler is None else _lower(self.scheduler)
         if name not in _SCHEDULERS:
             raise UsageError(
-                f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
-                f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna",
+                f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' "
+                f"supports {', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna",
                 code="unsupported",
                 argument="scheduler",
             )
@@ -160,26 +162,28 @@ class Strategy:
         if unknown:
             raise UsageError(
                 f"scheduler_params of backend='local' has no {', '.join(map(repr, unknown))}; it "
-                "has grace_period, reduction_factor, max_t and min_samples_required, where the "
+                "has grace_period, reduction_factor, max_t and min_samples_required, if the "
                 "scheduler uses them",
                 code="argument-unknown",
                 argument="scheduler_params",
             )
         values = {**defaults, **params}
-        return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
+        return create_pruner(
+            pruner, **{optuna_name: values[name] for name, optuna_name in names.items()}
+        )
 
     def finalists(self, trials: int) -> int:
-        """Return how many of the trials that were stopped early are trained to their end after all.
+        """Return how many early-stopped trials are trained to the end.
 
         Parameters
         ----------
         trials : int
-            Of the search.
+            Number of trials of the search.
 
         Raises
         ------
         UsageError
-            If the scheduler's parameter ``finalists`` is no number of trials.
+            If the scheduler's parameter ``finalists`` is not a number of trials.
         """
         if not self._is_asha:
             return 0
@@ -189,12 +193,12 @@ class Strategy:
         return check_integer("finalists in scheduler_params", count, 0)
 
     def ray_scheduler(self, epochs: int) -> TrialScheduler | None:
-        """Return the scheduler of Ray Tune.
+        """Create the scheduler of Ray Tune.
 
         Raises
         ------
         UsageError
-            If there is none of the name, or it does not take the parameters.
+            If the name is unknown, or the scheduler rejects the parameters.
         """
         from ray import tune
         from ray._common.utils import get_function_args
@@ -219,7 +223,7 @@ class Strategy:
                 argument="scheduler",
                 allowed=list(SCHEDULER_IMPORT),
             )
-        for common in ("metric", "mode"):  # of the search, which Tune tells the scheduler itself
+        for common in ("metric", "mode"):  # Tune passes the search's metric and mode
             params.pop(common, None)
         accepted = get_function_args(SCHEDULER_IMPORT[name])
         unknown = [key for key in params if key not in accepted]
@@ -235,18 +239,18 @@ class Strategy:
             return tune.create_scheduler(name, **params)
         except (AssertionError, TypeError, ValueError, tune.TuneError) as error:
             raise UsageError(
-                f"scheduler {scheduler!r} cannot be made of {params!r}: {error}",
+                f"scheduler {scheduler!r} rejects the parameters {params!r}: {error}",
                 code="argument-value",
                 argument="scheduler_params",
             ) from error
 
     def ray_searcher(self, space: SearchSpace, goal: SearchGoal) -> Searcher | None:
-        """Return the searcher of Ray Tune over parameters; None where chance or Optuna proposes.
+        """Create the searcher of Ray Tune; return None for random search and Optuna samplers.
 
         Raises
         ------
         UsageError
-            If there is none of this name, its package is missing, or it cannot use the space.
+            If the name is unknown, its package is missing, or it does not support the space.
         """
         if self.sampler(0, True) is not None:
             return None
@@ -256,14 +260,14 @@ class Strategy:
         search_alg, text = self.search_alg, _describe(self.search_alg)
         if not goal.is_single:
             raise UsageError(
-                f"search_alg {text} has one metric; for several use 'nsga2' or 'optuna'",
+                f"search_alg {text} supports one metric; for several use 'nsga2' or 'optuna'",
                 code="argument-conflict",
                 argument="search_alg",
             )
         if space.grids:
             raise UsageError(
-                f"search_alg {text} cannot use hp.grid_search; use hp.choice, or leave search_alg "
-                "out",
+                f"search_alg {text} does not support hp.grid_search; use hp.choice, or omit "
+                "search_alg",
                 code="argument-conflict",
                 argument="search_alg",
             )
@@ -288,7 +292,7 @@ class Strategy:
             return searcher
         except (AssertionError, ImportError, TypeError, ValueError) as error:
             raise UsageError(
-                f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no further "
+                f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no extra "
                 "package",
                 code="package-missing",
                 argument="search_alg",
@@ -311,12 +315,12 @@ def _describe(value: object) -> str:
 
 
 def from_ray(value: Any) -> Any:
-    """Return a domain of ``ray.tune`` as one of ours, and other values as they are.
+    """Convert a ``ray.tune`` search-space domain to BigDL's; return other values unchanged.
 
     Raises
     ------
     UsageError
-        For kinds that we have none for.
+        If the domain has no equivalent.
     """
     if isinstance(value, Mapping) and set(value) == {"grid_search"}:
         return GridSearch(value["grid_search"])
@@ -336,19 +340,19 @@ def from_ray(value: Any) -> Any:
         return Normal(sampler.mean, sampler.sd, q=q)
     log = isinstance(sampler, sample.LogUniform)
     if isinstance(value, sample.Integer):
-        # of Ray's integers the upper bound belongs to those with steps only
+        # the upper bound of Ray's integers is inclusive only with steps
         upper = value.upper if q is not None else value.upper - 1
         return Number(value.lower, upper, q=q, log=log, whole=True)
     if isinstance(value, sample.Float) and isinstance(sampler, sample.Uniform | sample.LogUniform):
         return Number(value.lower, value.upper, q=q, log=log)
     raise UsageError(
-        f"search_space holds {value!r}, which cannot be used; see bigdl.orca.automl.hp",
+        f"search_space contains {value!r}, which is not supported; use bigdl.orca.automl.hp",
         code="search-space",
     )
 
 
 def _to_ray(distribution: Any) -> Any:
-    """Return the domain of Ray for a parameter."""
+    """Convert a parameter's Optuna distribution to a ``ray.tune`` domain."""
     from ray import tune
 
     if isinstance(distribution, distributions.CategoricalDistribution):
@@ -360,7 +364,7 @@ def _to_ray(distribution: Any) -> Any:
 
 
 def parameters_from_ray(space: SearchSpace, suggested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that a searcher of Ray suggests, as Python's own numbers."""
+    """Convert a Ray searcher's suggestion to Python numbers, by parameter name."""
     return {
         name: distribution.to_external_repr(
             distribution.to_internal_repr(suggested[_ray_name(name)])
@@ -370,5 +374,5 @@ def parameters_from_ray(space: SearchSpace, suggested: Mapping[str, Any]) -> dic
 
 
 def _ray_name(name: str) -> str:
-    """Return a name without slashes, which Ray takes for a dict in a dict."""
+    """Replace slashes in a parameter name, because Ray treats them as nested dicts."""
     return name.replace("/", "|")

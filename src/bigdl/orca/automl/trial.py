@@ -1,9 +1,9 @@
-"""One trial: a configuration is trained epoch by epoch until it is good, or has had its epochs.
+"""Trials: training of one configuration, epoch by epoch, until a stopping criterion holds.
 
-A **builder** is picklable and makes a model of a configuration, wherever a trial runs.  The
-**model** trains epoch by epoch: a trial calls :meth:`TrialModel.epoch`, keeps
-:meth:`TrialModel.weights` when an epoch was the best one so far, and :meth:`TrialModel.state` where
-the search may move a trial or go back.  Models of PyTorch and Keras are the loops of their
+A **builder** is picklable and creates a model from a configuration in the process of a trial.  The
+**model** trains epoch by epoch: a trial calls :meth:`TrialModel.epoch`, saves
+:meth:`TrialModel.weights` after each new best epoch, and :meth:`TrialModel.state` if the scheduler
+may move or roll back a trial.  PyTorch and Keras models use the training loops of their
 Estimators, in the process of the trial.
 """
 
@@ -28,15 +28,14 @@ from bigdl.training.state import seed_everything
 
 @dataclass(frozen=True)
 class SearchMetric:
-    """A figure of the predictions for a validation set.
+    """Metric of the predictions for the validation set.
 
     Attributes
     ----------
     name : str
     mode : {"min", "max"}
     function : callable, optional
-        ``f(y_true, y_pred)``; without one, `name` is that of an Evaluator's metric, or one that
-        the model itself knows.
+        ``f(y_true, y_pred)``; without a function, `name` is a metric of Evaluator or of the model.
     """
 
     name: str
@@ -45,16 +44,16 @@ class SearchMetric:
 
     @property
     def sign(self) -> int:
-        """1 or -1, so that larger values of ``sign * value`` are better."""
+        """1 for metrics to maximize, -1 for metrics to minimize."""
         return 1 if self.mode == "max" else -1
 
     def compute(self, y_true: Any, y_pred: Any) -> float:
-        """Return the figure of an ndarray, or of a list of them for several outputs."""
+        """Compute the metric of an array, or its mean over the arrays of several outputs."""
         if self.function is not None:
             value = np.asarray(self.function(y_true, y_pred))
             if value.size != 1:
                 raise UsageError(
-                    f"The metric {self.name} must be a number, the function returned shape "
+                    f"The function of metric {self.name} must return a number, but returned shape "
                     f"{value.shape}",
                     code="metric-unsupported",
                     metric=self.name,
@@ -66,7 +65,7 @@ class SearchMetric:
         return Evaluator.evaluate(self.name, y_true, y_pred, multioutput="uniform_average")
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Return True if a value is better than another, or is a number and the other is not."""
+        """Return True if a value is better than another; NaN is worse than any number."""
         if np.isnan(value):
             return False
         return than is None or bool(np.isnan(than)) or self.sign * value > self.sign * than
@@ -74,13 +73,13 @@ class SearchMetric:
 
 @dataclass(frozen=True)
 class SearchGoal:
-    """Metrics of a search, and the value of the first one that is good enough.
+    """Metrics of a search, and an optional threshold of the first one.
 
     Attributes
     ----------
     metrics : sequence of SearchMetric
     threshold : float, optional
-        A trial that reaches it ends; of the first metric.
+        Value of the first metric that ends a trial.
     """
 
     metrics: Sequence[SearchMetric]
@@ -88,7 +87,7 @@ class SearchGoal:
 
     @property
     def first(self) -> SearchMetric:
-        """The metric by which the epochs of a trial are compared."""
+        """Metric that determines the best epoch of a trial."""
         return self.metrics[0]
 
     @property
@@ -98,11 +97,11 @@ class SearchGoal:
 
     @property
     def is_single(self) -> bool:
-        """True if there is one metric only."""
+        """True if there is only one metric."""
         return len(self.metrics) == 1
 
     def is_reached(self, value: float) -> bool:
-        """Return True if a value of the first metric is good enough to end a trial."""
+        """Return True if a value of the first metric reaches the threshold."""
         if self.threshold is None or np.isnan(value):
             return False
         return self.first.sign * value >= self.first.sign * self.threshold
@@ -116,7 +115,7 @@ class SearchGoal:
         *,
         known: Callable[[str], tuple[bool, str | None]] = lambda name: (False, None),
     ) -> SearchGoal:
-        """Return the goal that the arguments of ``fit`` name.
+        """Create the goal from the arguments of ``fit``.
 
         Parameters
         ----------
@@ -124,13 +123,12 @@ class SearchGoal:
         metric_mode : {"min", "max"} or list of them, optional
         metric_threshold : float, optional
         known : callable, optional
-            Returns if the model itself has a metric of a name, and its mode as far as that is
-            known.
+            Returns whether the model has a metric of a name, and its mode if known.
 
         Raises
         ------
         UsageError
-            For a metric that there is none of, or whose mode is neither given nor known.
+            If a metric does not exist, or its mode is neither given nor known.
         """
         metrics = as_list(metric)
         modes = [None] * len(metrics) if metric_mode is None else as_list(metric_mode)
@@ -190,61 +188,61 @@ def _name(metric: Any) -> str:
 
 
 class Builder(ABC):
-    """Makes the model of a configuration."""
+    """Base class of builders, which create a model from a configuration."""
 
-    #: dtype of floating values of the data; None leaves it to them
+    #: dtype to which floating-point data is converted; None keeps the dtype
     floats: str | None = None
-    #: True if models learn from features that are missing: nulls reach them as NaN
+    #: True if models support missing features: nulls are passed as NaN
     nulls_are_missing = False
-    #: True if models learn from categories: those of pandas reach them as such
+    #: True if models support categories: categorical pandas columns are passed as such
     takes_categories = False
     #: True if several workers can train a model together
     takes_workers = False
 
     @abstractmethod
     def build(self, config: dict[str, Any], job: TrialJob, worker: Worker) -> TrialModel:
-        """Return a model that has not been trained.
+        """Create an untrained model.
 
         Parameters
         ----------
         config : dict
         job : TrialJob
-            What all trials have in common, with its data at hand.
+            Settings that all trials share, with loaded data.
         worker : Worker
-            Of the trial; one of several only where :attr:`takes_workers`. Its shards are the job's
-            data.
+            Worker of the trial; one of several only with :attr:`takes_workers`. Its shards are the
+            job's data.
         """
 
     @abstractmethod
     def load(self, config: Mapping[str, Any], weights: bytes) -> Any:
-        """Return the user's own class of model with trained weights."""
+        """Create the user's model with trained weights."""
 
     @abstractmethod
     def default_metric(self, make_config: Callable[[], dict]) -> str:
-        """Return the metric that is meant where none is given.
+        """Return the metric to use if the user passes none.
 
         Parameters
         ----------
         make_config : callable
-            Gives the configuration of a trial.
+            Returns the configuration of a trial.
 
         Raises
         ------
         UsageError
-            If there must be one.
+            If the user must pass a metric.
         """
 
     def knows(self, metric: str) -> tuple[bool, str | None]:
-        """Return if the models compute a metric of this name themselves, and its mode if known."""
+        """Return whether the model computes a metric of this name itself, and its mode if known."""
         return False, None
 
 
 class TrialModel(ABC):
-    """A model in training; the workers of a trial make all calls together."""
+    """Base class of models in training; all workers of a trial call the same methods."""
 
     @abstractmethod
     def epoch(self) -> list[float]:
-        """Train for one epoch and return the metrics of the goal after it."""
+        """Train for one epoch and return the values of the search's metrics."""
 
     @abstractmethod
     def weights(self) -> bytes:
@@ -252,40 +250,40 @@ class TrialModel(ABC):
 
     @abstractmethod
     def state(self) -> Any:
-        """Return everything that the training goes on with."""
+        """Return the complete training state."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:
-        """Go on from a state, with the learning rate of this model's own configuration."""
+        """Restore a training state, but keep the learning rate of this model's configuration."""
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return the elements of a list or tuple, or a list of another value."""
+    """Convert a list or tuple to a list, and wrap any other value in a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def joined(batches: Sequence[Sequence[Any]]) -> list[np.ndarray]:
-    """Return the arrays of all batches, each input or output by itself."""
+def concatenate_batches(batches: Sequence[Sequence[Any]]) -> list[np.ndarray]:
+    """Concatenate the arrays of all batches, separately for each input or output."""
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
-def figures_of(y_true: list, y_pred: list, metrics: Sequence[SearchMetric]) -> list[float]:
-    """Return metrics of one or several outputs.
+def compute_metrics(y_true: list, y_pred: list, metrics: Sequence[SearchMetric]) -> list[float]:
+    """Compute metrics of one or several outputs.
 
-    A prediction of shape (n, 1) is that of targets of shape (n,), and the reverse.
+    Predictions of shape (n, 1) match targets of shape (n,), and vice versa.
     """
     if len(y_true) != len(y_pred):
         raise UsageError(
-            f"The model gives {len(y_pred)} outputs but the data has {len(y_true)} targets",
+            f"The model has {len(y_pred)} outputs but the data has {len(y_true)} targets",
             code="model-output",
         )
-    y_pred = [_like(p, y) for y, p in zip(y_true, y_pred, strict=True)]
+    y_pred = [_reshape_like(p, y) for y, p in zip(y_true, y_pred, strict=True)]
     if len(y_true) == 1:
         y_true, y_pred = y_true[0], y_pred[0]
     return [metric.compute(y_true, y_pred) for metric in metrics]
 
 
-def _like(predicted, target):
+def _reshape_like(predicted, target):
     longer, shorter = sorted((predicted.shape, target.shape), key=len, reverse=True)
     if longer == (*shorter, 1):
         return predicted.reshape(target.shape)
@@ -294,20 +292,21 @@ def _like(predicted, target):
 
 @dataclass
 class TrialJob:
-    """Parts that all trials of a search have in common.
+    """Settings and data that all trials of a search share.
 
     Attributes
     ----------
     builder : Builder
     train, validation : object
-        Of :func:`~bigdl.orca.automl.model.data.trial_data`. Without `validation` the metrics are
-        those of the training data.
+        Result of :func:`~bigdl.orca.automl.model.data.trial_data`. Without `validation` the metrics
+        are computed on the training data.
     goal : SearchGoal
     epochs : int
+        Maximum number of epochs of a trial.
     seed : int
-        Of the random numbers of every trial, so that trials differ by their configurations alone.
+        Random seed of every trial, so trials differ only in their configurations.
     bundles : sequence of dict
-        The resources of each worker that trains the model of a trial, which are the same ones.
+        Resources of each worker of a trial; all entries are equal.
     """
 
     builder: Builder
@@ -320,31 +319,32 @@ class TrialJob:
 
     @property
     def gpus(self) -> float:
-        """GPUs of each worker of a trial."""
+        """Number of GPUs of each worker of a trial."""
         return self.bundles[0].get("gpu", 0)
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """Outcome of an epoch.
+    """Metrics and status of a trial after an epoch.
 
     Attributes
     ----------
     epoch : int
-        Epochs so far.
-    figures : list of float
-        Of the goal's metrics.
+        Number of completed epochs.
+    metrics : list of float
+        Values of the search's metrics.
     best : list of float
-        Those of the best epoch so far, if there was one.
+        Metrics of the best epoch so far, if any.
     is_best : bool
-        True for that epoch.
+        True if this epoch is the best so far.
     is_last : bool
+        True if the trial ends after this epoch.
     seconds : float
-        Of all epochs so far.
+        Duration of all epochs so far.
     """
 
     epoch: int = 0
-    figures: Sequence[float] = ()
+    metrics: Sequence[float] = ()
     best: Sequence[float] = ()
     is_best: bool = False
     is_last: bool = False
@@ -352,20 +352,26 @@ class EpochResult:
 
 
 class TrialRun:
-    """A trial in the process that runs it, or in each of the processes that do.
+    """Trial in this process, as its only worker or as one of several.
 
     Parameters
     ----------
     job : TrialJob
     config : dict
     rank, size : int
-        Of several workers, all of which make the same calls.
-    **place
-        Of several workers ``line`` and ``host``.
+        Rank and number of the trial's workers, all of which make the same calls.
+    **connection
+        ``line`` and ``host`` of :class:`~bigdl.runtime.worker.Worker`, if there are several
+        workers.
     """
 
     def __init__(
-        self, job: TrialJob, config: Mapping[str, Any], rank: int = 0, size: int = 1, **place: Any
+        self,
+        job: TrialJob,
+        config: Mapping[str, Any],
+        rank: int = 0,
+        size: int = 1,
+        **connection: Any,
     ):
         self._job, self._last = job, EpochResult()
         self._worker = Worker(
@@ -374,7 +380,7 @@ class TrialRun:
             threads=len(usable_cores()),
             shards={"data": job.train, "validation": job.validation or job.train},
             driver=DriverConnection({"use_gpu": job.gpus > 0}),
-            **place,
+            **connection,
         )
         seed_everything(job.seed)
         try:
@@ -383,31 +389,31 @@ class TrialRun:
             self.close(CLEAN_UP_S)
             raise
 
-    def close(self, patience: float | None = None) -> None:
-        """Free what the trial has opened, and leave the other workers."""
-        self._worker.clean_up(patience)
+    def close(self, timeout: float | None = None) -> None:
+        """Release the trial's resources and disconnect from the other workers."""
+        self._worker.clean_up(timeout)
 
     def step(self) -> EpochResult:
-        """Train for one epoch and compute its figures."""
+        """Train for one epoch and compute its metrics."""
         job, last, start = self._job, self._last, time.perf_counter()
-        figures = self.model.epoch()
+        metrics = self.model.epoch()
         seconds = last.seconds + time.perf_counter() - start
-        is_best = job.goal.first.is_better(figures[0], last.best[0] if last.best else None)
+        is_best = job.goal.first.is_better(metrics[0], last.best[0] if last.best else None)
         self._last = EpochResult(
             last.epoch + 1,
-            figures,
-            figures if is_best or not last.best else last.best,
+            metrics,
+            metrics if is_best or not last.best else last.best,
             is_best,
-            last.epoch + 1 >= job.epochs or job.goal.is_reached(figures[0]),
+            last.epoch + 1 >= job.epochs or job.goal.is_reached(metrics[0]),
             seconds,
         )
         return self._last
 
     def state(self) -> dict[str, Any]:
-        """Return what another process needs to go on with the trial."""
+        """Return the state from which another process can continue the trial."""
         return {"model": self.model.state(), "step": self._last}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state of :meth:`state`."""
         self.model.restore(state["model"])
         self._last = state["step"]

@@ -1,4 +1,4 @@
-"""Searches for the best parameters of XGBoost."""
+"""Hyperparameter search for XGBoost models."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ from bigdl.common.private_folders import private_root
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.data import TrialRows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
-from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, figures_of
+from bigdl.orca.automl.trial import Builder, TrialJob, TrialModel, compute_metrics
 from bigdl.runtime.shards.values import is_frame
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
@@ -32,7 +32,7 @@ _DEFAULTS = {
     "reg_alpha": 0,
     "reg_lambda": 1,
 }
-# what XGBoost computes itself; a name may go on with @ and a number
+# metrics that XGBoost computes itself; a name may end with @ and a number
 _MIN = (
     *("rmse", "rmsle", "mae", "mape", "mphe", "logloss", "error", "merror", "mlogloss"),
     *("poisson-nloglik", "gamma-nloglik", "gamma-deviance", "tweedie-nloglik", "quantile"),
@@ -42,22 +42,22 @@ _MODES = dict.fromkeys(_MIN, "min") | dict.fromkeys(_MAX, "max")
 
 
 class XGBoostModelBuilder(Builder):
-    """Makes a model of XGBoost.
+    """Builder of XGBoost models.
 
     Parameters
     ----------
     model_type : {"classifier", "regressor"}
     cpus_per_trial : int
-        Threads of a model, unless ``n_jobs`` is given.
+        Threads per model, unless ``n_jobs`` is given.
     xgb_configs : dict
-        Parameters of all models, below those of a configuration.
+        Parameters of all models; a configuration overrides them.
 
     Attributes
     ----------
     is_classifier : bool
         True if targets are classes.
     parameters : dict
-        Of all models.
+        Parameters of all models.
     """
 
     nulls_are_missing = True
@@ -89,15 +89,15 @@ class XGBoostModelBuilder(Builder):
         return mode is not None, mode
 
     def estimator(self, parameters: Mapping[str, Any]):
-        """An estimator of ``xgboost.sklearn``."""
+        """Create an estimator of ``xgboost.sklearn``."""
         import xgboost
 
-        make = xgboost.XGBClassifier if self.is_classifier else xgboost.XGBRegressor
-        return make(**parameters)
+        estimator_class = xgboost.XGBClassifier if self.is_classifier else xgboost.XGBRegressor
+        return estimator_class(**parameters)
 
 
 def _parameters_of(config) -> dict[str, Any]:
-    """Return a configuration in XGBoost's own names."""
+    """Convert a configuration to XGBoost's parameter names."""
     parameters = dict(config)
     if LR_NAME in parameters:
         parameters.setdefault("learning_rate", parameters.pop(LR_NAME))
@@ -105,17 +105,17 @@ def _parameters_of(config) -> dict[str, Any]:
 
 
 class _XGBoostModel(TrialModel):
-    """A model of XGBoost in training.
+    """XGBoost model of one trial in training.
 
-    The trees are grown in as many parts as there are epochs.
+    The trees are grown in `job.epochs` parts.
 
     Parameters
     ----------
     builder : XGBoostModelBuilder
     parameters : dict
-        Of the model.
+        Parameters of the model.
     config : dict
-        What functions that make the data are given.
+        Argument of functions that create the data.
     job : TrialJob
     """
 
@@ -137,8 +137,8 @@ class _XGBoostModel(TrialModel):
         self._stops_early = parameters.get("early_stopping_rounds") is not None
         if self._stops_early and self._validation is None:
             raise UsageError(
-                "early_stopping_rounds needs validation_data, whose score stops the growth; pass "
-                "it to fit",
+                "early_stopping_rounds needs validation_data for the validation score; pass it "
+                "to fit",
                 code="argument-missing",
                 argument="validation_data",
             )
@@ -152,28 +152,28 @@ class _XGBoostModel(TrialModel):
         self._epoch += 1
         metrics = self._job.goal.metrics
         native = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
-        if trees and not self._has_stopped():  # there may be more epochs than trees
+        if trees and not self._has_stopped():  # a part is empty if there are more epochs than trees
             self._grow(trees, native)
         x, y = self._train if self._validation is None else self._validation
-        figures = {name: self._native(name, x, y) for name in native}
+        results = {name: self._native(name, x, y) for name in native}
         others = [metric for metric in metrics if metric.name not in native]
         if others:
-            values = figures_of([y], [np.asarray(self.model.predict(x))], others)
-            figures.update(zip((m.name for m in others), values, strict=True))
-        return [figures[metric.name] for metric in metrics]
+            values = compute_metrics([y], [np.asarray(self.model.predict(x))], others)
+            results.update(zip((m.name for m in others), values, strict=True))
+        return [results[metric.name] for metric in metrics]
 
     def _grow(self, trees: int, native: list[str]) -> None:
-        """Grow more trees; early stopping looks at the validation data."""
+        """Grow more trees, with early stopping on the validation data."""
         x, y = self._train
-        parameters, watched = dict(self._parameters), {}
+        parameters, fit_options = dict(self._parameters), {}
         if self._stops_early:
-            watched = {"eval_set": [self._validation]}
+            fit_options = {"eval_set": [self._validation]}
             if native and "eval_metric" not in parameters:
                 classes = len(np.unique(y)) if self._builder.is_classifier else 0
                 parameters["eval_metric"] = _name_for(native[0], classes)
         grown = self._builder.estimator({**parameters, "n_estimators": trees})
         before = None if self.model is None else self.model.get_booster()
-        grown.fit(x, y, xgb_model=before, verbose=False, **watched)
+        grown.fit(x, y, xgb_model=before, verbose=False, **fit_options)
         self.model = grown
 
     def _has_stopped(self) -> bool:
@@ -181,8 +181,11 @@ class _XGBoostModel(TrialModel):
             return False
         booster = self.model.get_booster()
         best = booster.attr("best_iteration")
-        waited = booster.num_boosted_rounds() - 1 - int(best or 0)
-        return best is not None and waited >= self._parameters["early_stopping_rounds"]
+        rounds_without_improvement = booster.num_boosted_rounds() - 1 - int(best or 0)
+        return (
+            best is not None
+            and rounds_without_improvement >= self._parameters["early_stopping_rounds"]
+        )
 
     def weights(self):
         return bytes(self.model.get_booster().save_raw("ubj"))
@@ -204,23 +207,23 @@ class _XGBoostModel(TrialModel):
         if self._stops_early:
             booster = booster[: booster.best_iteration + 1]
         booster.set_param({"eval_metric": name})
-        # the metrics that were asked for before come first
+        # earlier eval_metric settings come first
         matrix = xgboost.DMatrix(x, y, enable_categorical=True)
         return float(booster.eval(matrix, name="v").rpartition(":")[2])
 
 
 def _name_for(metric: str, classes: int) -> str:
-    """Return XGBoost's name of a metric for a number of classes."""
+    """Return XGBoost's name of a metric, which depends on the number of classes."""
     return {"logloss": "mlogloss", "error": "merror"}.get(metric, metric) if classes > 2 else metric
 
 
 def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
-    """Features as one matrix, or as a frame if there are categories, and targets.
+    """Return features as one matrix and targets; features with categories become a frame.
 
     Parameters
     ----------
     data : TrialRows, DataLoader or callable
-        A function is given the configuration; it returns ``(x, y)`` or a DataLoader.
+        A function takes the configuration and returns ``(x, y)`` or a DataLoader.
     config : dict
     """
     if callable(data):
@@ -240,7 +243,7 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
 
 
 def _frame_of(data: TrialRows) -> Any:
-    """Return features as a frame; arrays in cells become columns ``name_0``, ``name_1``, ..."""
+    """Convert features to a frame; array-valued features become columns ``name_0``, ``name_1``."""
     import pandas as pd
 
     columns: list[tuple[str, Any]] = []
@@ -252,29 +255,29 @@ def _frame_of(data: TrialRows) -> Any:
             columns.append((str(name), values))
         else:
             parts = values.reshape(len(values), -1).T
-            columns += [(f"{name}_{place}", part) for place, part in enumerate(parts)]
-    frame = pd.DataFrame({place: values for place, (_, values) in enumerate(columns)})
+            columns += [(f"{name}_{index}", part) for index, part in enumerate(parts)]
+    frame = pd.DataFrame({index: values for index, (_, values) in enumerate(columns)})
     frame.columns = [name for name, _ in columns]
     return frame
 
 
 def _categories(x: Any) -> dict[str, Any]:
-    """Return the categories of each column of a frame that has some."""
+    """Return the categories of each categorical column of a frame."""
     if not is_frame(x):
         return {}
-    columns = (x.iloc[:, place] for place in range(x.shape[1]))
+    columns = (x.iloc[:, index] for index in range(x.shape[1]))
     return {column.name: column.cat.categories for column in columns if is_category(column)}
 
 
 def _with_categories_of(train: Any, x: Any) -> Any:
-    """Return validation data by the codes that the categories have in the training data."""
-    known, given = _categories(train), _categories(x)
-    if known.keys() != given.keys():
+    """Encode the categories of validation data with the codes of the training data."""
+    known, categorical = _categories(train), _categories(x)
+    if known.keys() != categorical.keys():
         raise UsageError(
-            "The columns that are categories of pandas must be the same ones in data and "
-            f"validation_data, they are {list(known)} and {list(given)}",
+            "data and validation_data must have the same categorical columns, but have "
+            f"{list(known)} and {list(categorical)}",
             code="data-schema",
-            columns=list(given),
+            columns=list(categorical),
         )
     if not known:
         return x
@@ -283,9 +286,9 @@ def _with_categories_of(train: Any, x: Any) -> Any:
         unknown = [value for value in x[name].dropna().unique() if value not in categories]
         if unknown:
             raise UsageError(
-                f"The column {name!r} of validation_data has categories that data does not have: "
-                f"{unknown[:5]}; give both the same categories, such as by astype(data"
-                f"[{name!r}].dtype), which makes the others missing values",
+                f"Column {name!r} of validation_data has categories that data lacks: "
+                f"{unknown[:5]}; use the same categories, such as with astype(data"
+                f"[{name!r}].dtype), which converts the others to missing values",
                 code="data-value",
                 column=name,
             )
@@ -294,7 +297,7 @@ def _with_categories_of(train: Any, x: Any) -> Any:
 
 
 def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the batches ``(x, y)`` of a loader as one matrix, and targets."""
+    """Concatenate a loader's batches ``(x, y)`` to one matrix and targets."""
     if not hasattr(loader, "__iter__"):
         raise UsageError(
             "The data of AutoXGBoost must be arrays, DataFrames, XShards, Parquet files, a "
@@ -333,42 +336,43 @@ class _AutoXGBoost(AutoEstimator):
         **xgb_configs: Any,
     ):
         check_positive("cpus_per_trial", cpus_per_trial)
-        own = f"auto_xgb_{self._model_type}"
+        default_name = f"auto_xgb_{self._model_type}"
         super().__init__(
             XGBoostModelBuilder(self._model_type, cpus_per_trial, xgb_configs),
-            logs_dir or os.path.join(private_root(tempfile.gettempdir()), f"{own}_logs"),
+            logs_dir or os.path.join(private_root(tempfile.gettempdir()), f"{default_name}_logs"),
             {"cpu": cpus_per_trial},
             remote_dir,
-            name or own,
+            name or default_name,
             backend=backend,
         )
 
 
 class AutoXGBClassifier(_AutoXGBoost):
-    """Tries configurations of ``xgboost.XGBClassifier`` and keeps the best one.
+    """Hyperparameter search over ``xgboost.XGBClassifier`` that keeps the best model.
 
-    `fit` and what follows are those of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`.
-    Its `metric` may also be one of XGBoost's own names (default ``"logloss"``), which are computed
-    by XGBoost. The columns of frames become one matrix. With ``epochs=n`` the trees are grown in n
-    parts, after each of which a scheduler may stop a trial. Nulls of feature columns are missing
-    values, as NaN is, and columns of pandas frames that are of dtype ``category`` are categories
-    (``enable_categorical``). With ``early_stopping_rounds`` the validation data are the
-    ``eval_set``, and the first metric that XGBoost computes is watched, unless ``eval_metric`` is
-    given. Data may also be a function of the configuration that returns ``(x, y)`` or a DataLoader.
+    The methods are those of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`. The `metric`
+    of ``fit`` may also be an XGBoost metric (default ``"logloss"``), which XGBoost computes. The
+    columns of frames become one matrix. With ``epochs=n`` the trees are grown in n parts, and a
+    scheduler may stop a trial after each. Nulls and NaN in features are missing values, and pandas
+    columns of dtype ``category`` are categories (``enable_categorical``). With
+    ``early_stopping_rounds`` the validation data is the ``eval_set``, monitored with
+    ``eval_metric`` or else the first XGBoost metric. Data may also be a function of the
+    configuration that returns ``(x, y)`` or a DataLoader.
 
     Parameters
     ----------
     logs_dir : str, optional
-        As of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`; by default its last part is
-        ``auto_xgb_classifier_logs``, or ``auto_xgb_regressor_logs``.
+        As in :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`; the default folder is named
+        ``auto_xgb_classifier_logs`` or ``auto_xgb_regressor_logs``.
     cpus_per_trial : int, default 1
-        Threads of a trial.
+        Threads per trial.
     name : str, optional
+        Name of the search's folder.
     remote_dir, backend : optional
         See :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`.
     **xgb_configs
         Parameters of all models, such as ``n_estimators`` (default 1000) and ``max_depth``
-        (default 5), unless the search space has them, too. ``"lr"`` of a search space is
+        (default 5); the search space overrides them. ``"lr"`` in a search space sets
         ``learning_rate``.
 
     Examples
@@ -391,9 +395,9 @@ class AutoXGBClassifier(_AutoXGBoost):
 
 
 class AutoXGBRegressor(_AutoXGBoost):
-    """Tries configurations of ``xgboost.XGBRegressor`` and keeps the best one.
+    """Hyperparameter search over ``xgboost.XGBRegressor`` that keeps the best model.
 
-    The default metric is ``"rmse"``; everything else is as for :class:`AutoXGBClassifier`.
+    The default metric is ``"rmse"``; otherwise it is used like :class:`AutoXGBClassifier`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Arrow's types in terms of Spark's, and of the conversion rules, which are written for them."""
+"""Mapping between Arrow types, Spark types and column specs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 else:
     pa = LazyModule("pyarrow", "orca")
 
-_VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors in Parquet
+_VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML vectors in Parquet files
 
 
 def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
-    """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
+    """Return the Arrow type to which a pandas Arrow type is cast so that Spark can read it."""
     from pyspark.sql.pandas.types import from_arrow_type
 
-    kinds = pa.types
-    if kinds.is_dictionary(type_):
+    types = pa.types
+    if types.is_dictionary(type_):
         return spark_readable(type_.value_type, nested)
-    if kinds.is_map(type_):
+    if types.is_map(type_):
         return pa.map_(spark_readable(type_.key_type, True), spark_readable(type_.item_type, True))
-    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         return pa.list_(spark_readable(type_.value_type, True))
-    if kinds.is_struct(type_):
+    if types.is_struct(type_):
         return pa.struct([(field.name, spark_readable(field.type, True)) for field in type_])
-    if kinds.is_timestamp(type_):
+    if types.is_timestamp(type_):
         return pa.timestamp("us", "UTC" if type_.tz or not nested else None)
-    if kinds.is_time(type_):
+    if types.is_time(type_):
         return pa.time64("us")
     wider = {
         pa.uint8(): pa.int16(),
@@ -54,31 +54,35 @@ def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
     return arrow_type(from_arrow_type(wider.get(type_, type_)))
 
 
-def is_carried(kind: Any) -> bool:
-    """Return True if Arrow carries values of a Spark type to Python and back.
+def is_arrow_convertible(type_: Any) -> bool:
+    """Return True if Arrow can transfer values of a Spark type to Python and back.
 
-    It does not carry void within arrays and maps, intervals of months, variants, and types of
-    users.
+    Not supported are void within arrays and maps, year-month intervals, variants and user-defined
+    types.
     """
     from pyspark.ml.linalg import MatrixUDT, VectorUDT
     from pyspark.sql import types as T
 
-    if isinstance(kind, T.ArrayType):
-        return is_carried(kind.elementType) and not isinstance(kind.elementType, T.NullType)
-    if isinstance(kind, T.MapType):
-        inner = kind.keyType, kind.valueType
-        return all(is_carried(each) and not isinstance(each, T.NullType) for each in inner)
-    if isinstance(kind, T.StructType):
-        return all(is_carried(each.dataType) for each in kind.fields)
-    carried = (
+    if isinstance(type_, T.ArrayType):
+        return is_arrow_convertible(type_.elementType) and not isinstance(
+            type_.elementType, T.NullType
+        )
+    if isinstance(type_, T.MapType):
+        inner = type_.keyType, type_.valueType
+        return all(
+            is_arrow_convertible(each) and not isinstance(each, T.NullType) for each in inner
+        )
+    if isinstance(type_, T.StructType):
+        return all(is_arrow_convertible(each.dataType) for each in type_.fields)
+    convertible = (
         *(T.NumericType, T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.NullType),
         *(T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, VectorUDT, MatrixUDT),
     )
-    return isinstance(kind, carried)
+    return isinstance(type_, convertible)
 
 
 def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
-    """Return the Spark type that a column of Parquet would have in a DataFrame."""
+    """Return the Spark type that a Parquet column has in a DataFrame."""
     from pyspark.errors import PySparkTypeError
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql.pandas.types import from_arrow_type
@@ -99,10 +103,10 @@ _WIDER = {"double": "float64", "float": "float32", "bigint": "int64"}
 
 
 def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
-    """The Arrow type of a column of Parquet in its spec's type.
+    """Return the Arrow type to which a Parquet column is cast for its spec.
 
-    Where the spec has another dtype than it casts to (floats for a model of whole numbers), it is
-    the latter: what decodes it tells whole numbers from others.
+    If the spec's dtype differs from its cast type (floats for a model with integer inputs), the
+    cast type is returned: the decoder then checks for integer values.
     """
     base = spec.cast.rstrip(">").rpartition("<")[2].rpartition(",")[2]
     type_ = pa.string() if is_text(spec.dtype) else pa.from_numpy_dtype(spec.dtype)
@@ -113,8 +117,8 @@ def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
     return pa.map_(source.key_type, type_) if spec.kind == "map" else type_
 
 
-def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
-    """A column of Parquet, or of a function of SQL, in its spec's type.
+def cast_to_spec(spec: ColumnSpec, column: pa.Array) -> pa.Array:
+    """Cast a Parquet column, or the argument of an SQL function, to its spec's type.
 
     Raises
     ------
@@ -122,10 +126,10 @@ def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
         If a value cannot be converted.
     """
     if spec.cast == "vector":
-        return densified(spec, column)
-    wanted = arrow_type_of(spec, column.type)
+        return dense_vectors(spec, column)
+    target_type = arrow_type_of(spec, column.type)
     try:
-        cast = column if column.type == wanted else column.cast(wanted, safe=False)
+        cast = column if column.type == target_type else column.cast(target_type, safe=False)
         return cast.fill_null(float("nan")) if spec.missing else cast
     except pa.ArrowInvalid as error:
         raise SourceError(
@@ -135,25 +139,25 @@ def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
         ) from None
 
 
-def densified(spec: ColumnSpec, column):
-    """Spark ML's vectors, dense and sparse, as lists of values."""
-    if column.null_count:  # a list column with the same nulls: what refuses nulls counts them
+def dense_vectors(spec: ColumnSpec, column):
+    """Convert dense and sparse Spark ML vectors to lists of values."""
+    if column.null_count:  # return a list column with the same nulls, which the null check counts
         empty = [[0.0] if each.is_valid else None for each in column]
         return pa.array(empty, pa.list_(pa.float64()))
-    kinds = column.field("type").to_numpy(zero_copy_only=False)
+    is_dense = column.field("type").to_numpy(zero_copy_only=False)
     values = column.field("values")
-    if (kinds == 1).all():
+    if (is_dense == 1).all():
         return values
     sizes = column.field("size").fill_null(-1).to_numpy(zero_copy_only=False)
-    lengths = np.where(kinds == 1, np.diff(values.offsets.to_numpy()), sizes)
+    lengths = np.where(is_dense == 1, np.diff(values.offsets.to_numpy()), sizes)
     width = common_length(spec, lengths, "arrays")
     dense = np.zeros((len(column), width))
     counts = np.diff(values.offsets.to_numpy())
     rows = np.repeat(np.arange(len(column)), counts)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
-    places = np.arange(len(rows)) - starts  # of a dense vector's values
-    sparse = kinds[rows] == 0
-    places[sparse] = column.field("indices").flatten().to_numpy(zero_copy_only=False)
-    dense[rows, places] = values.flatten().to_numpy(zero_copy_only=False)
+    indices = np.arange(len(rows)) - starts  # positions in dense vectors
+    sparse = is_dense[rows] == 0
+    indices[sparse] = column.field("indices").flatten().to_numpy(zero_copy_only=False)
+    dense[rows, indices] = values.flatten().to_numpy(zero_copy_only=False)
     offsets = pa.array(np.arange(len(column) + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, pa.array(dense.reshape(-1)))

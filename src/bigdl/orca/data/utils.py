@@ -1,4 +1,4 @@
-"""Helpers that programs for BigDL 2.x import."""
+"""Helper functions of BigDL 2.x."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def get_class_name(obj: Any) -> str:
-    """Name of the class of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``.
+    """Return the class name of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``.
 
     Examples
     --------
@@ -31,14 +31,14 @@ def get_class_name(obj: Any) -> str:
 
 
 def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
-    """XShards of pandas frames of the rows of a Spark DataFrame.
+    """Convert a Spark DataFrame to XShards of pandas frames.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     shard_size : int, optional
-        Rows of a shard.  Default: ``OrcaContext._shard_size``, and if that is None too, one shard
-        per partition.
+        Rows per shard, by default ``OrcaContext._shard_size``; if that is None, one shard per
+        partition.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
 
 
 def process_spark_xshards(spark_xshards, num_workers: int):
-    """XShards of at least `num_workers` partitions, so that every worker gets one.
+    """Repartition XShards to at least `num_workers` partitions, so every worker gets one.
 
     Examples
     --------
@@ -80,21 +80,22 @@ def process_spark_xshards(spark_xshards, num_workers: int):
 def partition_get_data_label(
     partition_data: list, allow_tuple: bool = True, allow_list: bool = True, has_label: bool = True
 ) -> tuple:
-    """Features and labels of all shards of a partition.
+    """Concatenate features and labels of all shards of a partition.
 
     Parameters
     ----------
     partition_data : list of dict
         Shards ``{"x": ..., "y": ...}`` of arrays, or of tuples or lists of arrays.
     allow_tuple, allow_list : bool, default True
-        Whether ``"x"`` and ``"y"`` may be a tuple, or a list; otherwise it becomes the other.
+        Keep ``"x"`` and ``"y"`` that are tuples, or lists; otherwise convert them to the other
+        type.
     has_label : bool, default True
-        Whether the shards have ``"y"``.
+        True if the shards have ``"y"``.
 
     Returns
     -------
     data, label
-        Containers like those of one shard; `label` is None without labels.
+        Values with the structure of one shard; `label` is None without labels.
 
     Examples
     --------

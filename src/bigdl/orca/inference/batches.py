@@ -20,7 +20,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import arrow_schema, data_type
-from bigdl.orca.data.arrow_types import is_carried
+from bigdl.orca.data.arrow_types import is_arrow_convertible
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.images import decode_images
 from bigdl.orca.inference.inference_model import InferenceModel
@@ -150,7 +150,7 @@ def map_batches(
                 column=name,
             )
     for name in dict.fromkeys([*kept, *inputs]):
-        if not is_carried(types[name]):
+        if not is_arrow_convertible(types[name]):
             raise UsageError(
                 f"Column '{name}' has type {types[name].simpleString()}, which Arrow cannot "
                 "convert for Python; exclude it with keep=, or cast it",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, UserFramesOnly, type_name
 from bigdl.orca.cluster.connect import active_spark
-from bigdl.orca.data.feeds import as_feed, feed_of, kind_of, names_of
+from bigdl.orca.data.feeds import as_feed, feed_of, input_type_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.backends import BACKENDS
@@ -375,7 +375,8 @@ class TrainingEstimator(PredictingEstimator):
         """Return the Feeds of a fit and the Feed of its training data."""
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
-            if kind_of(validation_data, self.framework) != kind_of(data, self.framework):
+            input_type = input_type_of(data, self.framework)
+            if input_type_of(validation_data, self.framework) != input_type:
                 raise UsageError(
                     "validation_data should have the same type with train data, got "
                     f"{type_name(validation_data)} and {type_name(data)}",

@@ -11,7 +11,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
-from bigdl.orca.data.feeds import is_path, kind_of, names_of
+from bigdl.orca.data.feeds import input_type_of, is_path, names_of
 from bigdl.orca.inference.runtimes import read_openvino
 from bigdl.orca.inference.shipping import ShippedModel, shipped_of
 from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
@@ -347,7 +347,7 @@ class OpenvinoEstimator(PredictingEstimator):
         """
         if isinstance(data, list) and not is_path(data):
             data = tuple(data)
-        names = self._network.outputs if kind_of(data) in ("Spark DataFrame", "path") else ()
+        names = self._network.outputs if input_type_of(data) in ("Spark DataFrame", "path") else ()
         if output_cols is None and len(names) > 1:
             output_cols = names
         request = NetworkRequest(

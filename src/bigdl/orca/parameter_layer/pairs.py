@@ -217,7 +217,7 @@ class SpooledRows:
     def _source(self, cluster, feed):
         """Return pairs of cells by shard, and the reader of the cells."""
         ((name, only),) = feed.feeds.items()
-        if isinstance(only, PackedFeed) and only.travels(cluster):
+        if isinstance(only, PackedFeed) and only.needs_packing(cluster):
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
             cells = frame.rdd.map(tuple)
             return self._pairs.taken(cells, _send_cells), packed_reader([name], [specs])

@@ -1,1 +1,1 @@
-"""Models in a search, by framework."""
+"""Models of trials, by framework."""

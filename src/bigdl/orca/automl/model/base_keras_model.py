@@ -1,4 +1,4 @@
-"""Keras models in a search: the loop of the Estimator, one epoch at a time."""
+"""Keras models in trials, trained one epoch at a time by the Estimator's training loop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bigdl.orca.automl.trial import (
     TrialJob,
     TrialModel,
     as_list,
-    figures_of,
-    joined,
+    compute_metrics,
+    concatenate_batches,
 )
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.data import (
@@ -39,17 +39,17 @@ _MODES = {"loss": "min", "acc": "max", "auc": "max"}
 
 
 class KerasModelBuilder(Builder):
-    """Makes a compiled Keras model.
+    """Builder of compiled Keras models.
 
     Parameters
     ----------
     model_creator : callable
-        ``f(config)``.
+        ``f(config)`` returns a compiled model.
 
     Raises
     ------
     UsageError
-        If it is no function.
+        If `model_creator` is not a function.
     """
 
     takes_workers = True
@@ -73,12 +73,14 @@ class KerasModelBuilder(Builder):
         return model
 
     def default_metric(self, make_config):
-        """Return the first metric that the model was compiled with; without any, its loss."""
+        """Return the first metric of the model's ``compile`` call, or ``"loss"`` if it has none."""
         model = self.compiled(make_config())
         metric = (model.get_compile_config() or {}).get("metrics")
         while isinstance(metric, list | tuple) and metric:
             metric = metric[0]
-        if isinstance(metric, Mapping) and isinstance(metric.get("config"), Mapping):  # an object
+        if isinstance(metric, Mapping) and isinstance(
+            metric.get("config"), Mapping
+        ):  # a metric object
             metric = metric["config"].get("name")
         return metric if metric and isinstance(metric, str) else "loss"
 
@@ -88,7 +90,7 @@ class KerasModelBuilder(Builder):
         return True, _MODES.get(metric)
 
     def compiled(self, config):
-        """Return the user's model of a configuration."""
+        """Create the user's model from a configuration and check that it is compiled."""
         model = self.model_creator(dict(config))
         if not getattr(model, "compiled", False):
             raise UsageError(
@@ -100,14 +102,14 @@ class KerasModelBuilder(Builder):
 
 
 class _KerasTrial(TrialModel):
-    """A Keras model in training.
+    """Keras model of one trial in training.
 
     Parameters
     ----------
     builder : KerasModelBuilder
     config : dict
-        ``batch_size`` (default 32) cuts arrays; ``shuffle`` (default True) says whether their rows
-        are shuffled.
+        ``batch_size`` (default 32) is the number of rows in a batch of arrays; ``shuffle`` (default
+        True) shuffles their rows.
     job : TrialJob
     worker : Worker
     """
@@ -115,8 +117,10 @@ class _KerasTrial(TrialModel):
     def __init__(
         self, builder: KerasModelBuilder, config: dict[str, Any], job: TrialJob, worker: Worker
     ):
-        train, self._seen = (of_config(worker.shards[k], config) for k in ("data", "validation"))
-        worker.shards = {"data": train}  # Keras computes the figures of the other by itself
+        train, self._validation = (
+            of_config(worker.shards[k], config) for k in ("data", "validation")
+        )
+        worker.shards = {"data": train}  # Keras evaluates the validation data itself
         rows = train if isinstance(train, TrialRows) else TrialRows({}, {})
         size = batch_size_of(config, train)
         settings = KerasFitSettings(
@@ -130,7 +134,7 @@ class _KerasTrial(TrialModel):
             verbose=0,
         )
         sync = TorchDistributedSync(worker)
-        # a model as the loop makes it, see bigdl.orca.learn.tf2.parts.KerasParts
+        # has the interface of bigdl.orca.learn.tf2.parts.KerasParts
         parts = SimpleNamespace(build=lambda training: builder.compiled(config))
 
         def open_shard(shard, model):
@@ -148,7 +152,7 @@ class _KerasTrial(TrialModel):
         self._fit.epochs.run_epoch()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
-        values = self._figures() if self._sync.rank == 0 else [0.0] * len(self._metrics)
+        values = self._compute_metrics() if self._sync.rank == 0 else [0.0] * len(self._metrics)
         return self._sync.all_gather(values)[0]
 
     def weights(self):
@@ -162,54 +166,56 @@ class _KerasTrial(TrialModel):
         rate = float(np.asarray(self.model.optimizer.learning_rate))
         for put, data in zip((put_weights, put_optimizers), state["parts"], strict=True):
             put(self.model, data)
-        # the moments are of the other trial, the learning rate is this one's
-        with contextlib.suppress(TypeError):  # a schedule, which goes by the steps
+        # keep this trial's learning rate; the restored moments are of the other trial
+        with contextlib.suppress(TypeError):  # a schedule, which depends on the step count
             self.model.optimizer.learning_rate = rate
         self._fit.state.position = Position.of(state["position"])
 
-    # -- figures of the validation data ------------------------------------------------------------
+    # -- metrics of the validation data ------------------------------------------------------------
 
-    def _figures(self) -> list[float]:
-        own = Evaluator.metrics_func
-        compiled = [m for m in self._metrics if m.function is None and m.name not in own]
-        figures = self._evaluated(compiled) if compiled else {}
+    def _compute_metrics(self) -> list[float]:
+        known = Evaluator.metrics_func
+        compiled = [m for m in self._metrics if m.function is None and m.name not in known]
+        results = self._evaluate(compiled) if compiled else {}
         others = [metric for metric in self._metrics if metric not in compiled]
         if others:
-            values = figures_of(*self._predicted(), others)
-            figures.update(zip((m.name for m in others), values, strict=True))
-        return [float(figures[metric.name]) for metric in self._metrics]
+            values = compute_metrics(*self._predict(), others)
+            results.update(zip((m.name for m in others), values, strict=True))
+        return [float(results[metric.name]) for metric in self._metrics]
 
-    def _evaluated(self, metrics: Sequence[SearchMetric]) -> dict[str, float]:
-        arguments: dict[str, Any] = {"x": self._seen}
-        if isinstance(self._seen, TrialRows):
-            arguments = dict(zip("xy", self._arrays(self._seen), strict=True))
+    def _evaluate(self, metrics: Sequence[SearchMetric]) -> dict[str, float]:
+        arguments: dict[str, Any] = {"x": self._validation}
+        if isinstance(self._validation, TrialRows):
+            arguments = dict(zip("xy", self._arrays(self._validation), strict=True))
             arguments["batch_size"] = self._batch_size
-        figures = self.model.evaluate(**arguments, verbose=0, return_dict=True)
+        results = self.model.evaluate(**arguments, verbose=0, return_dict=True)
         for metric in metrics:
-            if metric.name not in figures:
+            if metric.name not in results:
                 raise UsageError(
                     f"The model has no metric {metric.name!r}; it was compiled with "
-                    f"{', '.join(figures)}",
+                    f"{', '.join(results)}",
                     code="name-unknown",
                     metric=metric.name,
-                    allowed=list(figures),
+                    allowed=list(results),
                 )
-        return figures
+        return results
 
-    def _predicted(self) -> tuple[list, list]:
-        """Return targets and predictions, in the same order."""
-        if isinstance(self._seen, TrialRows):
-            x, _ = self._arrays(self._seen)
+    def _predict(self) -> tuple[list, list]:
+        """Return targets and predictions of the validation data, in the same order."""
+        if isinstance(self._validation, TrialRows):
+            x, _ = self._arrays(self._validation)
             outputs = as_list(self.model.predict(x, self._batch_size, verbose=0))
-            return list(self._seen.targets.values()), outputs
-        batches = [(as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._seen]
+            return list(self._validation.targets.values()), outputs
+        batches = [
+            (as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._validation
+        ]
         if not batches:
             raise UsageError("The validation data has no rows", code="data-empty")
-        targets, outputs = (joined(each) for each in zip(*batches, strict=True))
+        targets, outputs = (concatenate_batches(each) for each in zip(*batches, strict=True))
         return targets, outputs
 
     def _arrays(self, rows: TrialRows) -> tuple:
-        """Return all inputs and targets as the model takes them."""
+        """Return all inputs and targets in the structure that the model expects."""
         targets = tuple(rows.targets.values())
         return self._fit.rows.assembly(
             [*rows.features.values(), targets[0] if len(targets) == 1 else targets]

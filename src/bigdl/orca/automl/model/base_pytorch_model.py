@@ -1,4 +1,4 @@
-"""Models of PyTorch in a search: the loop of the Estimator, one epoch at a time."""
+"""PyTorch models in trials, trained one epoch at a time by the Estimator's training loop."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bigdl.orca.automl.trial import (
     SearchMetric,
     TrialModel,
     as_list,
-    figures_of,
-    joined,
+    compute_metrics,
+    concatenate_batches,
 )
 from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchFit
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PytorchModelBuilder(Builder):
-    """Makes a model of PyTorch with its optimizer and loss.
+    """Builder of PyTorch models with optimizer and loss.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class PytorchModelBuilder(Builder):
     Raises
     ------
     UsageError
-        For anything else.
+        If an argument has another type or an unknown name.
     """
 
     floats = "float32"
@@ -94,7 +94,7 @@ class PytorchModelBuilder(Builder):
         return model.eval()
 
     def module(self, config):
-        """Return the user's model of a configuration."""
+        """Create the user's model from a configuration and check its type."""
         import torch
 
         model = self.model_creator(config)
@@ -109,7 +109,7 @@ class PytorchModelBuilder(Builder):
 
 @dataclass
 class _TrialFitSettings(FitSettings):
-    """Those of a trial, whose workers share out data that all of them have."""
+    """Fit settings of a trial, whose workers split the data that all of them hold."""
 
     def open_batches(
         self, shard: Any, worker: Worker, config: dict, made: Any = None
@@ -118,7 +118,7 @@ class _TrialFitSettings(FitSettings):
 
 
 class _TorchTrial(TrialModel):
-    """A model of PyTorch in training.
+    """PyTorch model of one trial in training.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class _TorchTrial(TrialModel):
         built = self._fit.built
         rates = [group["lr"] for group in built.optimizer.param_groups]
         built.load(state["files"])
-        # the moments are of the other trial, the learning rate is this one's
+        # keep this trial's learning rate; the restored moments are of the other trial
         for group, rate in zip(built.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self._fit.state.position = Position.of(state["position"])
@@ -151,15 +151,15 @@ class _TorchTrial(TrialModel):
 
 
 class _Predictions(TorchMetric):
-    """Targets and predictions of a whole evaluation, and the metrics of a goal.
+    """Metric that collects all targets and predictions and computes the search metrics.
 
     Parameters
     ----------
     metrics : sequence of SearchMetric
     """
 
-    NAME = "figures"
-    reductions = {"batches": "cat", "sizes": "cat"}  # noqa: RUF012 - of the class
+    NAME = "search_metrics"
+    reductions = {"batches": "cat", "sizes": "cat"}  # noqa: RUF012 - class attribute of TorchMetric
 
     def __init__(self, metrics: Sequence[SearchMetric]):
         self._metrics = metrics
@@ -178,24 +178,26 @@ class _Predictions(TorchMetric):
     def state(self):
         import torch
 
-        both = zip(*self._batches, strict=True)  # targets and predictions, each of all batches
-        whole = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in both]
-        data = dumps(whole)
+        both = zip(*self._batches, strict=True)  # targets and predictions of all batches
+        arrays = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in both]
+        data = dumps(arrays)
         packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return {"batches": packed, "sizes": torch.tensor([len(data)])}
 
     def load_state(self, state):
         parts = state["batches"].split(state["sizes"].tolist())
-        self._workers = [whole for part in parts if (whole := loads(part.numpy().tobytes()))]
+        self._workers = [arrays for part in parts if (arrays := loads(part.numpy().tobytes()))]
 
     def compute(self):
         import torch
 
         counts = [len(targets[0]) for targets, _ in self._workers]
-        # worker r of n has seen the rows r, r + n, ...
-        places = [np.arange(count) * len(counts) + rank for rank, count in enumerate(counts)]
-        order = np.argsort(np.concatenate(places), kind="stable")
+        # worker r of n has evaluated the rows r, r + n, ...
+        row_indices = [np.arange(count) * len(counts) + rank for rank, count in enumerate(counts)]
+        order = np.argsort(np.concatenate(row_indices), kind="stable")
         both = zip(*self._workers, strict=True)
-        y_true, y_pred = ([array[order] for array in joined(workers)] for workers in both)
-        figures = figures_of(y_true, y_pred, self._metrics)
-        return torch.tensor(figures, dtype=torch.float64)
+        y_true, y_pred = (
+            [array[order] for array in concatenate_batches(workers)] for workers in both
+        )
+        values = compute_metrics(y_true, y_pred, self._metrics)
+        return torch.tensor(values, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The data of a search: what users pass, and the arrays or loaders that trials take of it."""
+"""Conversion of a search's input data to the arrays or loaders of trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.common.private_folders import scratch_folder
-from bigdl.orca.data.feeds import ON_RAY, as_feed, kind_of
+from bigdl.orca.data.feeds import ON_RAY, as_feed, input_type_of
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
@@ -36,15 +36,15 @@ _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", *ON_RAY)
 
 @dataclass
 class TrialRows:
-    """Arrays of as many rows; all trials of a machine share their memory.
+    """Feature and target arrays of equal length, in memory that all trials of a machine share.
 
     Attributes
     ----------
     features, targets : dict of str to ndarray
-        By the names of their columns.
+        Arrays by column name.
     categories : dict of str to pandas.Index
-        What the features that are categories of pandas can be; their arrays hold places in it, -1
-        for a missing value.
+        Categories of the categorical features. Their arrays hold indices into it, or -1 for a
+        missing value.
     """
 
     features: dict[str, np.ndarray]
@@ -56,7 +56,7 @@ class TrialRows:
 
 
 class _ArrayShard(Shard):
-    """Rows with the interface of a spool's shard."""
+    """In-memory rows with the interface of a spooled shard."""
 
     def __init__(self, rows: TrialRows):
         columns = {**rows.features, **rows.targets}
@@ -67,47 +67,47 @@ class _ArrayShard(Shard):
 
 
 class RowsPart(TensorShard):
-    """The rows that one of several workers takes of those that all of them have.
+    """One worker's part of rows that all workers hold.
 
-    Worker `r` of `n` takes the rows `r`, `r + n`, ... of the order of an epoch, so the batches of
-    all workers together are those of one worker.
+    Worker `r` of `n` takes the rows `r`, `r + n`, ... of an epoch's order, so the workers' batches
+    together equal the batches of a single worker.
 
     Parameters
     ----------
     worker : Worker
     shard : Shard
     *columns : sequence of str
-        Features and labels; by default those that the shard itself names so.
+        Features and labels; by default those that the shard defines.
     """
 
     def __init__(self, worker: Worker, shard: Shard, *columns: Sequence[str] | None):
         with warnings.catch_warnings():
-            # arrays that processes share are only read
+            # arrays in shared memory are read-only
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             super().__init__(shard, *(columns or (None, None)))
         self._count, self._part = self.rows, slice(worker.rank, None, worker.world_size)
         self.rows = len(range(self._count)[self._part])
 
     def window(self, memory: int) -> int:
-        """Return 0: rows are shuffled all together."""
+        """Return 0, which shuffles all rows together."""
         return 0
 
     def order(self, of: Pass) -> np.ndarray | None:
-        """Return the places of this worker's rows in an epoch; None for all rows as they are."""
+        """Return the row indices of this worker in an epoch, or None for all rows in order."""
         if of.shuffle:
             return permutation(self._count, of.seed, of.number)[self._part]
         return None if self.rows == self._count else np.arange(self._count)[self._part]
 
     def ids_from(self, order: Any, start: int) -> None:
-        """Return None: a trial begins anew with another number of workers."""
+        """Return None: a trial restarts if the number of workers changes."""
 
     def in_order(self, batch_size: int) -> Any:
-        """Return the places of this worker's rows in an evaluation."""
+        """Return the row indices of this worker in an evaluation."""
         return self.order(Pass(False, 0, 0))
 
 
 class LoaderPart(LoaderBatches):
-    """The part of a worker in a DataLoader; see :class:`RowsPart`."""
+    """One worker's part of a DataLoader; see :class:`RowsPart`."""
 
     def __init__(self, loader: DataLoader, worker: Worker):
         super().__init__(loader, worker.rank, worker.world_size)
@@ -133,7 +133,7 @@ class LoaderPart(LoaderBatches):
 
 
 def of_config(data: Any, config: dict[str, Any]) -> Any:
-    """Return rows as they are, and what a function makes of a configuration.
+    """Return rows unchanged, or the loader or dataset that a function creates from a configuration.
 
     Returns
     -------
@@ -141,29 +141,32 @@ def of_config(data: Any, config: dict[str, Any]) -> Any:
     """
     if isinstance(data, TrialRows):
         return data
-    made = data(dict(config)) if callable(data) else data
-    if is_dataset(made):
-        return made
+    result = data(dict(config)) if callable(data) else data
+    if is_dataset(result):
+        return result
     from torch.utils.data import DataLoader, Dataset
 
-    if not isinstance(made, DataLoader | Dataset):
+    if not isinstance(result, DataLoader | Dataset):
         raise UsageError(
-            "The function given as data must return a torch DataLoader, or of Keras a "
-            f"tf.data.Dataset of (x, y), it returned {type(made).__name__}",
+            "The function passed as data must return a torch DataLoader, or for Keras a "
+            f"tf.data.Dataset of (x, y), but it returned {type(result).__name__}",
             code="function-result",
             argument="data",
         )
-    return as_loader(made, config, batch_size_of(config))
+    return as_loader(result, config, batch_size_of(config))
 
 
 def batch_size_of(config: Mapping[str, Any], data: object = None) -> int:
-    """Return the number of rows of a batch: that of a loader, or what a configuration asks for."""
+    """Return the batch size of a loader, else the one in the configuration."""
     size = getattr(data, "batch_size", None) or config.get("batch_size", _BATCH_SIZE)
     return check_positive("batch_size of a configuration", size)
 
 
 def part_of(data: TrialRows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
-    """Return the part of a worker in the data of a trial; an iterable loader is read to its end."""
+    """Return a worker's part of the trial data.
+
+    An iterable-style loader is first read to its end.
+    """
     if isinstance(data, TrialRows):
         return RowsPart(worker, _ArrayShard(data), list(data.features), list(data.targets))
     from torch.utils.data import IterableDataset
@@ -187,28 +190,27 @@ def trial_data(
     nulls_are_missing: bool = False,
     takes_categories: bool = False,
 ) -> Any:
-    """Return data as the trials of a search take it.
+    """Convert the user's data to the form that trials read.
 
     Parameters
     ----------
     name : str
-        For messages.
+        Argument name for messages.
     data : object
         Arrays or a pandas frame of the driver; Spark DataFrames, XShards, Parquet files and
         datasets of Ray; a DataLoader, or a function ``f(config)``.
     columns : tuple of (features, labels)
         Names of columns of frames.
     on_ray : bool
-        Put rows that are not the driver's into Ray's object store, else into files of this
-        machine.
+        Load distributed rows into Ray's object store; otherwise write them to local files.
     floats : str, optional
-        dtype of floating values; default: their own.
+        Dtype to which floating-point values are converted, by default unchanged.
     on_close : callable
-        Is called with a function that has to be called after the search.
+        Registers a cleanup function to call after the search.
     nulls_are_missing : bool
-        Nulls of features become NaN, which the model learns from.
+        Convert nulls of features to NaN, which the model treats as missing.
     takes_categories : bool
-        Features that are categories of pandas stay categories.
+        Keep categorical pandas features as categories.
 
     Returns
     -------
@@ -217,9 +219,9 @@ def trial_data(
     Raises
     ------
     UsageError
-        For data of another kind, and for rows that cannot become arrays.
+        If the type of data is not supported, or rows cannot be converted to arrays.
     """
-    input_type = kind_of(data)
+    input_type = input_type_of(data)
     if input_type in _DISTRIBUTED:
         config: dict[str, Any] = {"dtype": floats} if floats else {}
         config["nulls_are_missing"] = nulls_are_missing
@@ -252,7 +254,7 @@ def trial_data(
 
 
 def _with_names(data: Any, features: list, labels: list) -> tuple[Any, tuple[list, list]]:
-    """Return ``(x, y)`` of a frame and its targets as columns by name; other data as they are."""
+    """Convert a frame and its targets to named columns; return other data unchanged."""
     if features or not isinstance(data, tuple | list) or len(data) != 2:
         return data, (features, labels)
     x, y = data
@@ -265,25 +267,25 @@ def _with_names(data: Any, features: list, labels: list) -> tuple[Any, tuple[lis
 
 
 def _as_codes(data: Any, features: list) -> tuple[Any, dict[str, Any]]:
-    """Return named data with codes in place of the categories of pandas, and these."""
+    """Replace pandas categories by integer codes; return the data and the categories."""
     if not is_frame(data) and not isinstance(data, dict):
         return data, {}
     series = {name: data[name] for name in features or () if name in data}
-    found = {name: each.cat for name, each in series.items() if is_category(each)}
-    if found:
+    categorical = {name: each.cat for name, each in series.items() if is_category(each)}
+    if categorical:
         data = data.copy(deep=False) if is_frame(data) else dict(data)
-        for name, each in found.items():
+        for name, each in categorical.items():
             data[name] = each.codes.to_numpy().astype("int32")
-    return data, {name: each.categories for name, each in found.items()}
+    return data, {name: each.categories for name, each in categorical.items()}
 
 
 def is_category(column: object) -> bool:
-    """Return True for a Series of categories; does not import pandas."""
+    """Return True for a categorical pandas Series, without importing pandas."""
     return hasattr(column, "isna") and getattr(column, "dtype", None) == "category"
 
 
 def _rows(columns: Mapping[str, Any], features, labels, name) -> TrialRows:
-    """Return columns as rows; without names the data name their columns themselves."""
+    """Convert named columns to TrialRows; without feature names, derive them from the columns."""
     if any(isinstance(values, dict) for values in columns.values()):
         raise UsageError(
             f"{name}: the features of a search cannot be a dict or a map; pass a list of them, or "
@@ -310,7 +312,7 @@ def _rows_of_shard(shard: Shard, *names: Any) -> TrialRows:
 
 
 def _on_ray(feed) -> Any:
-    """Put rows into Ray's object store, once and past the driver."""
+    """Load rows into Ray's object store once, without passing through the driver."""
     import ray
 
     from bigdl.orca.cluster.ray import RayCluster
@@ -319,8 +321,8 @@ def _on_ray(feed) -> Any:
     try:
         read: Any = ray.remote(_read).options(num_returns=2)
         names = feed.feature_cols, feed.label_cols, feed.name
-        rows, problem = read.remote(plan.reader, *names)
-        error = ray.get(problem)  # before a trial begins
+        rows, failure = read.remote(plan.reader, *names)
+        error = ray.get(failure)  # raise before the first trial starts
         if error is not None:
             raise error.with_message(str(error))
         return rows
@@ -329,7 +331,7 @@ def _on_ray(feed) -> Any:
 
 
 def _read(reader, *names: Any) -> tuple[TrialRows | None, UsageError | None]:
-    """Return the rows of a plan for one worker, or what is wrong with them; a task of Ray."""
+    """Read all rows of a feed's plan in a Ray task; return the rows or the error."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with scratch_folder("rows") as folder:
         try:
@@ -340,7 +342,7 @@ def _read(reader, *names: Any) -> tuple[TrialRows | None, UsageError | None]:
 
 
 def _on_this_machine(feed, on_close) -> TrialRows:
-    """Write rows to files of this machine, by one worker of the Spark that runs on it."""
+    """Write rows to local files with one worker of the local Spark, and memory-map them."""
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.engines.spark import SparkEngine
 
@@ -353,8 +355,8 @@ def _on_this_machine(feed, on_close) -> TrialRows:
     cluster = SparkCluster.from_active()
     if not cluster.is_local:
         raise UsageError(
-            f"{feed.name} is a {feed.kind} of a cluster, but backend='local' searches on this "
-            "machine; pass backend='ray' with init_ray_on_spark=True",
+            f"{feed.name} is a {feed.kind} on a cluster, but backend='local' searches on this "
+            "machine only; pass backend='ray' with init_ray_on_spark=True",
             code="data-type",
             argument=feed.name,
         )
@@ -365,14 +367,14 @@ def _on_this_machine(feed, on_close) -> TrialRows:
 
     def write(worker):
         rows = _rows_of_shard(worker.shard, *names)
-        for number, array in enumerate([*rows.features.values(), *rows.targets.values()]):
-            np.save(f"{folder}/{number}.npy", array, allow_pickle=False)
+        for index, array in enumerate([*rows.features.values(), *rows.targets.values()]):
+            np.save(f"{folder}/{index}.npy", array, allow_pickle=False)
         return [list(rows.features), list(rows.targets)]
 
     columns = SparkEngine(cluster).run(write, feed, num_workers=1)[0]
-    numbers = itertools.count()
+    file_index = itertools.count()
     x, y = (
-        {n: np.load(f"{folder}/{next(numbers)}.npy", mmap_mode="r") for n in names}
+        {n: np.load(f"{folder}/{next(file_index)}.npy", mmap_mode="r") for n in names}
         for names in columns
     )
     return TrialRows(x, y)

@@ -13,14 +13,14 @@ from bigdl.runtime.shards.feed import Feed, InputPlan
 
 
 class FeedGroup(Feed):
-    """Inputs that travel together; the workers find each under its key in ``worker.shards``.
+    """Group of named inputs of one job; workers read each from ``worker.shards[key]``.
 
-    The columns of Spark DataFrames that all of them have get the types that they have in the first
-    one.
+    Columns that occur in several Spark DataFrames get the types of the first one.
 
     Parameters
     ----------
     feeds : dict of str to Feed
+        Inputs by key.
     """
 
     def __init__(self, feeds: Mapping[str, Feed]):
@@ -30,13 +30,13 @@ class FeedGroup(Feed):
 
     @property
     def version(self) -> dict[str, Any] | None:
-        """Versions by key, of the inputs that have one."""
+        """Versions of the inputs that have one, by key."""
         versions = {key: feed.version for key, feed in self.feeds.items()}
         return {key: each for key, each in versions.items() if each is not None} or None
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """Identities by key, of the inputs that have one."""
+        """Identities of the inputs that have one, by key."""
         identities = {key: feed.identity for key, feed in self.feeds.items()}
         return {key: each for key, each in identities.items() if each} or None
 
@@ -56,23 +56,25 @@ class FeedGroup(Feed):
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if len(self.feeds) == 1:
-            ((only, feed),) = self.feeds.items()
-            return feed.prepare(cluster, num_workers, name=only)
-        if all(isinstance(f, PackedFeed) and f.travels(cluster) for f in self.feeds.values()):
+            ((key, feed),) = self.feeds.items()
+            return feed.prepare(cluster, num_workers, name=key)
+        if all(isinstance(f, PackedFeed) and f.needs_packing(cluster) for f in self.feeds.values()):
             packed = cast("Mapping[str, PackedFeed]", self.feeds)
             return prepare_packed(packed, cluster, num_workers)
-        return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
+        return _combine_plans(
+            [f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()]
+        )
 
 
-def _combined(plans: Sequence[InputPlan]) -> InputPlan:
-    """Combine inputs that the workers read by themselves."""
+def _combine_plans(plans: Sequence[InputPlan]) -> InputPlan:
+    """Combine the plans of inputs that the workers read themselves."""
     closing = contextlib.ExitStack()
     for plan in plans:
         closing.callback(plan.close)
     if any(plan.frame is not None for plan in plans):
         closing.close()
         raise UsageError(
-            "These inputs cannot be read together; pass inputs of one kind", code="data-type"
+            "These inputs cannot be read together; pass inputs of the same type", code="data-type"
         )
     readers = [plan.reader for plan in plans]
 

@@ -1,8 +1,8 @@
-"""Arrays and pandas frames of the driver -> shards of columns.
+"""Conversion of arrays and pandas frames of the driver to shards of columns.
 
-Row i goes to shard ``i mod N``, so that without shuffling the global batches are those of one
-process. Workers on the driver's machine map files that the driver wrote; others get the rows
-through Spark, in cells.
+Row i goes to shard ``i mod N``, so without shuffling the global batches equal those of a single
+process. Workers on the driver's machine memory-map files that the driver writes; other workers
+receive the rows through Spark, packed in cells.
 """
 
 import functools
@@ -38,22 +38,23 @@ from bigdl.runtime.shards.values import (
 
 
 class ArrayFeed(PackedFeed):
-    """Arrays or a pandas DataFrame in the driver's memory as input.
+    """Feed of arrays or a pandas DataFrame in the driver's memory.
 
     Parameters
     ----------
     data : pandas.DataFrame, ndarray, tuple, list, dict or TensorDataset
-        See :mod:`bigdl.runtime.shards.values`. Those of a TensorDataset keep their dtypes.
+        See :mod:`bigdl.runtime.shards.values`. Tensors of a TensorDataset keep their dtypes.
     feature_cols, label_cols : sequence of str, optional
-        Columns of a frame, or arrays of a dict, for the model and targets.
+        Columns of a frame, or keys of a dict, for features and targets.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating-point values.
     name : str, optional
+        Name of the input in messages.
 
     Raises
     ------
     UsageError
-        For values that cannot become tensors.
+        If values cannot be converted to tensors.
     """
 
     kind = "array"
@@ -66,7 +67,7 @@ class ArrayFeed(PackedFeed):
 
     @functools.cached_property
     def _columns(self) -> tuple[int, list, list]:
-        """Number of rows, leaves and arrays of the features and targets."""
+        """Number of rows, and specs and arrays of features and targets."""
         data = self.data
         dtypes = self.dtypes
         if type(data).__name__ == "TensorDataset":
@@ -74,30 +75,30 @@ class ArrayFeed(PackedFeed):
         try:
             columns = columns_of(data, self.feature_cols, self.label_cols, **dtypes)
         except SourceError as error:
-            words = f"{self.name}: {error}" if self.name else str(error)
-            raise error.with_message(words) from None
+            message = f"{self.name}: {error}" if self.name else str(error)
+            raise error.with_message(message) from None
         return len(columns[0][2]), *grouped(columns)
 
     def check(self) -> None:
-        self._columns  # noqa: B018 - is made, and kept
+        self._columns  # noqa: B018 - computes and caches it
 
     def part(self, rank: int, num_workers: int) -> tuple[int, list, list]:
-        """Number, leaves and arrays of the rows of a shard."""
+        """Return number of rows, column specs and arrays of one shard."""
         rows, leaves, arrays = self._columns
-        own = [np.ascontiguousarray(array[rank::num_workers]) for array in arrays]
-        return len(range(rank, rows, num_workers)), leaves, own
+        shard_arrays = [np.ascontiguousarray(array[rank::num_workers]) for array in arrays]
+        return len(range(rank, rows, num_workers)), leaves, shard_arrays
 
     def check_local(self) -> None:
-        """Accept: the workers read files that the driver writes."""
+        """Accept local workers, which read files that the driver writes."""
 
-    def travels(self, cluster) -> bool:
+    def needs_packing(self, cluster) -> bool:
         return cluster.moves_rows_by == "spark" and not cluster.is_local
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        if self.travels(cluster):
+        if self.needs_packing(cluster):
             return super().prepare(cluster, num_workers, name=name)
         if cluster.moves_rows_by == "ray":
-            return self._through_ray(num_workers, name)
+            return self._prepare_on_ray(num_workers, name)
         folder = tempfile.TemporaryDirectory(
             dir=cluster.temp_dir, prefix="arrays-", ignore_cleanup_errors=True
         )
@@ -117,8 +118,8 @@ class ArrayFeed(PackedFeed):
 
         return InputPlan(None, read, folder.cleanup)
 
-    def _through_ray(self, num_workers, name):
-        """One block for each worker, in Ray's object store."""
+    def _prepare_on_ray(self, num_workers, name):
+        """Return a plan that stores one block per worker in Ray's object store."""
         import ray
 
         blocks = [ray.put(self.part(rank, num_workers)) for rank in range(num_workers)]
@@ -141,7 +142,7 @@ class ArrayFeed(PackedFeed):
         return frame_of_arrow(spark, table), (), lambda: None
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return a frame with predictions; of arrays the predictions alone."""
+        """Return a frame with predictions, or the predictions alone for arrays."""
         if type(self.data).__module__.startswith("torch"):
             raise not_predicted(type(self.data).__name__)
         predict = predictor.shard_predictor(cluster.threads_per_task)
@@ -176,18 +177,18 @@ class ArrayFeed(PackedFeed):
 
 
 def input_arrays(data: Any, named: bool) -> tuple[dict, int]:
-    """Return the model's inputs among arrays in memory, and how many rows they have.
+    """Select the model's input arrays and return them with their number of rows.
 
     Parameters
     ----------
     data : ndarray, or a tuple, list or dict of them
     named : bool
-        True if the user names the model's inputs among those of a dict.
+        True if the user passed the names of the model's inputs in a dict.
 
     Raises
     ------
     UsageError
-        For values that are no arrays of rows, or of different numbers of rows.
+        If values are not arrays with rows, or have different numbers of rows.
     """
     if not named and not isinstance(data, dict):
         data = {"x": data}
@@ -196,12 +197,12 @@ def input_arrays(data: Any, named: bool) -> tuple[dict, int]:
     for array in arrays:
         if not isinstance(array, np.ndarray) or not array.ndim:
             raise UsageError(
-                f"predict takes numpy arrays with rows, got {type(array).__name__} among them",
+                f"predict needs numpy arrays with rows, but one input is {type(array).__name__}",
                 code="data-type",
             )
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) != 1:
         raise UsageError(
-            f"The arrays must be of equal numbers of rows, they have {sizes}", code="data-shape"
+            f"The arrays must have equal numbers of rows, but have {sizes}", code="data-shape"
         )
     return data, sizes[0]

@@ -1,21 +1,20 @@
-"""DataLoaders, Datasets and functions that make them, as input.
+"""Feeds of DataLoaders, Datasets and functions that create them.
 
-What travels is the loader itself or the function, never its rows: every worker has the whole
-loader and takes a part of it.
+The loader or function is sent to the workers, never its rows: every worker has the whole loader and
+reads a part of it.
 
-*map-style data* is read live in every epoch, so random augmentation stays random. The rows of an
-epoch are those that the loader's sampler gives; worker r of N takes number r, r + N, r + 2N, ...
-of them, without padding or dropping. A loader that reads in order or that shuffles is cut like any
-other input (the shuffle is a permutation of (seed, epoch)); another sampler (weighted, a subset,
-one of the user's) is asked once per epoch on every worker under one seed of (seed, epoch), so that
-all of them get the same list.
+*Map-style data* is read again in every epoch, so random augmentation stays random. The loader's
+sampler determines the rows of an epoch; worker r of N takes the rows r, r + N, r + 2N, ... without
+padding or dropping. A loader with sequential or random sampling is split like any other input (the
+shuffle is a permutation of (seed, epoch)). Any other sampler (weighted, a subset, a user's) runs
+once per epoch on every worker with one seed of (seed, epoch), so all workers get the same indices.
 
-*iterable data* is read once by every worker to its end into a spool, and shuffled from there. Each
-worker reads its own loader: one that does not know its rank gives every worker the same rows. Its
-elements must be numbers and arrays of equal shapes.
+*Iterable data* is read once to its end by every worker into a spool, and shuffled from there. Each
+worker has a copy of the loader, so a loader that ignores the rank gives every worker the same rows.
+The elements must be numbers and arrays of equal shapes.
 
-The order, and so the batches, do not depend on how many processes load: every batch is made under
-a seed of its own.
+The order of batches does not depend on the number of loading processes, because every batch has a
+separate seed.
 """
 
 import functools
@@ -30,22 +29,23 @@ from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
 
 class LoaderFeed(Feed):
-    """A ``DataLoader``, a ``Dataset`` or a function ``creator(config, batch_size)``.
+    """Feed of a ``DataLoader``, a ``Dataset`` or a function ``creator(config, batch_size)``.
 
     Parameters
     ----------
     source : DataLoader, Dataset or callable
         A function is called in every worker and returns a DataLoader or Dataset.
     feature_cols, label_cols : sequence of str, optional
-        Keys of the model's inputs and the targets, where batches are dicts.
+        Keys of features and targets, if batches are dicts.
     config : dict, optional
-        For the function.
+        Argument of the function.
     name : str, optional
+        Name of the input in messages.
 
     Raises
     ------
     UsageError
-        If it cannot be pickled.
+        If the source cannot be pickled.
     """
 
     kind = "DataLoader"
@@ -63,16 +63,16 @@ class LoaderFeed(Feed):
         what = "function" if is_function else type(source).__name__
         return pickled_by_value(
             source,
-            f"The {what} given as {self.name or 'data'} cannot be shipped to the workers",
-            "pass a function (config, batch_size) that makes the loader in the worker instead",
+            f"The {what} passed as {self.name or 'data'} cannot be sent to the workers",
+            "pass a function (config, batch_size) that creates the loader in the worker",
         )
 
     def shippable(self) -> Any:
-        """Return the source in a form that can be pickled."""
+        """Return the source in a picklable form."""
         return self.source
 
     def check(self) -> None:
-        self._payload  # noqa: B018 - is made, and kept
+        self._payload  # noqa: B018 - computes and caches it
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> NoReturn:
         raise not_predicted(type(self.source).__name__)
@@ -90,7 +90,7 @@ class LoaderFeed(Feed):
 
 
 class TensorFlowFeed(LoaderFeed):
-    """A ``tf.data.Dataset``, which travels as its graph; for models of Keras."""
+    """Feed of a ``tf.data.Dataset``, sent as its graph; for Keras models only."""
 
     def shippable(self) -> Any:
         from bigdl.training.keras.data import shipped_dataset
@@ -100,7 +100,7 @@ class TensorFlowFeed(LoaderFeed):
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> NoReturn:
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
-            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
-            "get_model().predict for it",
+            "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; call "
+            "get_model().predict",
             code="data-type",
         )

@@ -1,8 +1,7 @@
-"""Rows packed in cells for an exchange, by Spark or by Ray, and unpacked in the worker.
+"""Packing of rows in binary cells for a shuffle by Spark or Ray, and unpacking in workers.
 
-A *cell* holds many rows that go to the same shard, packed as one binary value; it is one row of the
-frame that is shuffled.  Spark moves, sorts and copies a few large cells where it would have to
-handle many small rows.
+A *cell* is one row of the shuffled frame: a binary value with many rows of the same shard.  Spark
+moves, sorts and copies a few large cells, which is faster than many small rows.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 
 CELL = "target int, part int, source int, seq long, meta string, data binary"
-"""Spark's schema of a cell: its shard, the number of its frame, its place (source partition,
-sequence number), what the values are, and the values."""
+"""Spark schema of a cell: shard, frame, source partition, sequence number, specs and values."""
 
-PIECE = 32 << 20  # bytes of one cell at most, but for a single larger row
+PIECE = 32 << 20  # maximum bytes of a cell with more than one row
 
 
 def packer(part: int, name: str | None, specs, num_workers: int):
@@ -41,10 +39,11 @@ def packer(part: int, name: str | None, specs, num_workers: int):
     Parameters
     ----------
     part : int
-        Number of the frame among those that travel together.
+        Number of the frame among the frames of the exchange.
     name : str or None
-        Name of the frame, for messages about its rows.
+        Name of the frame, for error messages.
     specs : sequence of ColumnSpec
+        Conversions of the columns.
     num_workers : int
     """
     pack = rows_packer(part, name, num_workers)
@@ -52,7 +51,7 @@ def packer(part: int, name: str | None, specs, num_workers: int):
     def pack_batches(batches):
         from pyspark import TaskContext
 
-        freeze_modules()  # there may be many more partitions than cores
+        freeze_modules()  # there may be far more partitions than cores
         chunks = (decode_batch(specs, batch) for batch in batches if batch.num_rows)
         for cell in pack(TaskContext.get().partitionId(), chunks):
             yield one_row(cell, CELL)
@@ -61,17 +60,17 @@ def packer(part: int, name: str | None, specs, num_workers: int):
 
 
 def rows_packer(part: int, name: str | None, num_workers: int):
-    """Return a function that packs the rows of a source partition of arrays.
+    """Return a function that packs a source partition's arrays of rows.
 
     Row i of source partition p goes to shard ``(i + p) mod N``.
 
     Returns
     -------
     callable
-        ``pack(source, chunks)`` of iterables of (leaves, arrays), all with rows; it yields the
-        values of cells in the order of :data:`CELL`.
+        ``pack(source, chunks)`` takes non-empty (leaves, arrays) and yields cells as tuples in
+        the order of :data:`CELL`.
     """
-    piece = PIECE  # shipped by value
+    piece = PIECE  # captured by the pickled function
 
     def to_all(source, sequence, meta):
         return ((target, part, source, sequence, meta, b"") for target in range(num_workers))
@@ -84,7 +83,7 @@ def rows_packer(part: int, name: str | None, num_workers: int):
                 num_rows = len(arrays[0])
                 meta = json.dumps([vars(leaf) for leaf in leaves])
                 if meta not in known:
-                    # every shard learns what the rows look like, also one that gets none of them
+                    # every shard gets the array specs, even without rows
                     known.add(meta)
                     yield from to_all(source, sequence, meta)
                 for low, high in _pieces(arrays, num_rows, num_workers, piece):
@@ -98,36 +97,36 @@ def rows_packer(part: int, name: str | None, num_workers: int):
                     sequence += 1
                 offset += num_rows
         except SourceError as error:
-            words = f"{name}: {error}" if name else str(error)
-            meta = json.dumps({"error": words, "code": error.code, "facts": error.facts})
+            message = f"{name}: {error}" if name else str(error)
+            meta = json.dumps({"error": message, "code": error.code, "facts": error.facts})
             yield from to_all(source, sequence, meta)
 
     return pack
 
 
 def cell_table(cells):
-    """Cells of :func:`rows_packer` as an Arrow table."""
+    """Convert cells of :func:`rows_packer` to an Arrow table."""
     import pyarrow as pa
 
     return pa.Table.from_batches(one_row(cell, CELL) for cell in cells)
 
 
 def _pieces(arrays, rows, num_workers, limit):
-    """Ranges of rows of which no shard gets more than `limit` bytes, or a row if that is larger."""
+    """Split rows into ranges with at most `limit` bytes per shard, or one larger row."""
     width = sum(a.nbytes for a in arrays) // rows
     step = max(1, limit // max(width, 1)) * num_workers
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]
 
 
 def packed_reader(names, specs):
-    """Return the ``InputPlan.reader`` that writes the cells of a worker to its spools.
+    """Return the ``InputPlan.reader`` that writes a worker's cells to its spools.
 
     Parameters
     ----------
     names : sequence of str
-        Names of the frames that travel together, in the order of their numbers.
+        Names of the frames of the exchange, in the order of their numbers.
     specs : sequence of sequence of ColumnSpec
-        The columns of each.
+        Columns of each frame.
     """
 
     def read(batches, open_spool):
@@ -154,7 +153,7 @@ def packed_reader(names, specs):
 
 
 def _layout(text):
-    """The leaves of a cell and the bytes of a row of each."""
+    """Return the array specs of a cell, and the bytes per row of each."""
     doc = json.loads(text)
     if isinstance(doc, dict):
         raise SourceError(doc["error"], code=doc["code"], **doc["facts"])
@@ -164,17 +163,17 @@ def _layout(text):
 
 
 class ColumnFeed(Feed):
-    """A Feed whose values become columns by the rules of :mod:`bigdl.runtime.shards.columns`.
+    """Base class of feeds whose values are converted by :mod:`bigdl.runtime.shards.columns`.
 
     Parameters
     ----------
     feature_cols, label_cols : sequence of str, optional
-        Columns for the model and targets, in the model's order.
+        Feature and target columns, in the model's order.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values;
-        ``config["nulls_are_missing"]``: nulls of scalar features are NaN.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating-point values;
+        ``config["nulls_are_missing"]``: convert nulls of scalar features to NaN.
     name : str, optional
-        What messages call the input, e.g. ``"validation_data"``.
+        Name of the input in messages, e.g. ``"validation_data"``.
     """
 
     def __init__(self, feature_cols=None, label_cols=None, config=None, *, name=None):
@@ -185,21 +184,21 @@ class ColumnFeed(Feed):
 
     @functools.cached_property
     def dtypes(self) -> dict[str, Any]:
-        """Keywords by which values become columns."""
+        """Keyword arguments for the conversion of values to columns."""
         config = self.config
         dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
-        if config.get("nulls_are_missing"):  # what learns from NaN
+        if config.get("nulls_are_missing"):  # for models that support NaN
             dtypes["missing"] = self.feature_cols or ()
         return dtypes
 
 
 class PackedFeed(ColumnFeed):
-    """A Feed whose rows can travel in cells, alone or together with those of others."""
+    """Base class of feeds whose rows can be packed in cells, alone or with other feeds."""
 
     def check_local(self) -> None:
         raise UsageError(
-            f'{self.name or "data"} is a {self.kind}, which backend="local" cannot read; pass a '
-            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"',
+            f'{self.name or "data"} is a {self.kind}, which backend="local" does not support; '
+            'pass a path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"',
             code="data-type",
             argument=self.name,
         )
@@ -208,25 +207,25 @@ class PackedFeed(ColumnFeed):
     def cells(
         self, number: int, num_workers: int, reference: PackedFeed | None = None
     ) -> tuple[Any, Sequence, Callable[[], None]]:
-        """The rows as a DataFrame of cells.
+        """Return the rows as a DataFrame of cells.
 
         Parameters
         ----------
         number : int
-            The ``part`` of its cells.
+            The ``part`` of the cells.
         num_workers : int
         reference : PackedFeed, optional
-            The Feed whose columns' types these must have.
+            Feed whose column types the columns of the same name must have.
 
         Returns
         -------
         frame, specs, close
-            The columns' :class:`~bigdl.runtime.shards.columns.ColumnSpec`, if they are known, and
-            what frees what was persisted.
+            The frame of cells; the :class:`~bigdl.runtime.shards.columns.ColumnSpec` of each
+            column, if known; and a function that unpersists cached data.
         """
 
-    def travels(self, cluster) -> bool:
-        """Return True if the rows must travel in cells to reach the workers of a cluster."""
+    def needs_packing(self, cluster) -> bool:
+        """Return True if rows must be packed in cells to reach the cluster's workers."""
         return True
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
@@ -236,7 +235,7 @@ class PackedFeed(ColumnFeed):
 def prepare_packed(
     feeds: Mapping[str, PackedFeed], cluster: Cluster, num_workers: int
 ) -> InputPlan:
-    """Send the rows of all feeds to their shards in one exchange, by Spark or through Ray."""
+    """Send the rows of all feeds to their shards in one exchange, with Spark or Ray."""
     specs: list[Sequence] = []
     first = next(iter(feeds.values()))
     cells: Any = None
@@ -246,7 +245,7 @@ def prepare_packed(
             opened.callback(close)
             if is_connect(frame) and not isinstance(cluster, ConnectCluster):
                 raise UsageError(
-                    f"{feed.name or 'data'} is of Spark Connect, which the workers of this backend "
+                    f"{feed.name or 'data'} is a Spark Connect frame, which this backend's workers "
                     'cannot read; use backend="spark", or pass a path of Parquet files',
                     code="data-type",
                     argument=feed.name,
@@ -263,7 +262,7 @@ def prepare_packed(
 
 
 def blocks_input(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
-    """Return an input of the cells of each worker, which lie in Ray's object store as tables."""
+    """Return the plan of an input whose cells are tables in Ray's object store."""
 
     def read(batches, open_spool):
         import ray

@@ -1,10 +1,10 @@
-"""Tables of Parquet files -> shards of columns, read by the workers themselves.
+"""Feed of Parquet files and lake tables, which the workers read themselves.
 
 The driver reads the files' footers only, and the log of a Delta Lake or Iceberg table
 (:mod:`bigdl.orca.data.lake_tables`). Every worker decodes its range of rows with pyarrow and
-spools it. There is no scan by Spark, so the JVM never sees a row.
+spools it. Spark does not scan the files, so no rows pass through the JVM.
 
-Needs pyarrow, so it is imported where it is used.
+The module needs pyarrow, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.data.lake_tables.table import LakeTable, cut, read_ranges
-from bigdl.orca.data.arrow_types import in_type_of, spark_type
+from bigdl.orca.data.arrow_types import cast_to_spec, spark_type
 from bigdl.orca.data.feeds import feed_of
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
@@ -31,28 +31,31 @@ from bigdl.runtime.shards.values import grouped
 
 logger = logging.getLogger("bigdl.orca")
 
-_BATCH_BYTES = 512 << 10  # of a record batch, about
+_BATCH_BYTES = 512 << 10  # approximate size of a record batch
 
 
 class ParquetFeed(ColumnFeed):
-    """Tables of Parquet files as input.
+    """Feed of Parquet files, or of a Delta Lake or Iceberg table.
 
     Parameters
     ----------
     data : str, path, sequence of them, deltalake.DeltaTable, pyiceberg.table.Table or DataScan
         Files, or directories of files, also partitioned by ``column=value`` directories; or a
-        Delta Lake or Iceberg table, as :func:`~bigdl.orca.data.lake_tables.open_table` takes it.
-        Local paths, or URLs of fsspec such as ``s3://...``. Every worker must see the files.
+        Delta Lake or Iceberg table for :func:`~bigdl.orca.data.lake_tables.open_table`. Paths are
+        local or fsspec URLs such as ``s3://...``. Every worker must be able to read the files.
     feature_cols, label_cols : sequence of str
+        Feature and target columns.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating columns.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating-point
+        columns.
     name : str, optional
+        Name of the input in messages.
 
     Raises
     ------
     UsageError
-        For a path without Parquet files, a missing column, a type that cannot become a tensor,
-        files that differ in the type of a column, or a table that cannot be read exactly.
+        If a path has no Parquet files, a column is missing or cannot be converted to a tensor,
+        the files have different types for a column, or the table cannot be read exactly.
     """
 
     kind = "path"
@@ -60,7 +63,7 @@ class ParquetFeed(ColumnFeed):
     def __init__(self, data, feature_cols, label_cols=(), config=None, *, name=None):
         super().__init__(feature_cols, label_cols, config, name=name)
         self.data = data
-        self._rows: Feed | None = None  # that predictions have read
+        self._cached_rows_feed: Feed | None = None  # the feed of predictions, once opened
 
     @functools.cached_property
     def _table(self) -> LakeTable:
@@ -68,12 +71,12 @@ class ParquetFeed(ColumnFeed):
 
     @functools.cached_property
     def _types(self) -> dict:
-        """Spark's types of the columns by name."""
+        """Spark types of the columns by name."""
         table, schema = self._table, self._table.schema
         if not self.feature_cols:
             raise UsageError(
-                "feature_cols is required for Parquet files; pass the names of the columns that "
-                f"the model takes, of {schema.names}",
+                "feature_cols is required for Parquet files; pass the names of the feature "
+                f"columns, from {schema.names}",
                 code="argument-missing",
                 argument="feature_cols",
                 columns=list(schema.names),
@@ -92,7 +95,7 @@ class ParquetFeed(ColumnFeed):
         return self._table.row_groups([spec.name for spec in self.specs])
 
     def check(self) -> None:
-        self._ranges  # noqa: B018 - is made of the specs, and kept
+        self._ranges  # noqa: B018 - computes and caches it
 
     def follow(self, inputs: list | None) -> None:
         features = [(name, self._types[name]) for name in self.feature_cols or ()]
@@ -109,28 +112,28 @@ class ParquetFeed(ColumnFeed):
         return self._table.identity or None
 
     def at(self, version: str | None, identity: dict | None = None) -> ParquetFeed:
-        found = self._at(version, identity)
-        if identity and found.version == version and found.identity != identity:
+        feed_at_version = self._at(version, identity)
+        if identity and feed_at_version.version == version and feed_at_version.identity != identity:
             logger.warning(
-                "%s is not what the checkpoint was trained on: its files have changed since (%d "
-                "then, %d now). The fit goes on with the rows that are there now",
-                found._table.name,
+                "The files of %s changed since the checkpoint was written (%d files then, %d "
+                "now). Training continues with the current rows",
+                feed_at_version._table.name,
                 identity["count"],
-                found._table.identity["count"],
+                feed_at_version._table.identity["count"],
             )
-        return found
+        return feed_at_version
 
     def _at(self, version: str | None, identity: dict | None) -> ParquetFeed:
         if version is None or self.version is None:
             return self
         if (
             identity
-            and _place(self.version) == _place(version)
+            and _table_path(self.version) == _table_path(version)
             and self._table.identity["table"] != identity["table"]
         ):
             logger.warning(
-                "The checkpoint was trained on %s of a table that was made anew since (its id was "
-                "%s and is %s). The fit goes on with the new one, %s",
+                "The checkpoint was trained on %s, but the table was recreated since (its id was "
+                "%s and is %s). Training continues with the new table, %s",
                 version,
                 identity["table"],
                 self._table.identity["table"],
@@ -139,9 +142,9 @@ class ParquetFeed(ColumnFeed):
             return self
         if self.version == version:
             return self
-        if self._table.is_pinned or _place(self.version) != _place(version):
+        if self._table.is_pinned or _table_path(self.version) != _table_path(version):
             logger.warning(
-                "The checkpoint was trained on %s, and the fit goes on with %s",
+                "The checkpoint was trained on %s; training continues with %s",
                 version,
                 self.version,
             )
@@ -159,39 +162,41 @@ class ParquetFeed(ColumnFeed):
 
         def read(batches, open_spool):
             writer = open_spool(name, specs)
-            of_worker = ranges[open_spool.rank]
-            writer.expect(sum(each.rows for each in of_worker))
-            for sequence, arrays in enumerate(read_ranges(columns, of_worker, batch_rows)):
-                leaves_of = [
+            worker_ranges = ranges[open_spool.rank]
+            writer.expect(sum(each.rows for each in worker_ranges))
+            for sequence, arrays in enumerate(read_ranges(columns, worker_ranges, batch_rows)):
+                values_of_columns = [
                     (spec.name, key, values)
                     for spec, array in zip(specs, arrays, strict=True)
-                    for key, values in decode(spec, in_type_of(spec, array))
+                    for key, values in decode(spec, cast_to_spec(spec, array))
                 ]
-                # a batch is small enough to be turned to rows within a cache
-                leaves, values = grouped(leaves_of)
-                ready = [np.ascontiguousarray(each) for each in values]
-                writer.append(0, sequence, len(arrays[0]), leaves, ready)
+                # a batch is small enough to be transposed to rows in the CPU cache
+                leaves, values = grouped(values_of_columns)
+                contiguous = [np.ascontiguousarray(each) for each in values]
+                writer.append(0, sequence, len(arrays[0]), leaves, contiguous)
             return {name: Shard(writer.finish())}
 
         return InputPlan(None, read)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return the rows with predictions as a lazy DataFrame, a Dataset of Ray or a pandas frame,
-        whichever the tasks of the cluster read."""
-        return self._read(cluster).predict(predictor, cluster)
+        """Return the rows with predictions, as a Spark, Ray or pandas frame.
+
+        The cluster determines the type: a lazy Spark DataFrame, a Ray Dataset or a pandas frame.
+        """
+        return self._rows_feed(cluster).predict(predictor, cluster)
 
     def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
-        return self._read(cluster).sample(sampler, partitions, cluster)
+        return self._rows_feed(cluster).sample(sampler, partitions, cluster)
 
-    def _read(self, cluster: Cluster) -> Feed:
-        """Return the Feed of the rows as the tasks of a cluster read them; it is made once."""
-        if self._rows is None:
+    def _rows_feed(self, cluster: Cluster) -> Feed:
+        """Return the Feed from which the cluster's tasks read the rows; it is created once."""
+        if self._cached_rows_feed is None:
             columns = self.feature_cols, None, self.config
-            self._rows = cast("Feed", feed_of(self._opened(cluster), *columns))
-        return self._rows
+            self._cached_rows_feed = cast("Feed", feed_of(self._open_frame(cluster), *columns))
+        return self._cached_rows_feed
 
-    def _opened(self, cluster: Cluster) -> Any:
-        """Return a DataFrame of Spark, a Dataset of Ray or a pandas frame."""
+    def _open_frame(self, cluster: Cluster) -> Any:
+        """Open the table as a Spark DataFrame, a Ray Dataset or a pandas frame."""
         spark: Any = cluster
         if not is_lake(self.data) and cluster.moves_rows_by != "files":
             data = self.data if isinstance(self.data, list | tuple) else [self.data]
@@ -210,12 +215,12 @@ class ParquetFeed(ColumnFeed):
         return frames.spark_frame(self._table, spark.spark)
 
 
-def _place(version: str | None) -> str:
-    """The kind and path of the table that a version is of."""
+def _table_path(version: str | None) -> str:
+    """Return format and path of a versioned table name, without the version."""
     return (version or "").rpartition("@")[0]
 
 
 def _batch_rows(specs):
     scalars = sum(spec.ndim == 0 and spec.kind == "plain" for spec in specs)
-    # the lengths of arrays are not known: such rows may be long
+    # rows with arrays may be long, because their lengths are unknown
     return max(1024, _BATCH_BYTES // (8 * max(1, scalars))) if scalars == len(specs) else 4096

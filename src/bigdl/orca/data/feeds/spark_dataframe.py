@@ -1,17 +1,17 @@
-"""Spark DataFrame -> shards of columns.
+"""Conversion of a Spark DataFrame to shards of columns.
 
-Columns are converted in the JVM, cross to Python as Arrow record batches and are spooled.  Two
-ways lead to exactly N shards, since a barrier stage accepts no ``coalesce``:
+The JVM converts the columns, sends them to Python as Arrow record batches, and workers spool them.
+A barrier stage does not support ``coalesce``, so there are two ways to get exactly N shards:
 
 *direct*
-    A cached frame of N near-equal partitions is read as it is, inside the barrier stage.
+    A cached frame of N near-equal partitions is read unchanged, inside the barrier stage.
 *packed*
-    Otherwise an ordinary stage converts the rows, cuts every record batch in N parts and packs
-    each part in cells (:mod:`~bigdl.orca.data.feeds.packing`), which Spark's shuffle moves.  The
-    shards are equal to one row per source partition.
+    Otherwise an ordinary stage converts the rows, splits every record batch into N parts and packs
+    each part in cells (:mod:`~bigdl.orca.data.feeds.packing`), which Spark shuffles.  The sizes of
+    shards differ by at most one row per source partition.
 
-Every chunk carries (source partition, sequence number) from before the exchange, and the spool is
-ordered by it, so the order of the rows does not depend on the network.
+Every chunk keeps its source partition and sequence number through the exchange, and the spool is
+sorted by them, so the order of rows does not depend on the network.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from bigdl.runtime.shards.shard import Shard
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_BATCH_BYTES = 64 << 20  # of an Arrow batch
-_NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
+_BATCH_BYTES = 64 << 20  # maximum size of an Arrow batch
+_NEAR = 0.05  # maximum difference of near-equal partition sizes, relative to their mean
 
 
 class SparkDataFrameFeed(PackedFeed):
-    """A Spark DataFrame as input of training, evaluation or ``Engine.run``.
+    """Feed of a Spark DataFrame, for training, evaluation and ``Engine.run``.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Of the active session, classic or Spark Connect.
+        Frame of the active session, classic or Spark Connect.
     feature_cols, label_cols : sequence of str
-        Columns for the model and targets, in the model's order.
+        Feature and target columns, in the model's order.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating columns.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating-point
+        columns.
     name : str, optional
-        What messages call the frame, e.g. ``"validation_data"``.
+        Name of the frame in messages, e.g. ``"validation_data"``.
 
     Raises
     ------
     UsageError
-        For a missing column, or a type that cannot become a tensor.
+        If a column is missing or cannot be converted to a tensor.
     """
 
     kind = "Spark DataFrame"
@@ -84,20 +85,20 @@ class SparkDataFrameFeed(PackedFeed):
         if cluster.moves_rows_by == "ray" or not self._is_cached_in(num_workers):
             return super().prepare(cluster, num_workers, name=name)
         direct = self.direct(name)
-        # the workers look at the sizes once they have them: to count first costs another job
+        # workers check the sizes after reading, because counting first needs another job
         direct.accept = _near_equal
         direct.otherwise = functools.partial(super().prepare, cluster, num_workers, name=name)
         return direct
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> DataFrame:
-        """Return a lazy plan that keeps all columns and the order of rows."""
+        """Return a lazy DataFrame with predictions, all columns and the order of rows."""
         return predictor.predict_frame(self.frame, cluster.threads_per_task)
 
     def sample(self, sampler: RowSampler, partitions: int, cluster: Cluster) -> list:
         return sampler.take_from_frame(self.frame, partitions)
 
     def direct(self, name: str) -> InputPlan:
-        """Of a frame whose partitions are the shards."""
+        """Return the plan of a frame whose partitions are used as shards."""
         specs = self.specs
 
         def read(batches, open_spool):
@@ -118,13 +119,13 @@ class SparkDataFrameFeed(PackedFeed):
         specs, frame = self._specs_like(reference), self.frame
         converted, close = project(frame, specs), lambda: None
         if not spark_plan.is_deterministic(frame):
-            # a retry that had to run this plan again would see other rows
+            # a retry that runs this plan again may produce other rows
             close = converted.persist().unpersist
         packed = converted.mapInArrow(packer(number, self.name, specs, num_workers), CELL)
         return packed, specs, close
 
     def _specs_like(self, reference):
-        """The columns in the types that those of the same name have in another frame."""
+        """Return the column specs, with the types of equally named columns of another feed."""
         if reference is None:
             return self.specs
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
@@ -138,9 +139,9 @@ class SparkDataFrameFeed(PackedFeed):
         ]
 
     def _is_cached_in(self, num_workers):
-        """Return True if the frame is cached in as many partitions as there are workers."""
+        """Return True if the frame is cached in exactly one partition per worker."""
         return (
-            not spark_plan.is_connect(self.frame)  # whose partitions nobody can see
+            not spark_plan.is_connect(self.frame)  # its partitions are not accessible
             and spark_plan.is_cached(self.frame)
             and self.frame.rdd.getNumPartitions() == num_workers
             and bool(spark_plan.fits_barrier(self.frame, num_workers))
@@ -148,7 +149,7 @@ class SparkDataFrameFeed(PackedFeed):
 
 
 def _settings(frame, specs) -> dict[str, str]:
-    """Lift the limit of bytes where that of rows is enough: Spark checks it before every row."""
+    """Lift Arrow's byte limit if the row limit suffices; Spark checks it before each row."""
     rows = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
     scalars = all(spec.kind == "plain" and spec.ndim == 0 for spec in specs)
     if scalars and 0 < rows * len(specs) * 8 <= _BATCH_BYTES:
@@ -161,26 +162,28 @@ def _near_equal(rows: list[int]) -> bool:
 
 
 def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dict:
-    """Types of `columns` by name; a UsageError when the frame cannot give them."""
+    """Return the types of `columns` by name; raise UsageError if the frame lacks a column."""
     name = name or "The DataFrame"
     if not columns:
         raise UsageError(
-            "feature_cols is required for a Spark DataFrame; pass the names of the columns that "
-            f"the model takes, of {list(frame.columns)}",
+            "feature_cols is required for a Spark DataFrame; pass the names of the feature "
+            f"columns, from {list(frame.columns)}",
             code="argument-missing",
             argument="feature_cols",
             columns=list(frame.columns),
         )
     check_frame(frame)
     types: dict = {}
-    alike: dict[str, list[str]] = {}  # columns that Spark does not tell apart
-    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    ambiguous: dict[str, list[str]] = {}  # columns that Spark does not distinguish
+    case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     for field in frame.schema.fields:
         types[field.name] = field.dataType
-        alike.setdefault(field.name if exact else field.name.lower(), []).append(field.name)
+        ambiguous.setdefault(field.name if case_sensitive else field.name.lower(), []).append(
+            field.name
+        )
     find_columns(columns, frame.columns, name)
     for column in columns:
-        same = alike[column if exact else column.lower()]
+        same = ambiguous[column if case_sensitive else column.lower()]
         if len(same) > 1:
             raise UsageError(
                 f"{name} has more than one column '{column}': {same}; rename one first",
@@ -191,17 +194,18 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
     return types
 
 
-def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None:
-    """Refuse columns that an input does not have."""
+def find_columns(columns: Sequence[str], available: Sequence[str], owner: str) -> None:
+    """Raise UsageError for columns that an input does not have."""
     for column in columns:
         if not isinstance(column, str):
             raise UsageError(f"Column names must be strings, got {column!r}", code="argument-type")
-        if column not in has:
+        if column not in available:
             raise UsageError(
-                f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has),
+                f"{owner} has no column '{column}'; it has {list(available)}"
+                + _suggestion(column, available),
                 code="column-missing",
                 column=column,
-                columns=list(has),
+                columns=list(available),
             )
 
 

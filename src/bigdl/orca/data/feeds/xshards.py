@@ -1,8 +1,8 @@
-"""XShards and datasets of Ray -> shards of columns.
+"""Feeds of XShards and Ray Datasets.
 
-The elements of an RDD, or of partitions in Ray's object store, are converted to arrays where they
-are and travel in the cells of :mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its
-part of the rows whatever the shards' number and sizes are, and nothing goes through the driver.
+Tasks convert the elements of an RDD, or of partitions in Ray's object store, to arrays and pack
+them in cells (:mod:`~bigdl.orca.data.feeds.packing`).  So every worker gets its part of the rows
+for any number and size of shards, and no rows pass through the driver.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
 
 
 class ShardsFeed(ColumnFeed):
-    """Shards that are Python objects as input, wherever they are.
+    """Base class of feeds of shards that are Python objects.
 
     Parameters
     ----------
     shards : SparkXShards, RayXShards or ray.data.Dataset
-        Of pandas frames, of dicts ``{"x": ..., "y": ...}``, or of tuples of arrays; see
+        Shards of pandas frames, dicts ``{"x": ..., "y": ...}``, or tuples of arrays; see
         :mod:`bigdl.runtime.shards.values`. A shard may have no rows.
     feature_cols, label_cols : sequence of str, optional
-        Columns of frames, or arrays of dicts, for the model and targets.
+        Columns of frames, or keys of dicts, for features and targets.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating-point values.
     name : str, optional
+        Name of the input in messages.
     """
 
     def __init__(self, shards, feature_cols=None, label_cols=None, config=None, *, name=None):
@@ -53,13 +54,13 @@ class ShardsFeed(ColumnFeed):
         self.shards = shards
 
     def chunker(self) -> Callable[[Iterable], Iterator[tuple[list, list]]]:
-        """Return what yields the leaves and arrays of every shard that has rows."""
+        """Return a function that yields the column specs and arrays of every non-empty shard."""
         names, dtypes = (self.feature_cols, self.label_cols), self.dtypes
 
         def chunks(shards):
             for shard in shards:
                 if names[0] and _is_empty(shard):
-                    continue  # it may have no columns either, as a block of Ray
+                    continue  # an empty block of Ray may have no columns
                 columns = columns_of(shard, *names, **dtypes)
                 if len(columns[0][2]):
                     yield grouped(columns)
@@ -75,13 +76,13 @@ def _is_empty(shard: Any) -> bool:
 
 
 class XShardsFeed(ShardsFeed, PackedFeed):
-    """``SparkXShards`` as input."""
+    """Feed of ``SparkXShards``."""
 
     kind = "SparkXShards"
     is_in_spark = True
 
     def labelled(self) -> SparkXShards:
-        """Return the shards with their targets, for a fit or an evaluation."""
+        """Return the shards with their targets, for training or evaluation."""
         return self.shards
 
     def cells(self, number, num_workers, reference=None):
@@ -95,10 +96,10 @@ class XShardsFeed(ShardsFeed, PackedFeed):
         return frame_of(cells, CELL), (), lambda: None
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> SparkXShards:
-        """Return lazy XShards of the same partitions and order.
+        """Return lazy XShards with predictions, in the same partitions and order.
 
-        A dict gets the key ``prediction``, a pandas frame the column; of a tuple or an array the
-        result is ``{"x": ..., "prediction": ...}``.
+        A dict gets a key ``prediction`` and a pandas frame a column; a tuple or an array becomes
+        ``{"x": ..., "prediction": ...}``.
         """
         from bigdl.orca.data.xshards import SparkXShards, persistence
 
@@ -112,19 +113,18 @@ class XShardsFeed(ShardsFeed, PackedFeed):
 
 
 class RayXShardsFeed(ShardsFeed):
-    """``RayXShards`` as input, in Ray tasks, one per partition."""
+    """Feed of ``RayXShards``, converted by one Ray task per partition."""
 
     kind = "RayXShards"
 
     def partitions(self) -> list:
-        """References of the partitions: lists of shards, or a shard each."""
+        """Return object references of the partitions: lists of shards, or single shards."""
         return self.shards.get_partition_refs()
 
     def check_local(self) -> None:
         raise UsageError(
-            f"{self.name or 'data'} is a {self.kind}, which the workers of Spark and of "
-            'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it '
-            "first",
+            f"{self.name or 'data'} is a {self.kind}, which workers of Spark and of "
+            'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it',
             code="data-type",
             argument=self.name,
         )
@@ -137,7 +137,7 @@ class RayXShardsFeed(ShardsFeed):
         chunks, feed_name = self.chunker(), self.name
 
         def pack(partition, number):
-            """The cells of a partition, as a table for every worker, or None if it has none."""
+            """Pack a partition in one table of cells per worker, or None for no rows."""
             shards = partition if isinstance(partition, list) else [partition]
             cells: list[list] = [[] for _ in range(num_workers)]
             for cell in rows_packer(0, feed_name, num_workers)(number, chunks(shards)):
@@ -155,7 +155,7 @@ class RayXShardsFeed(ShardsFeed):
         return blocks_input(packed_reader([name], [()]), blocks)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return RayXShards of the same shards, which are computed in the background."""
+        """Return RayXShards with predictions, computed in the background."""
         predict = predictor.shard_predictor(threads=1)
         return self.shards.map_partitions(lambda partition: list(predict(partition)))
 
@@ -170,12 +170,12 @@ class RayXShardsFeed(ShardsFeed):
 
 
 class RayDatasetFeed(RayXShardsFeed):
-    """A ``ray.data.Dataset`` as input, whose blocks are read in their order.
+    """Feed of a ``ray.data.Dataset``, whose blocks are read in order.
 
     Raises
     ------
     UsageError
-        Without `feature_cols`.
+        If `feature_cols` is missing.
     """
 
     kind = "Ray Dataset"
@@ -183,8 +183,7 @@ class RayDatasetFeed(RayXShardsFeed):
     def __init__(self, data, feature_cols=None, label_cols=None, config=None, *, name=None):
         if not feature_cols:
             raise UsageError(
-                "feature_cols is required for a Ray Dataset; pass the names of the columns that "
-                "the model takes",
+                "feature_cols is required for a Ray Dataset; pass the names of the feature columns",
                 code="argument-missing",
                 argument="feature_cols",
             )
@@ -194,7 +193,7 @@ class RayDatasetFeed(RayXShardsFeed):
         return ordered_blocks(self.shards)
 
     def predict(self, predictor: RowPredictor, cluster: Cluster) -> Any:
-        """Return a lazy Dataset of the same rows in the same order."""
+        """Return a lazy Dataset with predictions, in the same order of rows."""
         predict = predictor.shard_predictor(threads=1)
 
         def predict_block(block):

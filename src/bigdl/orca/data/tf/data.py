@@ -1,4 +1,4 @@
-"""Orca's Dataset: the rows of XShards as a ``tf.data`` pipeline (API of BigDL 2.x)."""
+"""Orca's Dataset: a ``tf.data`` pipeline over the rows of XShards (BigDL 2.x API)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ __all__ = ["Dataset"]
 
 
 class Dataset:
-    """Rows of XShards, and functions that TensorFlow applies to each of them.
+    """Rows of XShards with TensorFlow functions that are applied to each row.
 
-    It is made by :meth:`from_tensor_slices` or :meth:`from_feature_table` and is `data` for the
-    Keras Estimator.  Nothing is computed until then.
+    Create it with :meth:`from_tensor_slices` or :meth:`from_feature_table` and pass it as `data` to
+    the Keras Estimator.  It is evaluated lazily.
 
     Parameters
     ----------
     shards : SparkXShards
-        Of arrays, or tuples or dicts of them, of equal numbers of rows.
+        Shards of arrays with equal numbers of rows, or of tuples or dicts of such arrays.
     functions : sequence of callable
+        Functions that are applied to each row.
 
     Examples
     --------
@@ -37,7 +38,7 @@ class Dataset:
     >>> sc = init_orca_context("local", cores=2)
     >>> rows = XShards.partition({"x": np.arange(4.0), "y": np.arange(4)}, num_shards=2)
     >>> dataset = Dataset.from_tensor_slices(rows).map(lambda row: (row["x"] * 10, row["y"]))
-    >>> [x.tolist() for x, y in dataset.get_xshards().collect()]  # or give it to fit
+    >>> [x.tolist() for x, y in dataset.get_xshards().collect()]  # or pass it to fit
     [[0.0, 10.0], [20.0, 30.0]]
     """
 
@@ -46,12 +47,12 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(xshards: SparkXShards) -> Dataset:
-        """The rows of XShards of arrays, or of tuples or dicts of them.
+        """Create a Dataset of the rows of XShards of arrays, or tuples or dicts of arrays.
 
         Raises
         ------
         UsageError
-            For anything but SparkXShards.
+            If `xshards` is not a SparkXShards.
         """
         if not isinstance(xshards, SparkXShards):
             raise UsageError(
@@ -63,7 +64,7 @@ class Dataset:
 
     @staticmethod
     def from_feature_table(tbl) -> Dataset:
-        """The rows of a FeatureTable, each a dict of its columns."""
+        """Create a Dataset of a FeatureTable's rows, each a dict of its columns."""
         frame = getattr(tbl, "df", None)
         if frame is None or not hasattr(frame, "mapInArrow"):
             raise UsageError(
@@ -74,14 +75,14 @@ class Dataset:
         return Dataset(_columns_of(frame))
 
     def map(self, map_func: Callable) -> Dataset:
-        """Apply a function of TensorFlow to every row.
+        """Apply a TensorFlow function to every row.
 
-        It is applied once to a row, not in every epoch.
+        The function is applied once per row, not in every epoch.
 
         Parameters
         ----------
         map_func : callable
-            Of an element, or of its parts where elements are tuples.
+            Function of an element, or of its parts if elements are tuples.
         """
         if not callable(map_func):
             raise UsageError(
@@ -92,17 +93,17 @@ class Dataset:
         return Dataset(self._shards, (*self._functions, map_func))
 
     def get_xshards(self) -> SparkXShards:
-        """The rows after all functions, as XShards of the same structure as the elements."""
+        """Return the rows after all functions, as XShards with the structure of the elements."""
         if not self._functions:
             return self._shards
         functions = self._functions
-        return self._shards.transform_shard(lambda shard: _mapped(shard, functions))
+        return self._shards.transform_shard(lambda shard: _apply_to_rows(shard, functions))
 
 
 class DatasetFeed(XShardsFeed):
-    """A :class:`Dataset` as input, whose elements are ``(x, y)``; those of a prediction may be x.
+    """Feed of a :class:`Dataset` with elements ``(x, y)``; for predictions, x alone is allowed.
 
-    Its elements name the columns themselves.
+    The elements determine the names of the columns.
     """
 
     def __init__(self, dataset, feature_cols=None, label_cols=None, config=None, *, name=None):
@@ -119,14 +120,14 @@ class DatasetFeed(XShardsFeed):
 
 
 def _columns_of(frame) -> SparkXShards:
-    """The partitions of a DataFrame as dicts of arrays."""
+    """Convert the partitions of a DataFrame to dicts of arrays."""
     from bigdl.orca.data.xshards.frames import frames_of
 
     return SparkXShards.lazy(frames_of(frame)).transform_shard(_arrays)
 
 
 def _arrays(frame) -> dict[str, np.ndarray]:
-    """The columns of a pandas frame in the types that TensorFlow computes with."""
+    """Convert the columns of a pandas frame to arrays with dtypes for TensorFlow."""
     return {name: _array(frame[name].to_numpy()) for name in frame.columns}
 
 
@@ -137,8 +138,8 @@ def _array(values: np.ndarray) -> np.ndarray:
     return values.astype("float32") if values.dtype == "float64" else values
 
 
-def _mapped(shard: Any, functions) -> Any:
-    """A shard after functions of its rows."""
+def _apply_to_rows(shard: Any, functions) -> Any:
+    """Apply functions to the rows of a shard."""
     tf = require("tensorflow", "tf")
     dataset = tf.data.Dataset.from_tensor_slices(shard)
     for function in functions:
@@ -157,7 +158,7 @@ def _as_xy(element):
     if isinstance(element, tuple | list) and len(element) == 2:
         return {"x": element[0], "y": element[1]}
     raise UsageError(
-        "The elements of the Dataset must be (x, y) to fit or evaluate; make them so by map",
+        "Elements of the Dataset must be (x, y) for fit and evaluate; use map to create them",
         code="data-structure",
     )
 

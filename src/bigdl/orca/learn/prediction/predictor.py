@@ -20,7 +20,7 @@ from bigdl.common.errors import (
 )
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
-from bigdl.orca.data.arrow_types import is_carried
+from bigdl.orca.data.arrow_types import is_arrow_convertible
 from bigdl.orca.data.feeds.in_memory import input_arrays
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.shipping import LoadedModel, ShippedModel
@@ -132,7 +132,7 @@ class DistributedPredictor:
         columns = OutputColumns.of(outputs, options.output_cols)
         columns.check(frame.columns)
         model_of_task = shipped.in_task(threads)
-        if all(is_carried(field.dataType) for field in frame.schema.fields):
+        if all(is_arrow_convertible(field.dataType) for field in frame.schema.fields):
             prepared = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
             task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
             result = prepared.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))

@@ -16,7 +16,7 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
-from bigdl.orca.data.arrow_types import in_type_of, spark_type
+from bigdl.orca.data.arrow_types import cast_to_spec, spark_type
 from bigdl.orca.inference.shipping import accepted_by
 from bigdl.orca.learn.prediction.outputs import OutputColumns, infer_outputs
 from bigdl.orca.learn.prediction.predictor import (
@@ -56,7 +56,7 @@ def sql_function(predictor: DistributedPredictor, threads: int, rows: list | Non
         options = replace(options, inputs=leaf_types(accepted_by(model, rows)))
     columns = OutputColumns.of(outputs, options.output_cols)
     specs_of = _specs_of(options, len(rows))
-    task = value_task(shipped.in_task(threads), specs_of, columns, options.batch_size, in_type_of)
+    task = value_task(shipped.in_task(threads), specs_of, columns, options.batch_size, cast_to_spec)
     made, owner = arrow_udf(task, columns.ddl, iterates=True), shipped.owner
 
     @functools.wraps(made)  # Spark reads the function's attributes when it registers it
