@@ -145,7 +145,7 @@ def test_modes():
         (lambda: Evaluator.evaluate("mse", [1, 2], [1]), "equal shapes"),
         (lambda: Evaluator.evaluate("accuracy", [1, 2], [[1.0], [2.0], [3.0]]), "equal shapes"),
         (lambda: Evaluator.evaluate("mse", [], []), "at least one sample"),
-        (lambda: Evaluator.evaluate("msle", [-1.0], [1.0]), "no value may be negative"),
+        (lambda: Evaluator.evaluate("msle", [-1.0], [1.0]), "values must not be negative"),
         (
             lambda: Evaluator.evaluate("mse", [1], [1], multioutput="sum"),
             "multioutput should be one of",

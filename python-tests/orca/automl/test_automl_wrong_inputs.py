@@ -36,7 +36,7 @@ def batches_of_one_length():
         ({"workers_per_trial": 0}, "workers_per_trial should be a positive integer"),
         (
             {"workers_per_trial": 2, "resources_per_trial": {"cpu": 3}},
-            "3 cpu, which 2 workers of a trial cannot share evenly",
+            "3 cpu, which cannot be divided evenly among the 2 workers of a trial",
         ),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(value),

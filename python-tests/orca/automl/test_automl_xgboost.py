@@ -167,7 +167,7 @@ def test_lr_is_the_learning_rate(tmp_path):
             lambda path: AutoEstimator(
                 XGBoostModelBuilder("regressor", 1, {}), workers_per_trial=2
             ),
-            "is for models of PyTorch and Keras",
+            "is supported for PyTorch and Keras only",
         ),
         (
             lambda path: fit(
@@ -334,7 +334,7 @@ def test_categories_that_do_not_fit_are_refused(tmp_path):
     other = data.assign(c=data["c"].cat.rename_categories(list("abcz")))
     texts = data.assign(c=data["c"].astype(object).fillna("a"))
     for validation, message in [
-        (other, r"'c' of validation_data has categories that data does not have: \['z'\]"),
+        (other, r"'c' of validation_data has categories that data lacks: \['z'\]"),
         (data.assign(c=1.0), r"same ones in data and validation_data, they are \['c'\] and \[\]"),
         (texts, "holds strings, which cannot become a tensor; encode them as numbers first"),
     ]:

@@ -270,7 +270,7 @@ def test_wrong_inputs_are_refused(orca_spark, data, options, message):
 
 
 def test_arrays_reach_workers_elsewhere_through_spark(orca_spark, monkeypatch):
-    monkeypatch.setattr(ArrayFeed, "travels", lambda feed, cluster: True)
+    monkeypatch.setattr(ArrayFeed, "needs_packing", lambda feed, cluster: True)
     est = estimator()
     stats = est.fit((X, Y), batch_size=5, validation_data=(X, Y))
     expected, _ = train_alone(

@@ -31,7 +31,7 @@ def open_files(urls: Sequence[str]) -> LakeTable:
             dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
             raise UsageError(
-                f"{url} does not exist; pass the path of Parquet files",
+                f"There is nothing at {url}; pass the path of Parquet files",
                 code="path-missing",
                 path=url,
             ) from None

@@ -44,7 +44,7 @@ from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
 from bigdl.orca.data.file import is_local_path, open_file_system
-from bigdl.orca.data.lake_tables.scans import call_in_tasks, opened
+from bigdl.orca.data.lake_tables.scans import call_in_tasks, open_parquet
 from bigdl.orca.data.pandas.readers import files_of, split_paths
 from bigdl.orca.data.xshards.shards import hash_values
 
@@ -342,7 +342,7 @@ def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
     """
     rows = []
     for path in source:
-        with opened(path) as file:
+        with open_parquet(path) as file:
             groups = range(file.num_row_groups)
             rows.append([file.metadata.row_group(group).num_rows for group in groups])
     target = max(sum(map(sum, rows)) / count, 1)
@@ -523,7 +523,7 @@ class Bucket:
     def batches(self) -> Iterator[LazyBatch]:
         tables = []
         for place, groups in self.parts.items():
-            with opened(file_of(self.path, place)) as file:
+            with open_parquet(file_of(self.path, place)) as file:
                 tables.append(file.read_row_groups(groups, use_threads=False))
         for table in self.step.of_users(pa.concat_tables(tables)):
             yield batch_of({name: table[name] for name in table.column_names})

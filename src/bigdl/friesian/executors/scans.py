@@ -23,10 +23,10 @@ from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.lake_tables.scans import (
     has_columns,
-    has_days_of_today,
+    has_modern_dates,
     map_items,
+    missing_file_explained,
     row_groups_of,
-    told_if_gone,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         return None
     columns = scan.columns
     fields = {inside: Field(types[name]) for name, inside in columns.items()}
-    accepts = partial(_is_read_alike, {n: f.kind for n, f in fields.items()}, scan.old_dates)
+    accepts = partial(_is_read_alike, {n: f.kind for n, f in fields.items()}, scan.rebase_mode)
     groups = row_groups_of(scan, df.sparkSession, accepts)
     if groups is None:
         return None
@@ -109,7 +109,7 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
 
     def work(pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
-            with told_if_gone(piece.path):
+            with missing_file_explained(piece.path):
                 for batch in piece.batches():
                     named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
                     yield from function(LazyBatch(named, batch.rows))
@@ -117,14 +117,14 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
     return map_items(df.sparkSession, pieces, work, schema)
 
 
-def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile) -> bool:
+def _is_read_alike(columns: dict[str, str], rebase_mode: str, file: pq.ParquetFile) -> bool:
     """Return True if pyarrow reads what Spark would from a file, and no row group is too large.
 
     Parameters
     ----------
     columns : dict of str to str
         Kinds of the columns that are needed, by their names in the file.
-    old_dates : str
+    rebase_mode : str
         See :class:`~bigdl.orca.cluster.scan.Scan`.
     file : pyarrow.parquet.ParquetFile
     """
@@ -132,7 +132,7 @@ def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile
     days = [name for name, kind in columns.items() if kind == "date"]
     found = [(each.name, column_types.of_arrow(each.type)) for each in file.schema_arrow]
     return (
-        has_days_of_today(file, days, old_dates)
+        has_modern_dates(file, days, rebase_mode)
         and all(_size(part, columns) <= MOST_BYTES for part in parts)
         and has_columns(found, columns)
     )

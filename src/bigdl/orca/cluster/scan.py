@@ -47,14 +47,14 @@ class Scan:
         For each column of the DataFrame its name in the files.
     tasks : list of list of Split
         In the order of the rows.
-    old_dates : str
+    rebase_mode : str
         What Spark does with dates of long ago in files that do not say which calendar is theirs:
         ``"CORRECTED"`` takes them as they stand, ``"EXCEPTION"`` refuses them.
     """
 
     columns: dict[str, str]
     tasks: list[list[Split]]
-    old_dates: str
+    rebase_mode: str
 
 
 def scan_of(df: DataFrame) -> Scan | None:
@@ -84,8 +84,8 @@ def _scan_of(df: DataFrame) -> Scan | None:
     if not places or not tasks:
         return None
     columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
-    old_dates = cast("str", df.sparkSession.conf.get(_REBASE))
-    return Scan(columns, tasks, old_dates) if len(columns) == len(places) else None
+    rebase_mode = cast("str", df.sparkSession.conf.get(_REBASE))
+    return Scan(columns, tasks, rebase_mode) if len(columns) == len(places) else None
 
 
 def _source(column: Any) -> tuple[int, int | None]:

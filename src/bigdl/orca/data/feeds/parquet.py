@@ -115,8 +115,8 @@ class ParquetFeed(ColumnFeed):
         feed_at_version = self._at(version, identity)
         if identity and feed_at_version.version == version and feed_at_version.identity != identity:
             logger.warning(
-                "The files of %s changed since the checkpoint was written (%d files then, %d "
-                "now). Training continues with the current rows",
+                "The checkpoint was trained on other files of %s (%d files then, %d now). "
+                "Training continues with the current rows",
                 feed_at_version._table.name,
                 identity["count"],
                 feed_at_version._table.identity["count"],

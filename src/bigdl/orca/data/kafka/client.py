@@ -1,4 +1,4 @@
-"""The client of Kafka: its settings, and calls that wait for a broker that is away."""
+"""Kafka client: settings, consumers, and retries while a broker is unavailable."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 def confluent_kafka() -> Any:
-    """The package, or a MissingExtraError."""
+    """Import confluent_kafka; raise MissingExtraError if it is not installed."""
     return require("confluent_kafka", "kafka")
 
 
 def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Settings of a client.
+    """Return the client settings for server addresses and options.
 
     Parameters
     ----------
     servers : str
-        ``"host:port,host:port"``.
+        Broker addresses, ``"host:port,host:port"``.
     options : mapping, optional
         Settings of librdkafka, such as ``security.protocol``.
     """
@@ -37,15 +37,15 @@ def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[
             code="argument-value",
             argument="servers",
         )
-    given = {key: str(value) for key, value in (options or {}).items()}
-    return {"bootstrap.servers": servers, **given}
+    extra = {key: str(value) for key, value in (options or {}).items()}
+    return {"bootstrap.servers": servers, **extra}
 
 
-def is_passing(error: Any) -> bool:
-    """Return True for an error of Kafka that goes away when the broker is back."""
+def is_transient(error: Any) -> bool:
+    """Return True for a transient Kafka error, which ends when the broker is available again."""
     reason = error.args[0] if error.args else None
     kafka = confluent_kafka().KafkaError
-    away = (
+    transient = (
         kafka._TRANSPORT,
         kafka._ALL_BROKERS_DOWN,
         kafka._TIMED_OUT,
@@ -62,31 +62,31 @@ def is_passing(error: Any) -> bool:
         kafka.CONCURRENT_TRANSACTIONS,
         kafka.REQUEST_TIMED_OUT,
     )
-    return isinstance(reason, kafka) and (reason.retriable() or reason.code() in away)
+    return isinstance(reason, kafka) and (reason.retriable() or reason.code() in transient)
 
 
-def patiently(call: Callable[[], T], patience: float = BROKER_S) -> T:
-    """Return what a call returns; it is made again while the broker is away."""
-    give_up = time.monotonic() + patience
+def retry_while_unavailable(call: Callable[[], T], timeout: float = BROKER_S) -> T:
+    """Call a function, and retry while the broker is unavailable."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             return call()
         except confluent_kafka().KafkaException as error:
-            if not is_passing(error) or time.monotonic() > give_up:
+            if not is_transient(error) or time.monotonic() > deadline:
                 raise
         time.sleep(BROKER_PAUSE_S)
 
 
 @functools.lru_cache(maxsize=64)
 def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
-    """The consumer of this process with these settings; it never commits by itself."""
+    """Return this process's consumer for the settings; it never commits automatically."""
     return confluent_kafka().Consumer(
         {
             "enable.auto.commit": "false",
             "auto.offset.reset": "error",
             "enable.partition.eof": "true",
             "isolation.level": "read_committed",
-            "reconnect.backoff.ms": "500",  # each attempt leaves a line on stderr
+            "reconnect.backoff.ms": "500",  # each attempt prints a line to stderr
             **dict(settings),
             "group.id": group,
         }
@@ -94,9 +94,9 @@ def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
 
 
 def partitions_of(consumer: Consumer, topics: list[str]) -> list[tuple[str, int]]:
-    """Names and numbers of the partitions of topics, which must exist."""
+    """Return topic name and number of all partitions of existing topics."""
 
-    def ask() -> list[tuple[str, int]]:
+    def list_partitions() -> list[tuple[str, int]]:
         known = consumer.list_topics(timeout=BROKER_CALL_S).topics
         missing = [name for name in topics if name not in known or not known[name].partitions]
         if missing:
@@ -108,12 +108,12 @@ def partitions_of(consumer: Consumer, topics: list[str]) -> list[tuple[str, int]
             )
         return [(name, number) for name in topics for number in sorted(known[name].partitions)]
 
-    return patiently(ask)
+    return retry_while_unavailable(list_partitions)
 
 
 def ends_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """The first offset that a partition has, and the one after its last."""
-    place = confluent_kafka().TopicPartition(topic, partition)
-    return patiently(
-        lambda: consumer.get_watermark_offsets(place, timeout=BROKER_CALL_S, cached=False)
+    """Return the first offset of a partition, and the offset after its last record."""
+    topic_partition = confluent_kafka().TopicPartition(topic, partition)
+    return retry_while_unavailable(
+        lambda: consumer.get_watermark_offsets(topic_partition, timeout=BROKER_CALL_S, cached=False)
     )

@@ -1,13 +1,13 @@
-"""A streaming DataFrame to a topic of Kafka, each row exactly once.
+"""Exactly-once sink from a streaming DataFrame to a Kafka topic.
 
-Spark runs a micro-batch again when it cannot know that it has ended, and so would write its rows
-twice. Here each task writes its rows in one transaction of Kafka, together with the number of its
-batch, which is kept as the offset of a consumer group. A task that runs again asks for that number
-first, and writes nothing if its batch is there already. Two attempts of one task have the same
-transactional id, so Kafka lets only the younger one commit.
+Spark repeats a micro-batch if its completion is uncertain, which could write rows twice. Therefore
+each task writes its rows in one Kafka transaction, together with the batch number, stored as the
+offset of a consumer group. A repeated task first reads that number, and writes nothing if its batch
+was already committed. Two attempts of one task share a transactional id, so Kafka lets only the
+newer one commit.
 
-A consumer sees each row once if it reads committed records only (``isolation.level`` is
-``read_committed``, in librdkafka by default).
+Consumers see each row once if they read only committed records (``isolation.level`` is
+``read_committed``, the default of librdkafka).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.kafka.client import (
     confluent_kafka,
     consumer_of,
-    is_passing,
-    patiently,
+    is_transient,
+    retry_while_unavailable,
     settings_of,
 )
 
@@ -51,29 +51,29 @@ def write_kafka(
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame to a topic, each row exactly once.
 
-    That holds when the query ends in any way and is started again with the same checkpoint, when
-    its workers are lost, and when brokers are away for up to two minutes. The plan may not shuffle
-    its rows by chance: a batch that runs again must have the same rows in each partition.
+    This holds when the query is restarted with the same checkpoint, when its workers are lost, and
+    when brokers are unavailable for up to two minutes. The plan must be deterministic: a repeated
+    batch must have the same rows in each partition.
 
     Parameters
     ----------
     data : pyspark.sql.DataFrame
-        Streaming.
+        Streaming DataFrame.
     servers, topic : str
-        The topic must exist.
+        Broker addresses, and an existing topic.
     checkpoint : str
-        A directory of this query alone, where it notes how far it is.
+        Checkpoint directory, used by this query only.
     key, value : str
-        Columns of text or bytes.
+        String or binary columns.
     name : str, optional
-        Of the consumer groups that hold the numbers of the batches; by default it is made of the
-        checkpoint's path. Kafka forgets them after ``offsets.retention.minutes`` without a batch
-        (a week), and with them what a batch that was interrupted before has written.
+        Name of the consumer groups that store the batch numbers, by default derived from the
+        checkpoint path. Kafka deletes them after ``offsets.retention.minutes`` (a week) without a
+        batch; a batch interrupted before that may then be written twice.
     trigger : dict, optional
-        Arguments of ``DataStreamWriter.trigger``, e.g. ``{"availableNow": True}``; by default the
-        next batch starts when one has ended.
+        Arguments of ``DataStreamWriter.trigger``, e.g. ``{"availableNow": True}``; by default each
+        batch starts when the previous one ends.
     options : dict of str to str, optional
-        Settings of the client, such as ``{"security.protocol": "SSL"}``.
+        Client settings, such as ``{"security.protocol": "SSL"}``.
 
     Returns
     -------
@@ -90,11 +90,11 @@ def write_kafka(
     ...     write_kafka(rows, "broker:9092", "answers", "checkpoint")
     ... except UsageError as error:
     ...     print(error)
-    write_kafka takes a streaming DataFrame; write this one by its write
+    write_kafka needs a streaming DataFrame; use data.write for this one
     """
     if not data.isStreaming:
         raise UsageError(
-            "write_kafka takes a streaming DataFrame; write this one by its write",
+            "write_kafka needs a streaming DataFrame; use data.write for this one",
             code="data-type",
             argument="data",
         )
@@ -104,7 +104,7 @@ def write_kafka(
     for column in (key, value):
         if types[column].typeName() not in ("string", "binary"):
             raise UsageError(
-                f"Column '{column}' must be a string or binary to be written to Kafka, it is "
+                f"Column '{column}' must be string or binary to be written to Kafka, but is "
                 f"{types[column].simpleString()}; use to_json or cast it",
                 code="data-dtype",
                 column=column,
@@ -115,7 +115,7 @@ def write_kafka(
 
     def write(batch: DataFrame, number: int) -> None:
         written = batch.mapInArrow(silent_when_closed(sink.task(number)), "rows long")
-        written.collect()  # a task's rows are in Kafka when it ends
+        written.collect()  # Kafka has a task's rows when the task ends
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start()
@@ -123,13 +123,14 @@ def write_kafka(
 
 @dataclass(frozen=True)
 class _Sink:
-    """The state that the tasks of all batches share.
+    """Settings that the tasks of all batches share.
 
     Attributes
     ----------
     settings : tuple of (str, str)
-        Of the client.
+        Client settings.
     topic, group : str
+        Topic, and prefix of the consumer groups.
     """
 
     settings: tuple[tuple[str, str], ...]
@@ -150,16 +151,16 @@ class _Sink:
 
 @dataclass
 class _Writer:
-    """The producer of one partition of a query, in a Python worker of Spark.
+    """Transactional producer of one partition of a query, in a Python worker of Spark.
 
     Attributes
     ----------
     sink : _Sink
     group : str
-        Its consumer group and transactional id.
+        Consumer group and transactional id.
     producer : confluent_kafka.Producer, optional
     next_batch : int
-        The first that is not in Kafka, as this producer knows.
+        Number of the first batch that is not committed in Kafka.
     """
 
     sink: _Sink
@@ -168,9 +169,9 @@ class _Writer:
     next_batch: int = field(default=0)
 
     def write(self, batches: Iterable, batch: int) -> int:
-        """Write the rows unless they are in Kafka, and return how many there were to write."""
+        """Write the rows unless Kafka already has them, and return their number."""
         kafka = confluent_kafka()
-        patiently(self._start)
+        retry_while_unavailable(self._start)
         if self.next_batch > batch:
             return 0
         rows = [
@@ -178,17 +179,17 @@ class _Writer:
             for each in batches
             for pair in zip(each.column(0).to_pylist(), each.column(1).to_pylist(), strict=True)
         ]
-        give_up = time.monotonic() + BROKER_S
+        deadline = time.monotonic() + BROKER_S
         while self.next_batch <= batch:
             try:
                 self._transact(rows, batch)
             except kafka.KafkaException as error:
-                # begun anew, this one ends what is left of the transaction, and asks if it is in
+                # a new producer aborts the transaction and reads the committed batch number
                 self.producer = None
-                if not _may_repeat(error) or time.monotonic() > give_up:
+                if not _may_repeat(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(BROKER_PAUSE_S)
-                patiently(self._start)
+                retry_while_unavailable(self._start)
         return len(rows)
 
     def _start(self) -> None:
@@ -200,9 +201,9 @@ class _Writer:
             {**defaults, **dict(self.sink.settings), "transactional.id": self.group}
         )
         producer.init_transactions(SINK_CALL_S)
-        place = kafka.TopicPartition(self.sink.topic, 0)
-        (noted,) = self._consumer().committed([place], timeout=SINK_CALL_S)
-        self.producer, self.next_batch = producer, max(noted.offset, 0)
+        topic_partition = kafka.TopicPartition(self.sink.topic, 0)
+        (committed,) = self._consumer().committed([topic_partition], timeout=SINK_CALL_S)
+        self.producer, self.next_batch = producer, max(committed.offset, 0)
 
     def _transact(self, rows: list[tuple], batch: int) -> None:
         kafka, producer = confluent_kafka(), self.producer
@@ -212,11 +213,11 @@ class _Writer:
                 try:
                     producer.produce(self.sink.topic, value, key)
                     break
-                except BufferError:  # the queue of what is to be sent is full
+                except BufferError:  # the send queue is full
                     producer.poll(0.1)
-        place = kafka.TopicPartition(self.sink.topic, 0, batch + 1)
+        offset = kafka.TopicPartition(self.sink.topic, 0, batch + 1)
         member = self._consumer().consumer_group_metadata()
-        producer.send_offsets_to_transaction([place], member, SINK_CALL_S)
+        producer.send_offsets_to_transaction([offset], member, SINK_CALL_S)
         producer.commit_transaction(SINK_CALL_S)
         self.next_batch = batch + 1
 
@@ -229,10 +230,10 @@ def _may_repeat(error: Any) -> bool:
     reason = error.args[0]
     kafka = confluent_kafka().KafkaError
     fenced = reason.code() in (kafka._FENCED, kafka.INVALID_PRODUCER_EPOCH, kafka._PURGE_QUEUE)
-    return fenced or reason.txn_requires_abort() or is_passing(error)
+    return fenced or reason.txn_requires_abort() or is_transient(error)
 
 
-_writers: dict[tuple[_Sink, int], _Writer] = {}  # of this Python worker
+_writers: dict[tuple[_Sink, int], _Writer] = {}  # cache of this Python worker
 
 
 def _writer_of(sink: _Sink, partition: int) -> _Writer:

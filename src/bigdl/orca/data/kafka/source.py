@@ -1,8 +1,8 @@
-"""Kafka as a Python data source of Spark, for sessions without the JAR of Spark's connector.
+"""Kafka as a Python data source of Spark, for sessions without Spark's Kafka connector JAR.
 
-Spark calls the reader on the driver for the offsets of a micro-batch, and in a task for the records
-of each partition of Kafka. Offsets are written to the checkpoint of the query before the batch
-runs, so a batch that runs again has the same records.
+Spark calls the reader on the driver for the offsets of a micro-batch, and in tasks for the records
+of each Kafka partition. Spark writes the offsets to the checkpoint before it runs the batch, so a
+repeated batch has the same records.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bigdl.orca.data.kafka.client import (
 
 NAME = "bigdl-kafka"
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
-_ROWS = 1000  # of a batch of Arrow
+_ROWS = 1000  # rows per Arrow batch
 
 Offsets = dict[str, dict[str, int]]
-"""The offset of the next record, by topic and number of the partition."""
+"""Offset of the next record, by topic and partition number."""
 
 
 class KafkaDataSource(DataSource):
-    """Records of topics, as :func:`bigdl.orca.data.kafka.read_kafka` asks for them.
+    """Spark data source that streams the records of topics.
 
-    Options are those of Spark's connector: ``kafka.bootstrap.servers`` and other settings of the
-    client with this prefix, ``subscribe``, ``startingOffsets`` (``earliest`` or ``latest``) and
-    ``maxOffsetsPerTrigger``.
+    :func:`bigdl.orca.data.kafka.read_kafka` uses it. The options are those of Spark's connector:
+    ``kafka.bootstrap.servers`` and other settings of the client with this prefix, ``subscribe``,
+    ``startingOffsets`` (``earliest`` or ``latest``) and ``maxOffsetsPerTrigger``.
     """
 
     @classmethod
@@ -63,22 +63,22 @@ class OffsetRange(InputPartition):
 
 
 class KafkaReader(DataSourceStreamReader):
-    """Offsets on the driver, and records in the tasks."""
+    """Stream reader: provides offsets on the driver and records in tasks."""
 
     def __init__(self, options: dict[str, str]):
-        given = {key.lower(): value for key, value in options.items()}
-        client = {k.removeprefix("kafka."): v for k, v in given.items() if k.startswith("kafka.")}
+        lowered = {key.lower(): value for key, value in options.items()}
+        client = {k.removeprefix("kafka."): v for k, v in lowered.items() if k.startswith("kafka.")}
         self._settings = tuple(
             sorted(settings_of(client.pop("bootstrap.servers", ""), client).items())
         )
-        self._topics = [name.strip() for name in given.get("subscribe", "").split(",") if name]
+        self._topics = [name.strip() for name in lowered.get("subscribe", "").split(",") if name]
         if not self._topics:
             raise UsageError(
-                "The option subscribe must name a topic of Kafka, or several: a,b",
+                "The option subscribe must name one or more Kafka topics, such as a,b",
                 code="argument-missing",
                 argument="subscribe",
             )
-        self._starts = given.get("startingoffsets", "latest")
+        self._starts = lowered.get("startingoffsets", "latest")
         if self._starts not in ("earliest", "latest"):
             raise UsageError(
                 f'startingOffsets must be "earliest" or "latest", got {self._starts!r}',
@@ -86,12 +86,12 @@ class KafkaReader(DataSourceStreamReader):
                 argument="startingOffsets",
                 allowed=["earliest", "latest"],
             )
-        most = given.get("maxoffsetspertrigger")
+        most = lowered.get("maxoffsetspertrigger")
         self._most = None if most is None else int(most)
 
     def initialOffset(self) -> Offsets:
-        which = 0 if self._starts == "earliest" else 1
-        return self._by_topic(lambda topic, number: self._ends(topic, number)[which])
+        bound = 0 if self._starts == "earliest" else 1
+        return self._by_topic(lambda topic, number: self._ends(topic, number)[bound])
 
     def getDefaultReadLimit(self) -> Any:
         from pyspark.sql.streaming import datasource
@@ -102,14 +102,14 @@ class KafkaReader(DataSourceStreamReader):
     def latestOffset(self, start: Any = None, limit: object = None) -> Offsets:
         latest = self._by_topic(lambda topic, number: self._ends(topic, number)[1])
         most = getattr(limit, "max_rows", None)
-        return latest if most is None or start is None else limited(start, latest, most)
+        return latest if most is None or start is None else limit_offsets(start, latest, most)
 
     def partitions(self, start: Any, end: Any) -> Sequence[OffsetRange]:
         ranges = []
         for topic, offsets in end.items():
             for number, last in offsets.items():
                 first = start.get(topic, {}).get(number)
-                if first is None:  # the partition is new
+                if first is None:  # a new partition
                     first = self._ends(topic, int(number))[0]
                 if first < last:
                     ranges.append(OffsetRange(topic, int(number), first, last))
@@ -125,70 +125,76 @@ class KafkaReader(DataSourceStreamReader):
         return ends_of(self._consumer(), topic, number)
 
     def _by_topic(self, offset_of: Any) -> Offsets:
-        found: Offsets = {topic: {} for topic in self._topics}
+        offsets: Offsets = {topic: {} for topic in self._topics}
         for topic, number in partitions_of(self._consumer(), self._topics):
-            found[topic][str(number)] = offset_of(topic, number)
-        return found
+            offsets[topic][str(number)] = offset_of(topic, number)
+        return offsets
 
 
-def limited(start: Offsets, latest: Offsets, most: int) -> Offsets:
-    """Offsets of at most so many records after `start`: each partition gives its share."""
+def limit_offsets(start: Offsets, latest: Offsets, most: int) -> Offsets:
+    """Return end offsets for at most `most` records after `start`, proportional to each lag."""
     waiting = {
         (topic, number): max(0, last - start.get(topic, {}).get(number, 0))
         for topic, offsets in latest.items()
         for number, last in offsets.items()
     }
-    total, left = sum(waiting.values()), most
+    total, remaining = sum(waiting.values()), most
     if total <= most:
         return latest
     end: Offsets = {topic: {} for topic in latest}
-    for place, (topic, number) in enumerate(waiting):
+    for index, (topic, number) in enumerate(waiting):
         lag = waiting[topic, number]
-        share = min(lag, left if place == len(waiting) - 1 else -(-lag * most // total), left)
-        left -= share
+        share = min(
+            lag, remaining if index == len(waiting) - 1 else -(-lag * most // total), remaining
+        )
+        remaining -= share
         end[topic][number] = start.get(topic, {}).get(number, 0) + share
     return end
 
 
-def records(consumer: Any, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in batches.
+def records(consumer: Any, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """Read the records of an offset range and yield them in batches.
 
-    Offsets of aborted transactions and their marks hold no record, also the last ones of a range.
+    Aborted transactions and transaction markers occupy offsets without records, possibly also at
+    the end of a range.
 
     Raises
     ------
     BigDLError
-        If the broker has deleted some, or none comes for two minutes.
+        If the broker deleted records of the range, or sends none for two minutes.
     """
     kafka = confluent_kafka()
-    consumer.assign([kafka.TopicPartition(wanted.topic, wanted.partition, wanted.start)])
+    consumer.assign(
+        [kafka.TopicPartition(offset_range.topic, offset_range.partition, offset_range.start)]
+    )
     rows: list[tuple] = []
-    give_up = time.monotonic() + BROKER_S
+    deadline = time.monotonic() + BROKER_S
     try:
         while True:
             messages = consumer.consume(_ROWS, timeout=SOURCE_POLL_S if not rows else 0.05)
             for message in messages:
                 error = message.error()
-                if error is None and message.offset() < wanted.end:
+                if error is None and message.offset() < offset_range.end:
                     rows.append(row_of(message))
-                    if message.offset() < wanted.end - 1:
+                    if message.offset() < offset_range.end - 1:
                         continue
                 elif error is not None and error.code() != kafka.KafkaError._PARTITION_EOF:
                     if error.retriable() or error.code() == kafka.KafkaError._TRANSPORT:
                         continue
                     raise BigDLError(
-                        f"Kafka cannot give records {wanted.start} to {wanted.end - 1} of topic "
-                        f"{wanted.topic!r}, partition {wanted.partition}: {error.str()}"
+                        f"Cannot read the Kafka records {offset_range.start} to "
+                        f"{offset_range.end - 1} of topic {offset_range.topic!r}, partition "
+                        f"{offset_range.partition}: {error.str()}"
                     )
                 if rows:
                     yield batch_of(rows)
                 return
             if messages:
-                give_up = time.monotonic() + BROKER_S
-            elif time.monotonic() > give_up:
+                deadline = time.monotonic() + BROKER_S
+            elif time.monotonic() > deadline:
                 raise BigDLError(
-                    f"Kafka gave no record of topic {wanted.topic!r}, partition "
-                    f"{wanted.partition}, for {BROKER_S:.0f} s"
+                    f"Kafka sent no record of topic {offset_range.topic!r}, partition "
+                    f"{offset_range.partition}, for {BROKER_S:.0f} s"
                 )
             if len(rows) >= _ROWS:
                 yield batch_of(rows)
@@ -199,12 +205,12 @@ def records(consumer: Any, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
 
 def row_of(message: Any) -> tuple:
     _, milliseconds = message.timestamp()
-    place = message.topic(), message.partition(), message.offset()
-    return message.key(), message.value(), *place, milliseconds * 1000
+    position = message.topic(), message.partition(), message.offset()
+    return message.key(), message.value(), *position, milliseconds * 1000
 
 
 def batch_of(rows: list[tuple]) -> pa.RecordBatch:
-    kinds = [
+    fields = [
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("topic", pa.string()),
@@ -213,5 +219,5 @@ def batch_of(rows: list[tuple]) -> pa.RecordBatch:
         ("timestamp", pa.timestamp("us", "UTC")),
     ]
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(c, kind) for c, (_, kind) in zip(columns, kinds, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
+    arrays = [pa.array(c, type_) for c, (_, type_) in zip(columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

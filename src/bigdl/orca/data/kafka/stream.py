@@ -1,4 +1,4 @@
-"""Topics of Kafka as a streaming DataFrame."""
+"""Kafka topics as a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def read_kafka(
     servers : str
         Addresses of brokers, ``"host:port,host:port"``.
     topics : str or list of str
+        Topics to read.
     starting : {"earliest", "latest"}
-        Where a query without a checkpoint begins.
+        Start position of a query without a checkpoint.
     most_records : int, optional
-        Most records of a micro-batch, which bounds memory where records come faster than they are
-        answered; they wait in Kafka then. Without the JAR of the connector it takes Spark 4.2.
+        Maximum records per micro-batch. It bounds memory if records arrive faster than they are
+        processed; the others wait in Kafka. Without the connector's JAR it needs Spark 4.2.
     connector : {"auto", "spark", "python"}
-        ``"spark"`` is Spark's own connector, whose JAR the session must have
-        (``spark.jars.packages``). ``"python"`` is a data source of Spark 4 over confluent-kafka
-        (extra ``kafka``). ``"auto"`` takes the first if it is there.
+        ``"spark"`` is Spark's Kafka connector, whose JAR the session must have
+        (``spark.jars.packages``). ``"python"`` is a Python data source for Spark 4 that uses
+        confluent-kafka (extra ``kafka``). ``"auto"`` prefers the first if its JAR is available.
     options : dict of str to str, optional
-        Settings of the client, such as ``{"security.protocol": "SSL"}``.
+        Client settings, such as ``{"security.protocol": "SSL"}``.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        With key and value (binary), topic, partition, offset and timestamp.
+        Columns key and value (binary), topic, partition, offset and timestamp.
 
     Examples
     --------
@@ -55,31 +56,31 @@ def read_kafka(
     ...     read_kafka("broker:9092", [])
     ... except UsageError as error:
     ...     print(error)
-    topics must name a topic of Kafka, or several, got []
+    topics must name one or more Kafka topics, got []
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UsageError(
-            f"topics must name a topic of Kafka, or several, got {topics!r}",
+            f"topics must name one or more Kafka topics, got {topics!r}",
             code="argument-value",
             argument="topics",
         )
     check_choice("starting", starting, ("earliest", "latest"))
     check_choice("connector", connector, ("auto", "spark", "python"))
     settings = settings_of(servers, options)
-    given = {f"kafka.{key}": value for key, value in settings.items()}
-    given |= {"subscribe": ",".join(names), "startingOffsets": starting}
+    source_options = {f"kafka.{key}": value for key, value in settings.items()}
+    source_options |= {"subscribe": ",".join(names), "startingOffsets": starting}
     if most_records is not None:
-        given["maxOffsetsPerTrigger"] = str(check_positive("most_records", most_records))
+        source_options["maxOffsetsPerTrigger"] = str(check_positive("most_records", most_records))
     spark = active_spark().spark
     stream: Any = None
     if connector != "python":
-        stream = _by_jar(spark, given, connector == "auto")
+        stream = _load_with_connector(spark, source_options, connector == "auto")
     if stream is None:
         if not hasattr(spark, "dataSource"):
             raise UsageError(
-                'connector="python" needs Spark 4, whose data sources may be of Python; leave it '
-                "out and start the session with Spark's own connector",
+                'connector="python" needs Spark 4, which supports Python data sources; omit it '
+                "and start the session with Spark's Kafka connector",
                 code="version-unsupported",
                 argument="connector",
                 package="pyspark",
@@ -88,12 +89,14 @@ def read_kafka(
         from bigdl.orca.data.kafka.source import NAME, KafkaDataSource
 
         spark.dataSource.register(KafkaDataSource)
-        stream = spark.readStream.format(NAME).options(**given).load()
+        stream = spark.readStream.format(NAME).options(**source_options).load()
     return stream.select("key", "value", "topic", "partition", "offset", "timestamp")
 
 
-def _by_jar(spark: Any, options: dict[str, str], may_miss: bool) -> DataFrame | None:
-    """The stream by Spark's connector; None where its JAR is not there."""
+def _load_with_connector(
+    spark: Any, options: dict[str, str], is_optional: bool
+) -> DataFrame | None:
+    """Load the stream with Spark's connector; return None if its JAR is missing."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -101,10 +104,10 @@ def _by_jar(spark: Any, options: dict[str, str], may_miss: bool) -> DataFrame | 
     except AnalysisException as error:
         if not re.search("Failed to find (the )?data source", str(error)):
             raise
-    if may_miss and hasattr(spark, "dataSource"):
+    if is_optional and hasattr(spark, "dataSource"):
         return None
     raise UsageError(
-        "The session has no connector to Kafka; start it with spark.jars.packages="
+        "The session has no Kafka connector; start it with spark.jars.packages="
         "org.apache.spark:spark-sql-kafka-0-10_2.13:<version of Spark>, or with Spark 4 and "
         'connector="python"',
         code="package-missing",

@@ -1,4 +1,4 @@
-"""Tables of files (:mod:`bigdl.data.lake_tables`), and as frames of pandas, Spark and Ray."""
+"""Parquet, Delta Lake and Iceberg tables (:mod:`bigdl.data.lake_tables`), and their frames."""
 
 from bigdl.data.lake_tables import is_lake, is_table_object, open_table
 

@@ -1,4 +1,4 @@
-"""Whole tables as frames of pandas, Spark and Ray, whose tasks read the files."""
+"""Lake tables as pandas, Spark and Ray frames, whose tasks read the files."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BATCH_ROWS = 16 << 10
-_PART_ROWS = 1 << 20  # of a task, about
+_PART_ROWS = 1 << 20  # approximate rows per task
 
 
 def arrow_table(table: LakeTable, names: Sequence[str] | None = None) -> pa.Table:
-    """Return all rows, in the order in which workers read them."""
-    columns, ranges = _of_table(table, names)
-    return _joined(columns, ranges)
+    """Return all rows as an Arrow table, in the order in which workers read them."""
+    columns, ranges = _columns_and_ranges(table, names)
+    return _read_table(columns, ranges)
 
 
 def pandas_frame(table: LakeTable) -> pandas.DataFrame:
-    """Return all rows, in the order in which workers read them."""
+    """Return all rows as a pandas frame, in the order in which workers read them."""
     return arrow_table(table).to_pandas()
 
 
 def parts(
     table: LakeTable, slots: int, names: Sequence[str] | None = None
 ) -> tuple[Callable[[Sequence[RowRange]], pa.Table], list[list[RowRange]]]:
-    """Cut a table in parts for tasks.
+    """Split a table into row ranges for tasks, and return a function that reads them.
 
     Parameters
     ----------
     table : LakeTable
     slots : int
-        How many tasks run at once.
+        Number of concurrent tasks.
     names : sequence of str, optional
-        Columns; default all.
+        Columns, by default all.
 
     Returns
     -------
     read : callable
-        Returns the rows of a part; it can be pickled.
+        Picklable function that returns the rows of a part.
     parts : list of list of RowRange
-        One at least.
+        At least one part.
     """
-    columns, ranges = _of_table(table, names)
-    return lambda part: _joined(columns, part), _cut(ranges, slots)
+    columns, ranges = _columns_and_ranges(table, names)
+    return lambda part: _read_table(columns, part), _split_for_tasks(ranges, slots)
 
 
 def spark_frame(
     table: LakeTable, session: SparkSession, names: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return a DataFrame whose rows are in the order of the table.
+    """Return a Spark DataFrame with the rows in the order of the table.
 
     Parameters
     ----------
     table : LakeTable
     session : pyspark.sql.SparkSession
-        Classic or of Spark Connect.
+        Classic or Spark Connect session.
     names : sequence of str, optional
-        Columns; default all.
+        Columns, by default all.
     """
     from pyspark.sql import types as T
 
-    columns, ranges = _of_table(table, names)
-    shards = _cut(ranges, _parallelism(session))
+    columns, ranges = _columns_and_ranges(table, names)
+    shards = _split_for_tasks(ranges, _parallelism(session))
     arrow = pa.schema([pa.field(f.name, spark_readable(f.type)) for f in columns.fields])
     schema = T.StructType(
         [T.StructField(f.name, spark_type(f.name, f.type)) for f in columns.fields]
@@ -86,7 +86,7 @@ def spark_frame(
 
 
 def ray_dataset(table: LakeTable, slots: int) -> Any:
-    """Return a ``ray.data.Dataset`` that as many tasks read as `slots`, at least."""
+    """Return a ``ray.data.Dataset`` that at least `slots` tasks read."""
     data = require("ray.data", "ray")
     read, shards = parts(table, slots)
 
@@ -97,19 +97,21 @@ def ray_dataset(table: LakeTable, slots: int) -> Any:
     return numbers.map_batches(read_block, batch_size=1)
 
 
-def _of_table(table: LakeTable, names: Sequence[str] | None) -> tuple[TableColumns, list[RowRange]]:
+def _columns_and_ranges(
+    table: LakeTable, names: Sequence[str] | None
+) -> tuple[TableColumns, list[RowRange]]:
     names = table.schema.names if names is None else names
     return table.columns(names), table.row_groups(names)
 
 
-def _cut(ranges: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
+def _split_for_tasks(ranges: Sequence[RowRange], slots: int) -> list[list[RowRange]]:
     rows = sum(each.rows for each in ranges)
     return cut(ranges, max(1, min(rows, max(slots, -(-rows // _PART_ROWS)))))
 
 
 def _parallelism(session: SparkSession) -> int:
-    """Return how many tasks of a session run at once, as far as it tells."""
-    context = getattr(session, "_sc", None)  # which a session of Spark Connect does not have
+    """Return the number of concurrent tasks of a session, 8 if it is unknown."""
+    context = getattr(session, "_sc", None)  # missing in Spark Connect sessions
     return 8 if context is None else context.defaultParallelism
 
 
@@ -121,6 +123,6 @@ def _batches(
         yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
 
-def _joined(columns: TableColumns, ranges: Sequence[RowRange]) -> pa.Table:
+def _read_table(columns: TableColumns, ranges: Sequence[RowRange]) -> pa.Table:
     schema = pa.schema([field.remove_metadata() for field in columns.fields])
     return pa.Table.from_batches(_batches(columns, ranges, schema), schema)

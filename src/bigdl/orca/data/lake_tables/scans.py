@@ -1,8 +1,8 @@
-"""DataFrames that do nothing but read columns of Parquet files, which workers can read themselves.
+"""Direct reads of Parquet files by workers, for DataFrames that only select columns.
 
-Spark decodes a column into vectors and rows of Java, encodes it for Arrow and sends it to Python.
-Where nothing is done to the rows on the way, a task of Python that opens the files by pyarrow has
-the same rows in the same partitions without all that.
+Spark decodes columns to Java vectors and rows, encodes them as Arrow and sends them to Python.  If
+a plan only selects columns, a Python task that opens the files with pyarrow gets the same rows in
+the same partitions without these conversions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bigdl.orca.data.file import is_local_path, open_file_system
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FEW_FILES = 32  # that the driver looks into itself
-FILES_OF_TASK = 16  # files that a task looks into
-_SAME_CALENDAR = -141427  # 1582-10-15 in days since 1970
+FEW_FILES = 32  # maximum number of files that the driver inspects itself
+FILES_OF_TASK = 16  # files that one task inspects
+_GREGORIAN_START = -141427  # 1582-10-15 in days since 1970
 _COMMON = {
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
     *(pa.bool_(), pa.string(), pa.binary()),
@@ -38,19 +38,19 @@ _COMMON = {
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 Accepts = Callable[[pq.ParquetFile], bool]
-"""Whether pyarrow reads what Spark would from a file."""
+"""Predicate: pyarrow and Spark read the same values from a file."""
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file, which a task reads.
+    """Row groups of one file, read by one task.
 
     Attributes
     ----------
     path : str
     groups : tuple of int
     count : int
-        Number of rows.
+        Number of rows in the row groups.
     """
 
     path: str
@@ -58,17 +58,17 @@ class RowGroups:
     count: int
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Record batches of at most so many rows, with these columns, also one several times."""
+        """Yield record batches of at most `rows` rows with the columns of a schema."""
         names = list(dict.fromkeys(schema.names))
-        with told_if_gone(self.path), opened(self.path) as file:
+        with missing_file_explained(self.path), open_parquet(self.path) as file:
             for batch in file.iter_batches(rows, self.groups, names, use_threads=False):
                 columns = [batch.column(each.name).cast(each.type) for each in schema]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @contextmanager
-def opened(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; the columns `texts` come as dictionaries.
+def open_parquet(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; the columns `texts` are read as dictionary arrays.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def opened(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.Parquet
     except KeyError as error:
         name = error.args[0].decode()
         raise UsageError(
-            f"The column {name} of the other files is missing in {path}",
+            f"Column {name} exists in the other files but not in {path}",
             code="column-missing",
             column=name,
             path=path,
@@ -96,8 +96,8 @@ def opened(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.Parquet
 
 
 @contextmanager
-def told_if_gone(path: str) -> Iterator[None]:
-    """Say what a file means that was there when the plan was made.
+def missing_file_explained(path: str) -> Iterator[None]:
+    """Raise UsageError for a file that was removed after the plan was made.
 
     Raises
     ------
@@ -115,26 +115,26 @@ def told_if_gone(path: str) -> Iterator[None]:
 
 
 def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataFrame:
-    """As ``df.mapInArrow(function, schema)``, but a task reads columns of files itself.
+    """Run ``df.mapInArrow(function, schema)``, with tasks that read the files directly if possible.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     function : callable
-        From an iterator of record batches to one.
+        Function of an iterator of record batches that returns such an iterator.
     schema : pyspark.sql.types.StructType
-        Of what it returns.
+        Schema of the result.
     rows : int
-        Of a batch of files, but for the last; other batches are as long as Spark makes them.
+        Rows per batch from files, except for the last; Spark determines the size of its batches.
     """
-    tasks = _tasks_of_files(df)
+    tasks = _file_tasks(df)
     if tasks is None:
         return df.mapInArrow(silent_when_closed(function), schema)
     groups, columns_of_files = tasks
 
     def work(groups: list[RowGroups]) -> Iterator[pa.RecordBatch]:
         batches = (each.batches(columns_of_files, rows) for each in groups)
-        return function(_of_length(rows, chain.from_iterable(batches)))
+        return function(_rebatched(rows, chain.from_iterable(batches)))
 
     return map_items(df.sparkSession, groups, work, schema)
 
@@ -145,54 +145,54 @@ def map_items(
     function: Callable[[Any], Iterator[pa.RecordBatch]],
     schema: Any,
 ) -> DataFrame:
-    """The batches that a function makes of each item, in a task of Spark for each, in their order.
+    """Call a function for each item in a separate Spark task; return its batches in item order.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        Not of Spark Connect.
+        Classic session, not Spark Connect.
     items : sequence
-        Sent to each worker once, all of them.
+        Broadcast to all workers.
     function : callable
-        Called in a task with an item.
+        Function of an item, called in a task.
     schema : pyspark.sql.types.StructType or str
-        Of what it returns.
+        Schema of the result.
     """
     shared = spark.sparkContext.broadcast(items)
 
-    def work(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.set_cpu_count(1)
-        for place in (place for batch in places for place in batch.column(0).to_pylist()):
-            yield from function(shared.value[place])
+        for index in (index for batch in batches for index in batch.column(0).to_pylist()):
+            yield from function(shared.value[index])
 
-    places = spark.range(0, len(items), 1, len(items))
-    return places.mapInArrow(silent_when_closed(work), schema)
+    indices = spark.range(0, len(items), 1, len(items))
+    return indices.mapInArrow(silent_when_closed(work), schema)
 
 
-def _of_length(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of batches in batches of so many rows, but for the last one."""
+def _rebatched(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Regroup batches to exactly `rows` rows each, except for the last batch."""
     kept, count = [], 0
     for batch in batches:
         while count + batch.num_rows >= rows:
             kept.append(batch.slice(0, rows - count))
             batch = batch.slice(rows - count)
-            yield _joined(kept)
+            yield _concatenate(kept)
             kept, count = [], 0
         if batch.num_rows:
             kept.append(batch)
             count += batch.num_rows
     if kept:
-        yield _joined(kept)
+        yield _concatenate(kept)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenate(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None:
-    """Return each task's part, and the columns as files name them; None if Spark has to read."""
+def _file_tasks(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None:
+    """Return each task's row groups and the file columns, or None if Spark must read the files."""
     types = {each.name: _nullable(each.type) for each in arrow_schema(df.schema)}
     if not all(map(_is_common, types.values())):
         return None
@@ -200,30 +200,30 @@ def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | 
     if scan is None or any("." in name for name in scan.columns.values()):
         return None
     columns = [(inside, types[name]) for name, inside in scan.columns.items()]
-    accepts = partial(_is_read_alike, dict(columns), scan.old_dates)
+    accepts = partial(_reads_equally, dict(columns), scan.rebase_mode)
     groups = row_groups_of(scan, df.sparkSession, accepts)
     return None if groups is None else (groups, pa.schema(columns))
 
 
-def _is_common(kind: pa.DataType) -> bool:
-    """Return True for types that Spark, Arrow and Parquet have in common."""
-    if pa.types.is_date32(kind):
+def _is_common(type_: pa.DataType) -> bool:
+    """Return True for types that Spark, Arrow and Parquet represent equally."""
+    if pa.types.is_date32(type_):
         return True
-    while pa.types.is_list(kind):
-        kind = kind.value_type
-    return kind in _COMMON
+    while pa.types.is_list(type_):
+        type_ = type_.value_type
+    return type_ in _COMMON
 
 
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type whose lists may hold null, which Spark says of all that it reads."""
-    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
+def _nullable(type_: pa.DataType) -> pa.DataType:
+    """Return the type with nullable list elements, as Spark declares all types that it reads."""
+    return pa.list_(_nullable(type_.value_type)) if pa.types.is_list(type_) else type_
 
 
-def _is_read_alike(types: dict[str, pa.DataType], old_dates: str, file: pq.ParquetFile) -> bool:
-    """Return True if pyarrow reads what Spark would from a file."""
-    days = [name for name, kind in types.items() if pa.types.is_date32(kind)]
-    found = [(each.name, _nullable(each.type)) for each in file.schema_arrow]
-    return has_days_of_today(file, days, old_dates) and has_columns(found, types)
+def _reads_equally(types: dict[str, pa.DataType], rebase_mode: str, file: pq.ParquetFile) -> bool:
+    """Return True if pyarrow and Spark read the same values from a file."""
+    dates = [name for name, type_ in types.items() if pa.types.is_date32(type_)]
+    file_columns = [(each.name, _nullable(each.type)) for each in file.schema_arrow]
+    return has_modern_dates(file, dates, rebase_mode) and has_columns(file_columns, types)
 
 
 # -- row groups ------------------------------------------------------------------------------------
@@ -232,77 +232,77 @@ def _is_read_alike(types: dict[str, pa.DataType], old_dates: str, file: pq.Parqu
 def row_groups_of(
     scan: Scan, spark: SparkSession, accepts: Accepts
 ) -> list[list[RowGroups]] | None:
-    """Return the row groups of each task of a scan; None if a file has to be read by Spark.
+    """Return the row groups of each task of a scan, or None if Spark must read a file.
 
     Parameters
     ----------
     scan : Scan
     spark : pyspark.sql.SparkSession
     accepts : callable
-        Called with each file, here or in a task of Spark.
+        Called with each file, on the driver or in a Spark task.
     """
     from bigdl.orca.cluster.spark import is_local
 
     paths = list(dict.fromkeys(path for task in scan.tasks for path, _, _ in task))
-    look = partial(_looked_into, accepts)
+    inspect = partial(_row_groups_in, accepts)
     parts = [paths[i : i + FILES_OF_TASK] for i in range(0, len(paths), FILES_OF_TASK)]
-    # on a cluster its workers look, who have to open the files later
+    # on a cluster the workers inspect the files, because they must be able to open them
     if is_local(cast("str", spark.sparkContext.master)) and len(paths) <= FEW_FILES:
-        found = [look(part) for part in parts]
+        results = [inspect(part) for part in parts]
     else:
-        found = call_in_tasks(spark, look, parts)
-    looked_into = [each for each in found if each is not None]
-    if len(looked_into) < len(found):
+        results = call_in_tasks(spark, inspect, parts)
+    accepted = [each for each in results if each is not None]
+    if len(accepted) < len(results):
         return None
-    groups: dict[str, list[_Group]] = dict(zip(paths, chain(*looked_into), strict=True))
+    groups: dict[str, list[_Group]] = dict(zip(paths, chain(*accepted), strict=True))
     tasks: list[list[RowGroups]] = []
     count = 0
     for task in scan.tasks:
         tasks.append([])
         for path, start, stop in task:
-            mine = [i for i, (middle, _) in enumerate(groups[path]) if start <= middle < stop]
-            count += len(mine)
-            if mine:
-                rows = sum(groups[path][i][1] for i in mine)
-                tasks[-1].append(RowGroups(path, tuple(mine), rows))
-    # a file that has changed since Spark listed it is none of ours
+            indices = [i for i, (middle, _) in enumerate(groups[path]) if start <= middle < stop]
+            count += len(indices)
+            if indices:
+                rows = sum(groups[path][i][1] for i in indices)
+                tasks[-1].append(RowGroups(path, tuple(indices), rows))
+    # Spark must read files that changed after it listed them
     return tasks if count == sum(map(len, groups.values())) else None
 
 
 def call_in_tasks(
     spark: SparkSession, function: Callable[[Any], Any], items: Sequence[Any]
 ) -> list[Any]:
-    """Return a function's result for each item, called in a task of Spark for each."""
+    """Call a function for each item in a separate Spark task and return the results."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.set_cpu_count(1)
         for batch in batches:
-            for place in batch.column(0).to_pylist():
-                result = pickle.dumps(function(items[place]))
-                yield pa.record_batch({"place": [place], "result": [result]})
+            for index in batch.column(0).to_pylist():
+                result = pickle.dumps(function(items[index]))
+                yield pa.record_batch({"index": [index], "result": [result]})
 
     if not items:
         return []
     tasks = spark.range(0, len(items), 1, len(items))
-    done = to_arrow(tasks.mapInArrow(work, "place bigint, result binary"))
-    return [pickle.loads(each.as_py()) for each in done.sort_by("place")["result"]]
+    done = to_arrow(tasks.mapInArrow(work, "index bigint, result binary"))
+    return [pickle.loads(each.as_py()) for each in done.sort_by("index")["result"]]
 
 
 _Group = tuple[int, int]
-"""A row group: where its middle is in the file, and how many rows it has."""
+"""Row group: file offset of its middle, and number of rows."""
 
 
-def _looked_into(accepts: Accepts, paths: Sequence[str]) -> list[list[_Group]] | None:
-    """Return the row groups of files, or None if one has to be read by Spark."""
+def _row_groups_in(accepts: Accepts, paths: Sequence[str]) -> list[list[_Group]] | None:
+    """Return the row groups of files, or None if Spark must read one of them."""
     groups = []
     try:
         for path in paths:
-            with opened(path, []) as file:
+            with open_parquet(path, []) as file:
                 if not accepts(file):
                     return None
                 parts = map(file.metadata.row_group, range(file.num_row_groups))
                 groups.append([(_middle(part), part.num_rows) for part in parts])
-    except Exception:  # what pyarrow cannot open may be nothing special for Spark
+    except Exception:  # Spark may read files that pyarrow cannot open
         return None
     return groups
 
@@ -316,49 +316,51 @@ def _middle(group: Any) -> int:
     return min(starts) + sum(column.total_compressed_size for column in columns) // 2
 
 
-def has_columns(found: Sequence[tuple[str, Any]], wanted: Mapping[str, Any]) -> bool:
-    """Return True if a file has the columns that are wanted, and Spark could mean no other ones.
+def has_columns(file_columns: Sequence[tuple[str, Any]], selected: Mapping[str, Any]) -> bool:
+    """Return True if a file has the columns, without others that differ only in case.
 
     Parameters
     ----------
-    found : sequence of (str, object)
+    file_columns : sequence of (str, object)
         Name and type of each column of the file.
-    wanted : dict of str to object
-        Types of the columns that are read.
+    selected : dict of str to object
+        Types of the selected columns, by name.
     """
-    lowered = [name.lower() for name, _ in found]  # Spark takes a column of another case
-    return all(each in found and lowered.count(each[0].lower()) == 1 for each in wanted.items())
+    lowered = [name.lower() for name, _ in file_columns]  # Spark ignores case
+    return all(
+        each in file_columns and lowered.count(each[0].lower()) == 1 for each in selected.items()
+    )
 
 
-def has_days_of_today(file: pq.ParquetFile, days: Sequence[str], old_dates: str) -> bool:
-    """Return True if the dates in some columns count by today's calendar, as Spark tells it.
+def has_modern_dates(file: pq.ParquetFile, dates: Sequence[str], rebase_mode: str) -> bool:
+    """Return True if date columns use the proleptic Gregorian calendar, as Spark decides it.
 
     Parameters
     ----------
     file : pyarrow.parquet.ParquetFile
-    days : sequence of str
-        Names of columns.
-    old_dates : str
+    dates : sequence of str
+        Names of date columns.
+    rebase_mode : str
         See :class:`~bigdl.orca.cluster.scan.Scan`.
     """
-    if not days:
+    if not dates:
         return True
     metadata = file.metadata.metadata or {}
     version = metadata.get(b"org.apache.spark.version")
     if version is None:
-        is_late = old_dates == "EXCEPTION" and _are_late(file.metadata, days)
-        return old_dates == "CORRECTED" or is_late
+        is_late = rebase_mode == "EXCEPTION" and _are_late(file.metadata, dates)
+        return rebase_mode == "CORRECTED" or is_late
     is_old = int(version.split(b".")[0]) < 3
     return not is_old and b"org.apache.spark.legacyDateTime" not in metadata
 
 
-def _are_late(file: pq.FileMetaData, days: Sequence[str]) -> bool:
-    """Return True if the statistics show that no date is before both calendars are the same."""
+def _are_late(file: pq.FileMetaData, dates: Sequence[str]) -> bool:
+    """Return True if statistics show that no date is before the calendar switch of 1582."""
     groups = map(file.row_group, range(file.num_row_groups))
     columns = (g.column(i) for g in groups if g.num_rows for i in range(g.num_columns))
-    figures = (each.statistics for each in columns if each.path_in_schema in days)
+    statistics = (each.statistics for each in columns if each.path_in_schema in dates)
     return all(
         each is not None
-        and (each.min_raw >= _SAME_CALENDAR if each.has_min_max else not each.num_values)
-        for each in figures
+        and (each.min_raw >= _GREGORIAN_START if each.has_min_max else not each.num_values)
+        for each in statistics
     )

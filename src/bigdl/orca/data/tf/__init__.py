@@ -1,1 +1,1 @@
-"""Data for TensorFlow."""
+"""Datasets for TensorFlow."""

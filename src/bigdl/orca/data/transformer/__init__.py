@@ -1,6 +1,6 @@
 """Encoders of strings and scalers of numbers, for XShards of pandas frames.
 
-Each learns from all shards together, in one pass, and changes every shard where it lies.
+Each is fitted on all shards in one pass, and transforms every shard in its partition.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from bigdl.orca.data.transformer.encoding import (
 from bigdl.orca.data.transformer.scalers import MinMaxScaler, StandardScaler
 from bigdl.orca.settings import OrcaContext
 
-# BigDL 2.x's programs also take `np` and `OrcaContext` from here, by a star.
+# Programs for BigDL 2.x also import `np` and `OrcaContext` from here with a star import.
 __all__ = [
     "MinMaxScaler",
     "OrcaContext",

@@ -1,8 +1,8 @@
-"""Values of a column to whole numbers, by a vocabulary that is learned from all shards.
+"""Encoding of column values as integers, with a vocabulary learned from all shards.
 
-Numbers begin with 1; 0 stands for nulls and for values that are not in the vocabulary.  The order
-of the numbers depends on nothing but the values: that of the values, or with ``order_by_freq``
-falling counts and that of the values among equal counts.
+Numbers start at 1; 0 represents nulls and values outside the vocabulary.  The numbers depend only
+on the data: values are sorted, or with ``order_by_freq`` sorted by descending count and then by
+value.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 else:
     pd = LazyModule("pandas", "orca")
 
-_ERROR = -1  # in place of the number of a vocabulary
+_ERROR = -1  # marks an error instead of a vocabulary index
 
 
 class StringIndexer:
-    """Replaces the values of columns by whole numbers.
+    """Encoder that replaces the values of columns by integers.
 
     Parameters
     ----------
     inputCol : str or list of str, optional
+        Columns to encode.
 
     Examples
     --------
@@ -57,12 +58,12 @@ class StringIndexer:
         self.indices: StringIndex | list[StringIndex] | None = None
 
     def setInputCol(self, inputCol: str | list[str]) -> StringIndexer:
-        """Set the columns, which :meth:`fit_transform` has to learn then; returns this object."""
+        """Set the columns, and discard what was learned; return this object."""
         self.inputCol, self.indices = inputCol, None
         return self
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Learn the values of the columns and replace them by their numbers.
+        """Learn the vocabulary of the columns and replace values by their numbers.
 
         Parameters
         ----------
@@ -71,14 +72,14 @@ class StringIndexer:
         Returns
         -------
         SparkXShards
-            The same columns in the same order; the numbers are int32.
+            Shards with the same columns; the numbers are int32.
         """
         columns = as_columns(self.inputCol, "inputCol")
         encoded, self.indices = category_encode(shard, columns)
         return encoded
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Replace the values by the numbers that were learned, new ones by 0."""
+        """Replace the values by the learned numbers, and new values by 0."""
         if self.indices is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         return encode_string(shard, as_columns(self.inputCol, "inputCol"), self.indices)
@@ -92,26 +93,26 @@ def gen_string_idx(
     do_split: bool = False,
     sep: str = ",",
 ) -> StringIndex | list[StringIndex]:
-    """Learn the vocabularies of columns, all in one pass.
+    """Learn the vocabularies of columns in one pass.
 
     Parameters
     ----------
     df : SparkXShards of pandas.DataFrame, or pyspark.sql.DataFrame
     columns : str, dict or list of them
-        A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
+        A dict ``{"src_cols": [...], "col_name": ...}`` defines one vocabulary of several columns.
     freq_limit : int or dict of str to int, optional
-        Values that occur less often are left out; a dict has the limits of some of the columns.
+        Exclude values with a lower count; a dict sets the limit per column.
     order_by_freq : bool, default False
-        Number the values by falling count.
+        Number the values by descending count.
     do_split : bool, default False
-        Cells hold several values.
+        Split cells into several values.
     sep : str, default ","
-        Regular expression between them.
+        Regular expression of the separator.
 
     Returns
     -------
     StringIndex or list of StringIndex
-        A list if `columns` is one.
+        A list if `columns` is a list.
 
     Examples
     --------
@@ -127,13 +128,13 @@ def gen_string_idx(
     sources = sources_of(columns, freq_limit)
     require_columns(df, [column for source in sources for column in source.columns])
     split = sep if do_split else None
-    counting = _count_spark if is_spark_frame(df) else _count_shards
+    count_values = _count_spark if is_spark_frame(df) else _count_shards
     counts: list[Counter] = [Counter() for _ in sources]
-    for (i, value), count in counting(df, sources, split):
+    for (i, value), count in count_values(df, sources, split):
         counts[i][value] += count
     indices = []
     for source, counted in zip(sources, counts, strict=True):
-        values = _in_order([v for v in counted if counted[v] >= source.at_least])
+        values = _in_order([v for v in counted if counted[v] >= source.min_count])
         if order_by_freq:
             values.sort(key=counted.__getitem__, reverse=True)  # stable
         numbers = {value: number for number, value in enumerate(values, 1)}
@@ -158,24 +159,24 @@ def encode_string(
     df : SparkXShards of pandas.DataFrame, or pyspark.sql.DataFrame
     columns : str or list of str
     indices : StringIndex, dict of str to int, or list of them
-        One for each column.
+        One vocabulary per column.
     broadcast : bool, default True
-        Accepted without effect: a vocabulary is always sent to the workers as a whole.
+        Has no effect: the whole vocabulary is always sent to the workers.
     do_split : bool, default False
-        Cells are text of several values: they become lists of numbers, without unknown values.
-        Cells that are lists become such ones without it.
+        Split text cells into several values, which become lists of numbers without unknown values.
+        Cells that are lists are encoded this way in any case.
     sep : str, default ","
-        Regular expression between them.
+        Regular expression of the separator.
     sort_for_array : bool, default False
         Sort the numbers of a list.
     keep_most_frequent : bool, default False
-        Of a list keep the smallest number only, 0 of an empty one; it is that of the most
-        frequent value in a vocabulary ordered by frequency.
+        Keep only the smallest number of a list, or 0 for an empty list. In a vocabulary ordered by
+        frequency this is the most frequent value.
 
     Returns
     -------
     SparkXShards or pyspark.sql.DataFrame
-        As `df`, with int32 numbers (or lists of them) in place of the values.
+        Data like `df`, with int32 numbers (or lists of them) instead of the values.
 
     Examples
     --------
@@ -193,7 +194,7 @@ def encode_string(
     chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
     if len(chosen) != len(names):
         raise UsageError(
-            f"There must be one index for each column, got {len(chosen)} for {len(names)} columns",
+            f"Pass one index per column, got {len(chosen)} for {len(names)} columns",
             code="argument-value",
         )
     require_columns(df, names)
@@ -231,12 +232,14 @@ def category_encode(
     keep_most_frequent: bool = False,
     broadcast: bool = True,
 ) -> tuple[Any, StringIndex | list[StringIndex]]:
-    """:func:`gen_string_idx` and :func:`encode_string` in one.
+    """Learn the vocabularies of columns and encode the columns.
+
+    Combines :func:`gen_string_idx` and :func:`encode_string`.
 
     Returns
     -------
     (SparkXShards or pyspark.sql.DataFrame, StringIndex or list of StringIndex)
-        A list if `columns` is one.
+        Encoded data, and the vocabularies: a list if `columns` is a list.
 
     Examples
     --------
@@ -258,32 +261,33 @@ def category_encode(
 
 
 @dataclass(frozen=True)
-class ValueSource:
-    """One vocabulary to be learned.
+class VocabularySource:
+    """Columns of one vocabulary to learn, and its frequency limit.
 
     Attributes
     ----------
     name : str
-        Of its column of values.
+        Name of the vocabulary's value column.
     columns : tuple of str
-        Where the values come from.
-    at_least : int
-        Values that occur less often are left out.
+        Columns with the values.
+    min_count : int
+        Values with a lower count are excluded.
     """
 
     name: str
     columns: tuple[str, ...]
-    at_least: int = 0
+    min_count: int = 0
 
 
-def sources_of(columns: Any, freq_limit: Any) -> list[ValueSource]:
+def sources_of(columns: Any, freq_limit: Any) -> list[VocabularySource]:
     """Return the vocabularies for the arguments of ``gen_string_idx``.
 
     Parameters
     ----------
     columns : str, dict or list of them
-        A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
+        A dict ``{"src_cols": [...], "col_name": ...}`` defines one vocabulary of several columns.
     freq_limit : int, dict of str to int, or None
+        Minimum counts of values.
     """
     columns = columns if isinstance(columns, list | tuple) else [columns]
     if not columns:
@@ -315,7 +319,7 @@ def sources_of(columns: Any, freq_limit: Any) -> list[ValueSource]:
             names = as_names(each)
             name = names[0]
         limit = limits.get(name) if isinstance(freq_limit, Mapping) else freq_limit
-        sources.append(ValueSource(name, tuple(names), limit or 0))
+        sources.append(VocabularySource(name, tuple(names), limit or 0))
     return sources
 
 
@@ -326,7 +330,7 @@ def _in_order(values: list) -> list:
         return sorted(values, key=lambda value: (type(value).__name__, str(value)))
 
 
-def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str | None) -> list:
+def _count_shards(shards: SparkXShards, sources: list[VocabularySource], split: str | None) -> list:
     def count(frame: pd.DataFrame) -> Iterator[tuple[tuple, int]]:
         for i, column in _columns(sources):
             values = frame[column].dropna()
@@ -339,16 +343,16 @@ def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str |
                 pairs = dict(zip(counts.index.tolist(), counts.tolist(), strict=True))
             except TypeError as error:  # not hashable
                 message = (
-                    f"The column {column!r} cannot be encoded ({error}); only strings and other "
-                    "single values have a number"
+                    f"Column {column!r} cannot be encoded ({error}); only strings and other "
+                    "hashable values are supported"
                 )
                 yield (_ERROR, message), 1
                 return
             for value, number in pairs.items():
-                if number:  # 0 of a category that does not occur
+                if number:  # unused categories have count 0
                     yield (i, value), number
 
-    limits = {_ERROR: 0, **{i: source.at_least for i, source in enumerate(sources)}}
+    limits = {_ERROR: 0, **{i: source.min_count for i, source in enumerate(sources)}}
     counts = shards.rdd.flatMap(count).reduceByKey(operator.add)
     with users_errors(counts.context):
         frequent = counts.filter(lambda pair: pair[1] >= limits[pair[0][0]]).collect()
@@ -358,7 +362,7 @@ def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str |
     return frequent
 
 
-def _count_spark(df: DataFrame, sources: list[ValueSource], split: str | None) -> Iterator:
+def _count_spark(df: DataFrame, sources: list[VocabularySource], split: str | None) -> Iterator:
     for i, column in _columns(sources):
         value = F.col(quoted(column))
         if _is_array(df, column):
@@ -366,26 +370,28 @@ def _count_spark(df: DataFrame, sources: list[ValueSource], split: str | None) -
         elif split is not None:
             value = F.explode(F.split(value, split))
         rows = df.select(value.alias("value")).dropna().groupBy("value").count().collect()
-        # NaN is no value
+        # excludes NaN
         yield from (((i, value), number) for value, number in rows if value == value)
 
 
-def _columns(sources: list[ValueSource]) -> list[tuple[int, str]]:
+def _columns(sources: list[VocabularySource]) -> list[tuple[int, str]]:
     return [(i, column) for i, source in enumerate(sources) for column in source.columns]
 
 
 class _Encoder:
-    """Numbers of the values of one column."""
+    """Encoder of one column with a given vocabulary."""
 
     def __init__(self, ids: Mapping, split: str | None, sort: bool, first: bool):
         import numpy as np
 
         self.values = pd.Index(list(ids), dtype=None if ids else object)
-        self.ids = np.array([*ids.values(), 0], dtype=np.int32)  # −1 finds the 0 of the unknown
+        self.ids = np.array(
+            [*ids.values(), 0], dtype=np.int32
+        )  # index −1 of unknown values gives 0
         self.split, self.sort, self.first = split, sort, first
 
     def numbers(self, values: pd.Series):
-        """The numbers of single values, as an int32 array."""
+        """Return the numbers of single values as an int32 array."""
         return self.ids[self.values.get_indexer(pd.Index(values))]
 
     def __call__(self, series: pd.Series) -> pd.Series:
@@ -402,30 +408,30 @@ class _Encoder:
             tokens = cells.dropna().explode().dropna()
         else:
             tokens = _tokens(cells.dropna(), cast("str", self.split))
-        for place, number in zip(tokens.index, self.numbers(tokens).tolist(), strict=True):
+        for row, number in zip(tokens.index, self.numbers(tokens).tolist(), strict=True):
             if number:
-                lists[place].append(number)
+                lists[row].append(number)
         if self.first:
             least = [min(row, default=0) for row in lists]
             return pd.Series(least, index=series.index, name=series.name, dtype="int32")
         if self.sort:
             lists = [sorted(row) for row in lists]
-        if are_lists:  # a null is no empty list
-            for place in np.flatnonzero(cells.isna()):
-                lists[place] = None
+        if are_lists:  # keep nulls distinct from empty lists
+            for row in np.flatnonzero(cells.isna()):
+                lists[row] = None
         return pd.Series(lists, index=series.index, name=series.name, dtype=object)
 
     def on_spark(self, df: Any, column: str) -> Any:
-        """`df` with the column replaced in its place."""
+        """Return `df` with the encoded column at the same position."""
         is_array = _is_array(df, column)
-        several = (is_array or self.split is not None) and not self.first
-        wanted = "array<int>" if several else "int"
+        gives_lists = (is_array or self.split is not None) and not self.first
+        result_type = "array<int>" if gives_lists else "int"
         value = F.col(quoted(column))
         if is_array:
             pass
         elif self.split is not None or all(isinstance(v, str) for v in self.values):
             value = value.cast("string")
-        encode = F.pandas_udf(silent_when_closed(self), wanted)  # type: ignore[call-overload]
+        encode = F.pandas_udf(silent_when_closed(self), result_type)  # type: ignore[call-overload]
         return df.withColumn(column, encode(value))
 
 
@@ -441,24 +447,24 @@ def _is_array(df: DataFrame, column: str) -> bool:
 
 
 def _tokens(cells: pd.Series, split: str) -> pd.Series:
-    """The values in cells without nulls, each under the index of its cell."""
+    """Split cells without nulls into values, each with the index of its cell."""
     return cells.astype(str).str.split(split, regex=True).explode()
 
 
 class StringIndex:
-    """A number from 1 on for each value of a column; 0 stands for every other value.
+    """Vocabulary of a column: a number from 1 for each value; 0 for all other values.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        With the columns ``id`` and `col_name`.
+        Frame with the columns ``id`` and `col_name`.
     col_name : str
-        The column of the values.
+        Column of the values.
 
     Attributes
     ----------
     df : pyspark.sql.DataFrame
-        With the columns `col_name` and ``id``; made when it is asked for.
+        Frame with the columns `col_name` and ``id``, created on first access.
     col_name : str
 
     Examples
@@ -487,12 +493,14 @@ class StringIndex:
 
     @classmethod
     def from_dict(cls, indices: Mapping[Hashable, int], col_name: str) -> StringIndex:
-        """The index with these numbers.
+        """Create the index from a dict of values to numbers.
 
         Parameters
         ----------
         indices : dict of str to int
+            Number of each value.
         col_name : str
+            Column of the values.
         """
         if not isinstance(indices, Mapping):
             raise UsageError(
@@ -504,8 +512,7 @@ class StringIndex:
         for value, number in indices.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise UsageError(
-                    f"indices should have whole numbers from 0 on, but get {number!r} "
-                    f"for {value!r}",
+                    f"indices should have integers from 0, but get {number!r} for {value!r}",
                     code="argument-value",
                     argument="indices",
                 )
@@ -525,14 +532,14 @@ class StringIndex:
         return self._df
 
     def to_dict(self) -> dict[Any, int]:
-        """The number of each value."""
+        """Return the number of each value."""
         if self._ids is None:
             rows = cast("DataFrame", self._df).select(self.col_name, "id").collect()
             self._ids = {value: number for value, number in rows if value is not None}
         return dict(self._ids)
 
     def broadcast(self) -> None:
-        """Let Spark send :attr:`df` whole to every executor when it is joined."""
+        """Mark :attr:`df` for a broadcast join."""
         self._df = F.broadcast(self.df)
 
     def __len__(self) -> int:
@@ -543,7 +550,7 @@ class StringIndex:
 
 
 def check_string(value: Any, what: str) -> str:
-    """`value`, which must be a str."""
+    """Return `value`, or raise UsageError if it is not a str."""
     if not isinstance(value, str):
         shown = "None" if value is None else type(value).__name__
         raise UsageError(
@@ -553,7 +560,7 @@ def check_string(value: Any, what: str) -> str:
 
 
 def as_names(columns: Any, what: str = "columns") -> list[str]:
-    """A name or a list of names, as a list."""
+    """Convert a name or a list of names to a list."""
     if isinstance(columns, str):
         return [columns]
     if (
@@ -571,7 +578,7 @@ def as_names(columns: Any, what: str = "columns") -> list[str]:
 
 
 def as_columns(columns: Any, what: str) -> list[str]:
-    """A name or a list of different names, as a list."""
+    """Convert a name or a list of distinct names to a list."""
     names = as_names(columns, what)
     if len(set(names)) < len(names):
         raise UsageError(
@@ -587,7 +594,7 @@ def is_spark_frame(data: object) -> bool:
 
 
 def require_columns(data: Any, columns: list[str]) -> None:
-    """Refuse data that are not XShards of pandas frames, or a Spark frame, with these columns."""
+    """Raise UsageError unless data is XShards of pandas frames or a Spark frame with `columns`."""
     if is_spark_frame(data):
         names = data.columns
     else:
@@ -602,7 +609,7 @@ def require_columns(data: Any, columns: list[str]) -> None:
                 f"The data must be XShards of pandas frames, but a shard is a {type(data.first())}",
                 code="data-type",
             )
-        if schema is None:  # there is no shard
+        if schema is None:  # there are no shards
             return
         names = schema["columns"]
     find_columns(columns, names, "The data")

@@ -1,7 +1,7 @@
-"""Scaling of numbers by what they are in all shards together.
+"""Scalers of numeric columns, fitted on all shards.
 
-The figures are those of Spark ML's scalers of the same names.  Missing values (nulls, NaN) are
-left out of what is learned and stay NaN.
+Results equal those of Spark ML's scalers with the same names.  Missing values (nulls, NaN) are
+ignored when fitting and stay NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Moments(NamedTuple):
-    """Moments of each feature of some rows; `squares` is the sum of squares about the mean."""
+    """Count, mean, sum of squared deviations, minimum and maximum of each feature of some rows."""
 
     known: np.ndarray
     mean: np.ndarray
@@ -33,17 +33,17 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, matrix: np.ndarray) -> Moments:
-        here = ~np.isnan(matrix)
-        count = here.sum(0)
-        mean = np.where(here, matrix, 0.0).sum(0) / np.maximum(count, 1)
-        squares = (np.where(here, matrix - mean, 0.0) ** 2).sum(0)
-        low = np.where(here, matrix, np.inf).min(0, initial=np.inf)
-        high = np.where(here, matrix, -np.inf).max(0, initial=-np.inf)
+        is_known = ~np.isnan(matrix)
+        count = is_known.sum(0)
+        mean = np.where(is_known, matrix, 0.0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(is_known, matrix - mean, 0.0) ** 2).sum(0)
+        low = np.where(is_known, matrix, np.inf).min(0, initial=np.inf)
+        high = np.where(is_known, matrix, -np.inf).max(0, initial=-np.inf)
         return cls(count, mean, squares, low, high)
 
     @classmethod
     def merged(cls, parts: list[Moments]) -> Moments:
-        """Of the rows of all parts together, without rounding small differences away."""
+        """Merge the moments of several parts in a numerically stable way."""
         counts, means, squares, lows, highs = (np.stack(each) for each in zip(*parts, strict=True))
         count = counts.sum(0)
         mean = means[0] + ((means - means[0]) * counts).sum(0) / np.maximum(count, 1)
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 class _AffineTransform(NamedTuple):
-    """A linear function of every feature, which maps `center` to `base` exactly."""
+    """Linear function per feature, which maps `center` exactly to `base`."""
 
     center: np.ndarray
     width: np.ndarray
@@ -61,23 +61,23 @@ class _AffineTransform(NamedTuple):
 
 
 class _Scaler(ABC):
-    """A linear function of every feature, learned from :class:`Moments`."""
+    """Base class of scalers that apply a linear function learned from :class:`Moments`."""
 
     def __init__(self, inputCol: str | list[str] | None, outputCol: str | None):
         self.setInputOutputCol(inputCol, outputCol)
 
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
-        """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
+        """Set input and output columns, and discard what was learned; return this object."""
         self.inputCol, self.outputCol = inputCol, outputCol
-        self._line: _AffineTransform | None = None
+        self._function: _AffineTransform | None = None
         return self
 
     @abstractmethod
     def _learn(self, moments: Moments) -> _AffineTransform:
-        """The function that `moments` ask for."""
+        """Return the linear function for the given moments."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
-        """Learn from all shards and add the column of scaled values.
+        """Fit on all shards and add the column of scaled values.
 
         Parameters
         ----------
@@ -86,8 +86,8 @@ class _Scaler(ABC):
         Returns
         -------
         SparkXShards
-            As `shard`, with one float64 array per row in the output column: the scaled values
-            of the input columns in their order.
+            Shards like `shard`, with one float64 array per row in the output column: the scaled
+            values of the input columns, in order.
         """
         columns = self._columns(shard)
 
@@ -100,26 +100,26 @@ class _Scaler(ABC):
         )
         if len({len(part.known) for part in parts}) > 1:
             raise UsageError(
-                f"The columns {columns} hold arrays of different lengths",
+                f"The columns {columns} contain arrays of different lengths",
                 code="data-shape",
                 columns=columns,
             )
         moments = Moments.merged(parts) if parts else None
         if moments is None or (moments.known == 0).any():
             raise UsageError(
-                f"There is no number to learn from in one of the columns {columns}",
+                f"One of the columns {columns} has no numbers to fit on",
                 code="data-empty",
                 columns=columns,
             )
-        self._line = self._learn(moments)
+        self._function = self._learn(moments)
         return self.transform(shard)
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
-        """Add the column of values scaled by what was learned."""
-        if self._line is None:
+        """Add the column of values scaled with the fitted function."""
+        if self._function is None:
             raise UsageError("Please call fit_transform first", code="not-fitted")
         columns, output = self._columns(shard), cast("str", self.outputCol)
-        center, width, slope, base = self._line
+        center, width, slope, base = self._function
 
         def scale(frame: pd.DataFrame) -> pd.DataFrame:
             import pandas as pd
@@ -129,8 +129,8 @@ class _Scaler(ABC):
                 matrix = _matrix(frame, columns)
                 if matrix.shape[1] != len(center):
                     raise UsageError(
-                        f"The columns {columns} hold {matrix.shape[1]} features, but "
-                        f"{len(center)} when they were learned",
+                        f"The columns {columns} have {matrix.shape[1]} features, but the scaler "
+                        f"was fitted with {len(center)}",
                         code="data-shape",
                         columns=columns,
                     )
@@ -152,15 +152,16 @@ class _Scaler(ABC):
 
 
 class MinMaxScaler(_Scaler):
-    """Moves every feature to a range: its smallest value to `min`, its largest to `max`.
+    """Scaler that maps each feature linearly to the range from `min` to `max`.
 
-    A feature with one value only becomes the middle of the range.
+    A constant feature becomes the middle of the range.
 
     Parameters
     ----------
     min, max : float, default 0 and 1
+        Bounds of the output range.
     inputCol : str or list of str, optional
-        Columns of numbers, or of arrays of them.
+        Columns of numbers or of arrays of numbers.
     outputCol : str, optional
         Column of the scaled values, one array per row.
 
@@ -205,16 +206,18 @@ class MinMaxScaler(_Scaler):
 
 
 class StandardScaler(_Scaler):
-    """Divides every feature by its standard deviation, and with `withMean` centers it first.
+    """Scaler that divides each feature by its standard deviation, optionally after centering.
 
-    The standard deviation is that of a sample (n − 1).  A feature without any becomes 0.
+    It uses the sample standard deviation (n − 1).  A constant feature becomes 0.
 
     Parameters
     ----------
     withMean : bool, default False
+        Subtract the mean of each feature.
     withStd : bool, default True
+        Divide by the standard deviation of each feature.
     inputCol : str or list of str, optional
-        Columns of numbers, or of arrays of them.
+        Columns of numbers or of arrays of numbers.
     outputCol : str, optional
         Column of the scaled values, one array per row.
 
@@ -255,7 +258,7 @@ class StandardScaler(_Scaler):
 
 
 def _matrix(frame: pd.DataFrame, columns: list[str]) -> np.ndarray:
-    """The features of a shard with rows, as float64 of shape (rows, features)."""
+    """Return the features of a non-empty shard as float64 of shape (rows, features)."""
     return np.concatenate([_features(frame[column]) for column in columns], axis=1)
 
 
@@ -266,12 +269,12 @@ def _features(series: pd.Series) -> np.ndarray:
         series = series.astype(series.cat.categories.dtype)
     cells = series.dropna()
     if len(cells) and not pd.api.types.is_numeric_dtype(series):
-        wrong = cells  # a time is no number, though it can be cast to one
+        wrong = cells  # rejects timestamps, although they could be cast to numbers
         if series.dtype == object:
             wrong = cells[cells.map(lambda cell: isinstance(cell, str | bytes))]
         if len(wrong):
             raise UsageError(
-                f"The column {series.name!r} holds {wrong.iloc[0]!r}, which is no number; encode "
+                f"Column {series.name!r} contains {wrong.iloc[0]!r}, which is not a number; encode "
                 "or cast it first",
                 code="data-dtype",
                 column=series.name,
@@ -285,8 +288,8 @@ def _features(series: pd.Series) -> np.ndarray:
         return series.to_numpy(dtype="float64", na_value=np.nan).reshape(-1, 1)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"The column {series.name!r} cannot be scaled: {error}; it must hold numbers, or "
-            "arrays of them of one length",
+            f"Column {series.name!r} cannot be scaled: {error}; it must contain numbers, or "
+            "arrays of numbers of equal length",
             code="data-dtype",
             column=series.name,
         ) from error
