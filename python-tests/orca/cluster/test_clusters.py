@@ -259,10 +259,10 @@ def test_an_image_of_root_is_named_with_what_to_do():
         "image": "mine:1",
         "message": "container has runAsNonRoot and image will run as root",
     }
-    reason = kubernetes.trouble_of(waiting, is_late=False)
+    reason = kubernetes.start_problem(waiting, is_late=False)
     assert "of the image mine:1 (container has runAsNonRoot and image will run as root)" in reason
     assert "or runAsUser in a pod template of yours" in reason
-    assert "template" not in kubernetes.trouble_of({**waiting, "message": "no secret"}, False)
+    assert "template" not in kubernetes.start_problem({**waiting, "message": "no secret"}, False)
 
 
 def test_kubernetes_runs_the_python_of_the_image_or_of_the_archive():
@@ -611,7 +611,9 @@ def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
     """With stand-ins for ``spark-submit`` and the JVM, and what listens in YARN's place."""
     log = "".join(f"line {number}\n" for number in range(100))
     monkeypatch.setattr(launch, "hadoop_jvm", lambda variables: contextlib.nullcontext())
-    monkeypatch.setattr(yarn, "kept_on_cluster", lambda *_: {"spark.yarn.archive": "hdfs:///kept"})
+    monkeypatch.setattr(
+        yarn, "upload_shared_files", lambda *_: {"spark.yarn.archive": "hdfs:///kept"}
+    )
     monkeypatch.setattr(yarn, "driver_output", lambda *_: {"stdout": "there\n", "stderr": log})
     home = tmp_path / "spark"
     (home / "bin").mkdir(parents=True)

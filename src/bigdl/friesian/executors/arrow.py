@@ -226,7 +226,7 @@ class Piece:
         """A batch for each group; a column is read when it is asked for."""
         read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
         texts = [name for name, kind in read.items() if kind == "string"]
-        with opened(self.path, texts) as file:
+        with open_parquet(self.path, texts) as file:
             known = {each.name: column_types.of_arrow(each.type) for each in file.schema_arrow}
             for name, kind in read.items():
                 if known.get(name, kind) != kind:
@@ -282,7 +282,7 @@ def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
         for i, path in enumerate(named)
     }
     in_names = {name: Field(column_types.of_arrow(values.type)) for name, values in columns.items()}
-    with opened(next(iter(source))) as file:
+    with open_parquet(next(iter(source))) as file:
         in_file = {each.name: Field(column_types.of_arrow(each.type)) for each in file.schema_arrow}
     fields = {name: each for name, each in in_file.items() if name not in in_names}
     return source, fields | in_names

@@ -1,10 +1,10 @@
-"""Archives of the classes that Spark loads at its start, which make it start sooner.
+"""Class-data-sharing archives, with which Spark's JVM starts faster.
 
-A JVM maps such an archive into its memory where it would read, check and link some 14,000 classes
+A JVM memory-maps such an archive instead of loading, verifying and linking some 14,000 classes
 from 400 JARs (application class-data sharing, JEP 310 of OpenJDK).  :func:`make_class_archive`,
-the command ``bigdl-prepare``, makes the one of a machine's Java and PySpark;
-``init_orca_context`` uses it wherever this process starts Spark's JVM.  A JVM whose class path is
-another ignores it.
+the command ``bigdl-prepare``, creates it for a machine's Java and PySpark.
+``init_orca_context`` uses it when this process starts Spark's JVM.  A JVM with another class path
+ignores it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from bigdl.common.timeouts import UNUSED_CLASSES_S
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
 
-# Loads what programs usually load, and prints the class path.
+# Loads the classes that programs usually need, and prints the class path.
 PROGRAM = """
 import os, sys, tempfile
 import pandas as pd
@@ -40,10 +40,10 @@ spark = (
 rows = spark.createDataFrame(pd.DataFrame({"id": range(100), "x": 0.5, "name": "a"}))
 rows = rows.withColumn("array", F.array("x", "x")).withColumn("of", F.col("id") % 3)
 with tempfile.TemporaryDirectory() as folder:
-    for kind in ("parquet", "csv", "json"):
-        path = os.path.join(folder, kind)
-        rows.drop("array").write.format(kind).save(path)
-        spark.read.format(kind).load(path).count()
+    for name in ("parquet", "csv", "json"):
+        path = os.path.join(folder, name)
+        rows.drop("array").write.format(name).save(path)
+        spark.read.format(name).load(path).count()
 rows.join(rows.groupBy("of").agg(F.mean("x"), F.collect_list("id")), "of").sort("id").toPandas()
 rows.withColumn("n", F.row_number().over(Window.partitionBy("of").orderBy("id"))).show(1)
 rows.select(F.udf(lambda x: x, "double")("x")).collect()
@@ -57,7 +57,7 @@ print("CLASS_PATH", path)
 
 
 def class_archive(java_home: Path) -> Path:
-    """The path of the archive for a Java and the installed PySpark; there may be none yet.
+    """Return the path of the archive for a Java and the installed PySpark; it may not exist.
 
     Parameters
     ----------
@@ -76,23 +76,23 @@ def class_archive(java_home: Path) -> Path:
 
 
 def archive_options(java_home: Path) -> str:
-    """Options with which a JVM uses its archive, or "" if there is none."""
+    """Return JVM options that use the archive, or "" if there is none."""
     try:
         archive = class_archive(java_home)
-    except OSError:  # no JARs: Spark itself says so
+    except OSError:  # no JARs: Spark raises the error
         return ""
     if not archive.exists():
         return ""
     with contextlib.suppress(OSError):
-        os.utime(archive)  # it is in use
-    # A JVM with another class path ignores the archive, and would say so.
+        os.utime(archive)  # marks it as used
+    # A JVM with another class path ignores the archive; the option suppresses its warning.
     return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds=off"
 
 
 def suggest_archive(java_home: Path) -> None:
-    """Say in a terminal or a notebook that ``bigdl-prepare`` makes later starts faster.
+    """Suggest ``bigdl-prepare`` once, in a terminal or a notebook.
 
-    It is said once for a Java and a PySpark, and not where an archive could not be kept.
+    The message appears once per Java and PySpark, and only if an archive can be stored.
 
     Parameters
     ----------
@@ -102,30 +102,31 @@ def suggest_archive(java_home: Path) -> None:
 
     if progress_form() != "bar":  # neither a terminal nor a notebook
         return
-    with contextlib.suppress(OSError):  # it was said before, or the home cannot be written
-        said = class_archive(java_home).with_suffix(".said")
-        said.parent.mkdir(parents=True, exist_ok=True)
-        said.touch(exist_ok=False)
+    with contextlib.suppress(OSError):  # already suggested, or the cache is not writable
+        marker = class_archive(java_home).with_suffix(".said")
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch(exist_ok=False)
         sys.stderr.write(
-            "Spark will start about 30 % sooner on this machine once you have run bigdl-prepare "
-            f"(it takes a minute, and 200 MB in {said.parent}; this is said only once)\n"
+            "Run bigdl-prepare to start Spark about 30 % faster on this machine (it takes a "
+            f"minute, and 200 MB in {marker.parent}; this message appears only once)\n"
         )
 
 
 def make_class_archive() -> Path:
-    """Make the archive of this machine's Java and PySpark, if there is none.
+    """Create the archive for this machine's Java and PySpark, if there is none.
 
-    It takes about a minute of a processor, and 200 MB below ``~/.cache/bigdl/classes`` or
+    It takes about a minute of CPU time, and 200 MB below ``~/.cache/bigdl/classes`` or
     ``XDG_CACHE_HOME``.
 
     Returns
     -------
     Path
+        Path of the archive.
 
     Raises
     ------
     UsageError
-        If no suitable Java is found, or if it cannot make archives.
+        If no suitable Java is found, or it cannot create archives.
     """
     java = find_java()
     with contextlib.closing(java):
@@ -135,7 +136,7 @@ def make_class_archive() -> Path:
         archive.parent.mkdir(parents=True, exist_ok=True)
         remove_old(archive.parent.glob("*.jsa"), UNUSED_CLASSES_S)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-            classes, made = Path(folder, "classes"), Path(folder, "archive")
+            classes, dump = Path(folder, "classes"), Path(folder, "archive")
             options = f"-XX:DumpLoadedClassList={classes} -Xlog:cds=off"
             output = _run(
                 [sys.executable, "-c", PROGRAM],
@@ -149,13 +150,13 @@ def make_class_archive() -> Path:
             )
             class_path = output.rpartition("CLASS_PATH ")[2].splitlines()[0]
             command = [str(java.home / "bin" / "java"), "-Xshare:dump", "-Xlog:disable"]
-            command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={made}"]
+            command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={dump}"]
             _run([*command, "-cp", class_path], {})
-            if not made.exists():
+            if not dump.exists():
                 raise UsageError(
-                    f"Java at {java.home} made no archive of Spark's classes", code="program-failed"
+                    f"Java at {java.home} dump no archive of Spark's classes", code="program-failed"
                 )
-            made.replace(archive)
+            dump.replace(archive)
     return archive
 
 
@@ -171,7 +172,7 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing was printed"]
         raise UsageError(
-            f"an archive of Spark's classes cannot be made: {lines[-1]}", code="program-failed"
+            f"an archive of Spark's classes cannot be dump: {lines[-1]}", code="program-failed"
         )
     return done.stdout
 

@@ -1,8 +1,8 @@
-"""Describe the session of Spark Connect that is active, whoever made it.
+"""Description of the active Spark Connect session.
 
-Such a session has no SparkContext: no RDDs, no broadcasts and no view of the executors.  What Orca
-needs of these is made of what every version of Spark Connect has: DataFrames, artifacts, tags and
-the server's settings.  :func:`active_spark` is for callers that work on either kind of session.
+Such a session has no SparkContext, so no RDDs, no broadcasts and no information on executors.  Orca
+replaces them with features of every Spark Connect version: DataFrames, artifacts, tags and the
+server's settings.  :func:`active_spark` serves callers that support both types of sessions.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 NO_RAY = (
-    "Ray cannot be started on the nodes of Spark over Spark Connect; use the cluster_mode of the "
-    'cluster itself, or init_orca_context(runtime="ray", address=...)'
+    "Ray cannot be started on Spark's nodes over Spark Connect; use the cluster_mode of the "
+    'cluster, or init_orca_context(runtime="ray", address=...)'
 )
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -56,12 +56,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass
 class _Facts:
-    """Facts about a session, for as long as it lives."""
+    """Cached information about a session."""
 
-    nodes: int | None = None  # as the program said
+    nodes: int | None = None  # specified by the program
     cores: int | None = None
     conf: dict[str, str] = field(default_factory=dict)
-    look: dict[str, Any] | None = None
+    task_facts: dict[str, Any] | None = None
     is_client_reachable: bool | None = None
     broadcaster: Any = None
     sent: set[str] = field(default_factory=set)  # names of artifacts
@@ -69,7 +69,7 @@ class _Facts:
 
 
 class ConnectCluster(SparkCluster):
-    """The Spark behind a session of Spark Connect, as nodes × cores.
+    """Spark of a Spark Connect session, described as nodes × cores.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class ConnectCluster(SparkCluster):
     Attributes
     ----------
     master : str
-        The server's master URL; nothing where the server does not tell it.
+        The server's master URL, or "" if it is unknown.
     """
 
     def __init__(self, session: Any):
@@ -88,14 +88,14 @@ class ConnectCluster(SparkCluster):
 
     @property
     def sc(self) -> SparkContext:  # type: ignore[override]
-        """Refused: there is none."""
+        """Always an error: Spark Connect has no SparkContext."""
         raise UsageError(NEEDS_CONTEXT, code="unsupported")
 
     def __repr__(self) -> str:
         return f"ConnectCluster({self.host!r}, {self.nodes} nodes × {self.cores_per_node} cores)"
 
     def describe(self, nodes: int | None, cores: int | None) -> None:
-        """Take the program's word for the number of executors, and of the cores of each."""
+        """Set the number of executors and of their cores, as the program specified them."""
         self._facts.nodes, self._facts.cores = nodes, cores
 
     @property
@@ -114,12 +114,12 @@ class ConnectCluster(SparkCluster):
 
     @property
     def is_local(self) -> bool:
-        """False: tasks may run on any machine, also where the server's master is local."""
+        """Always False: tasks may run on any machine, even if the server's master is local."""
         return False
 
     @property
     def is_kubernetes(self) -> bool:
-        """False: nothing is known of pods."""
+        """Always False: pods cannot be queried."""
         return False
 
     @property
@@ -128,13 +128,13 @@ class ConnectCluster(SparkCluster):
 
     @property
     def broadcaster(self) -> Any:
-        """The sender of bytes to all tasks; the same for all clusters of a session."""
+        """Sender of bytes to all tasks, shared by all clusters of a session."""
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
 
     @property
     def driver_host(self) -> str:
-        """The address of this process on the route to the server."""
+        """Address of this process on the route to the server."""
         if self.host in _LOOPBACK:
             return "127.0.0.1"
         from bigdl.runtime.channel import outgoing_address
@@ -148,46 +148,46 @@ class ConnectCluster(SparkCluster):
 
     @property
     def nodes(self) -> int:
-        """Number of executors: as the program said, as the server is set up, or as tasks saw."""
+        """Number of executors, from the program, the server's settings, or running tasks."""
         simulated = simulated_cluster(self.master)
         if is_local(self.master):
             return 1
         if simulated:
             return simulated[0]
-        asked = self._asked_nodes()
-        return len(self._look()["executors"]) if asked is None else asked
+        configured = self._configured_nodes()
+        return len(self._inspect_executors()["executors"]) if configured is None else configured
 
-    def _asked_nodes(self) -> int | None:
-        asked = self._facts.nodes or self._conf("spark.executor.instances")
-        return int(asked) if asked else None
+    def _configured_nodes(self) -> int | None:
+        configured = self._facts.nodes or self._conf("spark.executor.instances")
+        return int(configured) if configured else None
 
     @property
     def cores_per_node(self) -> int:
         simulated = simulated_cluster(self.master)
         if simulated:
             return simulated[1]
-        asked = self._facts.cores or self._conf("spark.executor.cores")
-        if asked and not is_local(self.master):
-            return int(asked)
+        configured = self._facts.cores or self._conf("spark.executor.cores")
+        if configured and not is_local(self.master):
+            return int(configured)
         return max(1, self.slots() * self.threads_per_task // max(1, self.nodes))
 
     def slots(self) -> int:
-        """Number of tasks that can run at the same time on the executors registered now.
+        """Return the number of tasks that can run concurrently on the registered executors.
 
-        The plan of a range tells it, whose partitions are as many as the cores.
+        It is derived from the plan of a range, which has one partition per core.
         """
-        if self._conf("spark.default.parallelism"):  # then it says nothing of the cores
-            nodes = self._asked_nodes()
-            asked = self._facts.cores or self._conf("spark.executor.cores")
-            if nodes and asked and not is_local(self.master):
-                return nodes * (int(asked) // self.threads_per_task)
+        if self._conf("spark.default.parallelism"):  # then partitions do not depend on the cores
+            nodes = self._configured_nodes()
+            configured = self._facts.cores or self._conf("spark.executor.cores")
+            if nodes and configured and not is_local(self.master):
+                return nodes * (int(configured) // self.threads_per_task)
         match = re.search(r"splits=(?:Some\()?(\d+)", explained(self._session.range(1)))
         if match is None:
-            logger.debug("The plan of a range does not say how many partitions it has")
+            logger.debug("The plan of a range does not contain its number of partitions")
             return (self._facts.nodes or 1) * (self._facts.cores or 1) // self.threads_per_task
         slots = int(match[1]) // self.threads_per_task
         simulated = simulated_cluster(self.master)
-        # Spark says 2 at least
+        # Spark's minimum is 2
         return min(slots, simulated[0] * simulated[1]) if simulated else slots
 
     @property
@@ -197,28 +197,28 @@ class ConnectCluster(SparkCluster):
     # -- bytes for all tasks -----------------------------------------------------------------------
 
     def broadcast(self, data: bytes) -> ConnectBytes:
-        """Bytes for all tasks, which stay on the server for as long as the session lives."""
+        """Send bytes to all tasks; they stay on the server until the session ends."""
         return ConnectBytes(self, data)
 
-    def send_file(self, data: bytes, name: str, **kind: bool) -> None:
-        """Give all tasks of the session a file, unless they have it; `kind` as of addArtifacts."""
+    def send_file(self, data: bytes, name: str, **options: bool) -> None:
+        """Send a file to all tasks of the session, once; `options` are those of addArtifacts."""
         with self._facts.lock:
-            self._send(data, name, **kind)
+            self._send(data, name, **options)
 
-    def _send(self, data, name, **kind):
+    def _send(self, data, name, **options):
         if name not in self._facts.sent:
             with scratch_folder("artifact") as folder:
                 path = Path(folder, name)
                 path.write_bytes(data)
-                self._session.addArtifacts(str(path), **kind)
+                self._session.addArtifacts(str(path), **options)
             self._facts.sent.add(name)
 
     def ship_modules(self) -> None:
-        """Send the program's own modules to the executors, unless these see this machine's files.
+        """Send the program's modules to the executors, unless these see this machine's files.
 
-        What a program imports later is sent at the next call.
+        Modules that a program imports later are sent at the next call.
         """
-        if not self._look()["sees_files"]:
+        if not self._inspect_executors()["sees_files"]:
             self._send_modules(zip_modules)
 
     def _send_modules(self, write: Callable[[Path], bool]) -> None:
@@ -235,10 +235,10 @@ class ConnectCluster(SparkCluster):
         return users_errors(None)
 
     def quiet(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # what the server prints goes to its own log
+        return contextlib.nullcontext()  # the server's output goes to its log
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
-        """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
+        """Return the elements of ``func([shard])`` for every shard, computed by Spark tasks."""
         values = [(n, (0, n), cloudpickle.dumps(shard)) for n, shard in enumerate(shards)]
         frame = by_partition(pieces_frame(self._session, values), max(len(values), 1), "target")
 
@@ -254,7 +254,7 @@ class ConnectCluster(SparkCluster):
 
     @property
     def is_client_reachable(self) -> bool | None:
-        """True if tasks can open connections to this process; None where nobody has tried."""
+        """True if tasks can connect to this process; None if this was not tested."""
         return self._facts.is_client_reachable
 
     @is_client_reachable.setter
@@ -262,47 +262,48 @@ class ConnectCluster(SparkCluster):
         self._facts.is_client_reachable = value
 
     def reaches(self, host: str, port: int) -> bool:
-        """Return True if tasks can open a connection to a port of this process; tried once."""
+        """Return True if tasks can connect to a port of this process; tested once."""
         if self.is_client_reachable is None:
             self.is_client_reachable = all(self._tasks(_connector(host, port)))
         return bool(self.is_client_reachable)
 
     def has_server(self) -> bool:
-        """Return True if something listens where the server is."""
+        """Return True if a process listens on the server's address."""
         return has_server(self._session)
 
-    def _look(self) -> dict[str, Any]:
-        """Return facts that tasks see, asked once: executors, this machine's files, packages.
+    def _inspect_executors(self) -> dict[str, Any]:
+        """Run tasks once to determine executors, visibility of local files and missing packages.
 
         Raises
         ------
         UsageError
-            If their Python lacks a package.
+            If the executors' Python lacks a package.
         """
         with self._facts.lock:
-            if self._facts.look is None:
+            if self._facts.task_facts is None:
                 with tempfile.NamedTemporaryFile(prefix="bigdl-look-") as file:
-                    answers = self._tasks(_looker(file.name))
-                missing = {name for answer in answers for name in answer["missing"]}
+                    results = self._tasks(_inspector(file.name))
+                missing = {name for result in results for name in result["missing"]}
                 if missing - {"bigdl"}:
                     raise UsageError(
-                        f"The Python of the executors behind {self.host} has no "
-                        f"{', '.join(sorted(missing - {'bigdl'}))}; install what is missing there",
+                        f"The executors' Python at {self.host} lacks "
+                        f"{', '.join(sorted(missing - {'bigdl'}))}; install the missing packages "
+                        "there",
                         code="package-missing",
                         package=list(missing - {"bigdl"}),
                         address=self.host,
                     )
                 if missing:
-                    logger.info("The executors have no BigDL: its modules are sent to them")
+                    logger.info("Sending BigDL's modules to the executors, which lack BigDL")
                     self._send_modules(zip_bigdl)
-                self._facts.look = {
-                    "executors": {answer["executor"] for answer in answers},
-                    "sees_files": all(answer["sees_file"] for answer in answers),
+                self._facts.task_facts = {
+                    "executors": {result["executor"] for result in results},
+                    "sees_files": all(result["sees_file"] for result in results),
                 }
-            return self._facts.look
+            return self._facts.task_facts
 
-    def _tasks(self, ask: Callable[[], Any]) -> list:
-        """Return a function's results in as many tasks as can run at once; it goes by value."""
+    def _tasks(self, function: Callable[[], Any]) -> list:
+        """Call a function in as many concurrent tasks as possible, and return the results."""
         number = max(1, self.slots())
 
         def work(batches):
@@ -312,43 +313,43 @@ class ConnectCluster(SparkCluster):
 
             for _ in batches:
                 pass
-            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(ask())])], ["answer"])
+            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(function())])], ["result"])
 
         frame = self._session.range(0, number, 1, number)
         with self.users_errors():
-            rows = frame.mapInArrow(work, "answer string").collect()
+            rows = frame.mapInArrow(work, "result string").collect()
         return [json.loads(row[0]) for row in rows]
 
     def _conf(self, key: str, default: str = "") -> str:
         from pyspark.errors import PySparkException
 
-        known = self._facts.conf  # of the server: it does not change while it runs
+        known = self._facts.conf  # settings of the server, which do not change while it runs
         if key not in known:
             try:
                 known[key] = self._session.conf.get(key, None) or ""
-            except PySparkException as error:  # a platform may keep it to itself
+            except PySparkException as error:  # a platform may hide it
                 if is_gone(error):
                     raise ServerLost(self.host) from error
-                logger.debug("The server does not tell %s: %s", key, error)
+                logger.debug("The server does not return %s: %s", key, error)
                 known[key] = ""
         return known[key] or default
 
 
 class ServerLost(BigDLError, RuntimeError):
-    """The server of Spark Connect went away, or was restarted, so that the session is gone."""
+    """Error: the Spark Connect server was lost or restarted, so the session is gone."""
 
     code = "cluster-unreachable"
 
     def __init__(self, host: str):
         super().__init__(
-            f"The Spark Connect server at {host} went away or was restarted, and the session with "
-            'it; connect again by init_orca_context, and call fit again with resume="auto" to '
-            "go on from the newest checkpoint in model_dir"
+            f"The Spark Connect server at {host} was lost or restarted, so the session is gone; "
+            'connect again with init_orca_context, and call fit again with resume="auto" to '
+            "continue from the newest checkpoint in model_dir"
         )
 
 
 class ConnectedSession:
-    """A session of Spark Connect that Orca made, and what the process was like before."""
+    """Spark Connect session that Orca created, with the previous environment variables."""
 
     def __init__(self, session: Any, environment: dict[str, str | None]):
         self.session, self._environment = session, environment
@@ -357,30 +358,30 @@ class ConnectedSession:
     def connect(
         cls, url: str | None, conf: dict[str, str], previous: ConnectedSession | None
     ) -> ConnectedSession | None:
-        """Connect to a server; None if the session that is active can be used.
+        """Connect to a server; return None if the active session is usable.
 
         Parameters
         ----------
         url : str or None
-            Default: that of ``SPARK_REMOTE``.
+            URL of the server, by default that of ``SPARK_REMOTE``.
         conf : dict of str to str
             Settings of the session.
         previous : ConnectedSession or None
-            What was connected before: it is used if it is alive, whatever `url` is.
+            Previous session; it is reused if it is alive, for any `url`.
 
         Raises
         ------
         UsageError
-            If there is no server, or it refuses.
+            If there is no server, or it rejects the connection.
         """
         active = connect_session()
         if active is not None:
             if has_server(active) and cls._is_alive(active):
                 return None
             logger.warning(
-                "The session of Spark Connect is gone, with its server; a new one is made"
+                "The Spark Connect session and its server are gone; creating a new session"
             )
-            active.release_session_on_close = False  # there is nothing to release
+            active.release_session_on_close = False  # the server is gone
             active.stop()
             if previous is not None and previous.session is active:
                 previous.stop()
@@ -397,13 +398,13 @@ class ConnectedSession:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        environment = {name: os.environ.get(name) for name in _OF_CONNECT}
-        if previous is not None:  # as it was before the first session
+        environment = {name: os.environ.get(name) for name in _CONNECT_VARIABLES}
+        if previous is not None:  # the state before the first session
             environment = previous._environment
         host, port = _endpoint(url)
         if not _listens(host, port):
             raise UsageError(
-                f"No Spark Connect server answers at {host}:{port}; start it with Spark's "
+                f"No Spark Connect server results at {host}:{port}; start it with Spark's "
                 "sbin/start-connect-server.sh, and pass its address as master",
                 code="cluster-unreachable",
                 address=host + ":" + str(port),
@@ -416,7 +417,8 @@ class ConnectedSession:
             logger.info("Connected to Spark %s at %s:%d", session.version, host, port)
         except PySparkException as error:
             raise UsageError(
-                f"The Spark Connect server at {host}:{port} refuses: {first_line(error)}",
+                f"The Spark Connect server at {host}:{port} rejects the connection: "
+                f"{first_line(error)}",
                 code="cluster-refused",
                 address=host + ":" + str(port),
             ) from error
@@ -427,7 +429,7 @@ class ConnectedSession:
         try:
             session.conf.get("spark.sql.session.timeZone")
         except Exception as error:
-            logger.debug("The session does not answer: %s", error)
+            logger.debug("The session does not respond: %s", error)
             return False
         return True
 
@@ -443,11 +445,11 @@ class ConnectedSession:
                 os.environ[name] = value
 
 
-_OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
+_CONNECT_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
 
 
 def _endpoint(url: str) -> tuple[str, int]:
-    """Host and port of a Spark Connect URL."""
+    """Return host and port of a Spark Connect URL."""
     try:
         parts = urlsplit(url.partition("/;")[0])
         return parts.hostname or "localhost", parts.port or 15002
@@ -460,10 +462,10 @@ def _endpoint(url: str) -> tuple[str, int]:
 
 
 def has_server(session: Any) -> bool:
-    """Return True if something listens where the server of a session is."""
+    """Return True if a process listens on the address of a session's server."""
     endpoint = getattr(session.client._builder, "endpoint", "")
     host, _, port = str(endpoint).rpartition(":")
-    # a channel of the user's own may have none
+    # a user's channel may have no endpoint
     return _listens(host.strip("[]"), int(port)) if port.isdigit() else True
 
 
@@ -476,36 +478,36 @@ def _listens(host: str, port: int) -> bool:
 
 
 def active_spark() -> SparkCluster:
-    """Describe the active Spark: behind a session of Spark Connect, or a SparkContext.
+    """Describe the active Spark: a Spark Connect session or a SparkContext.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no active Spark.
     """
     session = connect_session()
     return SparkCluster.from_active() if session is None else ConnectCluster(session)
 
 
 def active_spark_or_local() -> SparkCluster:
-    """Describe the active Spark; start one on this machine if there is none."""
+    """Describe the active Spark, or start a local one if there is none."""
     session = connect_session()
     return SparkCluster.active_or_local() if session is None else ConnectCluster(session)
 
 
 def explained(frame: Any, extended: bool = False) -> str:
-    """The plan of a DataFrame as Spark explains it."""
+    """Return the plan of a DataFrame as text."""
     return frame._explain_string(extended=extended)
 
 
 def is_gone(error: BaseException) -> bool:
-    """Return True if an error says that the server, or this session of it, is not there."""
+    """Return True if an error means that the server, or its session, is gone."""
     text = str(error)
-    # what a job says of its tasks may look alike
-    return _OF_JOB.search(text) is None and _GONE.search(text) is not None
+    # job failures may contain similar texts
+    return _JOB_FAILURE.search(text) is None and _GONE.search(text) is not None
 
 
-_OF_JOB = re.compile(r"Job aborted|Traceback \(most recent call last\)")
+_JOB_FAILURE = re.compile(r"Job aborted|Traceback \(most recent call last\)")
 _GONE = re.compile(
     r"SESSION_CHANGED|SESSION_NOT_FOUND|SESSION_CLOSED|RESPONSE_ALREADY_RECEIVED|RETRIES_EXCEEDED|"
     r"StatusCode\.UNAVAILABLE|Connection refused|driver instance has restarted|closed channel"
@@ -516,7 +518,7 @@ _GONE = re.compile(
 
 
 class ConnectBytes:
-    """Bytes that tasks have: in the plan, or if they are many in a file of the session.
+    """Bytes for tasks: sent in the plan, or if large, as a file of the session.
 
     Attributes
     ----------
@@ -535,7 +537,7 @@ class ConnectBytes:
 
 
 class ConnectValue:
-    """An object that tasks have, as a broadcast gives it.
+    """Object for tasks, with the interface of a broadcast.
 
     Attributes
     ----------
@@ -543,7 +545,7 @@ class ConnectValue:
     """
 
     def __init__(self, data: Any):
-        self._data = data  # ConnectBytes, or what it is in a task
+        self._data = data  # ConnectBytes, or its form in a task
 
     @classmethod
     def of(cls, session: Any, value: Any) -> ConnectValue:
@@ -559,7 +561,7 @@ class ConnectValue:
 
 
 class _FileBytes:
-    """The bytes of a file of the session, in a task."""
+    """Content of a session's file, in a task."""
 
     def __init__(self, name: str):
         self._name = name
@@ -573,16 +575,16 @@ class _FileBytes:
 
 @dataclass
 class _PlanBytes:
-    """Bytes that have come with the plan, in a task."""
+    """Bytes that were sent in the plan, in a task."""
 
     value: bytes
 
 
-# -- what tasks are asked, by functions that travel by value --------------------------------------
+# -- functions that tasks call, pickled by value -------------------------------------------------
 
 
-def _looker(file: str) -> Callable[[], dict]:
-    def look():
+def _inspector(file: str) -> Callable[[], dict]:
+    def inspect():
         import importlib.util
         import os
 
@@ -593,17 +595,17 @@ def _looker(file: str) -> Callable[[], dict]:
             "missing": [name for name in names if importlib.util.find_spec(name) is None],
         }
 
-    return look
+    return inspect
 
 
 def _connector(host: str, port: int) -> Callable[[], bool]:
-    patience = TASK_CONNECT_S
+    timeout = TASK_CONNECT_S
 
     def connect():
         import socket
 
         try:
-            socket.create_connection((host, port), patience).close()
+            socket.create_connection((host, port), timeout).close()
         except OSError:
             return False
         return True
@@ -612,7 +614,7 @@ def _connector(host: str, port: int) -> Callable[[], bool]:
 
 
 def refuse(what: str, instead: str) -> NoReturn:
-    """Raise the error of what Spark Connect cannot do."""
+    """Raise the UsageError for a feature that Spark Connect does not support."""
     raise UsageError(
         f"{what} does not work over Spark Connect; {instead}", code="unsupported", method=what
     )

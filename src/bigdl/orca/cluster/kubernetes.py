@@ -1,4 +1,4 @@
-"""State of the pods of a program on Kubernetes, by Spark's own client in its JVM."""
+"""State of a program's pods on Kubernetes, queried with Spark's client in its JVM."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger("bigdl.orca")
 NAMESPACE = "spark.kubernetes.namespace"
 
 SUBMISSION = "bigdl-submission"
-"""A label of the driver's pod in cluster mode, whose value no other pod has."""
+"""Label of the driver's pod in cluster mode, with a unique value."""
 
-# with a pod that has no node, or with no pod at all; a cluster that adds nodes needs more
+# seconds to wait for a missing or unscheduled pod; autoscaling clusters need more
 _WAITING = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-_HOPELESS = frozenset(  # what a container may wait for that does not come
+_FATAL_STATES = frozenset(  # container states that do not resolve by themselves
     {
         "CrashLoopBackOff",
         "CreateContainerConfigError",
@@ -38,72 +38,72 @@ _HOPELESS = frozenset(  # what a container may wait for that does not come
     }
 )
 
-_NAME_A_USER = (
-    "an image needs USER with the number of a user who is not root, or runAsUser in a pod template "
-    "of yours, which spark.kubernetes.executor.podTemplateFile (driver.podTemplateFile) names"
+_USER_ADVICE = (
+    "the image needs USER with a numeric id other than root's, or runAsUser in a pod template, set "
+    "with spark.kubernetes.executor.podTemplateFile (driver.podTemplateFile)"
 )
 
 
 def await_executors(sc: SparkContext, number: int) -> None:
-    """Wait until the executors of a program run; one is enough to know that they can.
+    """Wait until the first executor of a program is running.
 
     Parameters
     ----------
     sc : pyspark.SparkContext
     number : int
-        Executors that were asked for.
+        Number of requested executors.
 
     Raises
     ------
     UsageError
-        If none can start, with what the cluster says of their pods.
+        If no executor can start; the message has the states of the pods.
     """
-    patience = _patience(sc._jvm, sc.getConf().get(_WAITING))
+    timeout = _start_timeout(sc._jvm, sc.getConf().get(_WAITING))
     with _executors(sc) as pods:
         for waited in _waiting():
             if _registered(sc) > 0:
                 return
-            if reasons := pods.reasons(waited, patience):
+            if reasons := pods.reasons(waited, timeout):
                 raise UsageError(
-                    f"None of {number} executors has started in the namespace {pods.namespace} of "
-                    f"Kubernetes: {reasons}",
+                    f"None of {number} executors has started in the Kubernetes namespace "
+                    f"{pods.namespace}: {reasons}",
                     code="cluster-refused",
                 )
 
 
 def shortage(sc: SparkContext) -> str:
-    """Return what Kubernetes says of executors that do not come, or ""."""
-    asked = int(sc.getConf().get("spark.executor.instances") or 1)
+    """Return the reasons why executors do not start on Kubernetes, or ""."""
+    requested = int(sc.getConf().get("spark.executor.instances") or 1)
     with _executors(sc) as pods:
-        return pods.reasons(PODS_START_S, 0.0, asked)
+        return pods.reasons(PODS_START_S, 0.0, requested)
 
 
 def remove_lost_executors(sc: SparkContext) -> None:
-    """Remove the pods of executors that have to end, and whose node does not say that they did.
+    """Remove pods of terminating executors whose node does not confirm their end.
 
-    Spark asks for no others as long as they exist, and the node may never come back.
+    Spark requests no replacements while they exist, and the node may never return.
     """
     with _executors(sc) as pods:
         for pod in pods.described() or []:
             if pod["lost"]:
                 logger.warning(
-                    "The node %s does not say that %s has ended; the pod is removed, so that "
-                    "Spark asks for another one",
+                    "Node %s does not confirm that %s has ended; the pod is removed, so that Spark "
+                    "requests another one",
                     *(pod["node"], pod["name"]),
                 )
                 pods.remove(pod["name"])
 
 
 def follow_driver(jvm: JVMView, properties: Mapping[str, str], label: str) -> int:
-    """Print what the driver of a program in cluster mode prints, until it ends.
+    """Print the driver's log of a program in cluster mode until it ends.
 
     Parameters
     ----------
     jvm : py4j.java_gateway.JVMView
     properties : mapping of str to str
-        Spark's.
+        Spark properties.
     label : str
-        The pod's `SUBMISSION`.
+        Value of the pod's label `SUBMISSION`.
 
     Returns
     -------
@@ -113,17 +113,17 @@ def follow_driver(jvm: JVMView, properties: Mapping[str, str], label: str) -> in
     Raises
     ------
     UsageError
-        If the driver cannot start, or its pod goes away.
+        If the driver cannot start, or its pod disappears.
     """
     namespace = properties.get(NAMESPACE, "default")
-    where = f"in the namespace {namespace} of Kubernetes"
-    patience = _patience(jvm, properties.get(_WAITING))
+    where = f"in the Kubernetes namespace {namespace}"
+    timeout = _start_timeout(jvm, properties.get(_WAITING))
     with Pods(jvm, namespace, {SUBMISSION: label}) as pods:
         for waited in _waiting():
             described = pods.described()
             if described and described[0]["phase"] != "Pending":
                 break
-            if reasons := pods.reasons(waited, patience):
+            if reasons := pods.reasons(waited, timeout):
                 for pod in described or []:
                     pods.remove(pod["name"])
                 raise UsageError(
@@ -133,24 +133,22 @@ def follow_driver(jvm: JVMView, properties: Mapping[str, str], label: str) -> in
         logger.info("The program runs in the pod %s %s", name, where)
         while described is None or described[0]["phase"] == "Running":
             lines = pods.print_log(name, lines)
-            time.sleep(PODS_LOOK_S)  # a log ends a moment before its pod
+            time.sleep(PODS_LOOK_S)  # a log ends shortly before its pod
             described = pods.described()
             if described == [] or (described and described[0]["lost"]):
-                raise UsageError(
-                    f"The pod {name} of the driver went away {where}", code="worker-lost"
-                )
+                raise UsageError(f"The driver's pod {name} disappeared {where}", code="worker-lost")
         pods.print_log(name, lines)
         code = described[0].get("code")
         return int(described[0]["phase"] != "Succeeded") if code is None else code
 
 
-def _patience(jvm: JVMView, asked: str | None) -> float:
+def _start_timeout(jvm: JVMView, setting: str | None) -> float:
     times = jvm.org.apache.spark.network.util.JavaUtils
-    return float(times.timeStringAsSec(asked)) if asked else POD_PLACE_S
+    return float(times.timeStringAsSec(setting)) if setting else POD_PLACE_S
 
 
 def _waiting() -> Iterator[float]:
-    """Yield the seconds since the begin, again and again."""
+    """Yield the seconds since the start, at intervals, forever."""
     begin = time.monotonic()
     while True:
         yield time.monotonic() - begin
@@ -167,7 +165,7 @@ def _executors(sc: SparkContext) -> Pods:
 
 
 class Pods(contextlib.AbstractContextManager):
-    """The pods of a namespace that have some labels.
+    """Pods of a namespace with given labels.
 
     Parameters
     ----------
@@ -186,34 +184,34 @@ class Pods(contextlib.AbstractContextManager):
         self._client.close()
 
     def described(self) -> list[dict] | None:
-        """Return name, phase and reason of each pod, or None if Kubernetes does not answer."""
+        """Return name, phase and reason of each pod, or None if Kubernetes does not respond."""
         pods = self._pods
         for name, value in self._labels.items():
             pods = pods.withLabel(name, value)
         try:
-            return [_described(pod) for pod in pods.list().getItems()]
-        except Exception as error:  # Spark's own client: an internal API here
+            return [_describe_pod(pod) for pod in pods.list().getItems()]
+        except Exception as error:  # a private API of Spark
             logger.debug("Cannot list the pods %s: %s", self._labels, error)
             return None
 
     def remove(self, name: str) -> None:
-        """Remove a pod without a word from its node."""
+        """Remove a pod without waiting for its node."""
         with contextlib.suppress(Exception):
             self._pods.withName(name).withGracePeriod(0).delete()
 
     def print_log(self, name: str, skipped: int) -> int:
-        """Print the log of a pod until its end, or until the connection breaks.
+        """Print the log of a pod until it ends or the connection breaks.
 
         Parameters
         ----------
         name : str
         skipped : int
-            Lines that have been printed before.
+            Number of lines already printed.
 
         Returns
         -------
         int
-            Lines that have been printed by now.
+            Number of lines printed so far.
         """
         number = 0
         try:
@@ -229,23 +227,23 @@ class Pods(contextlib.AbstractContextManager):
             logger.debug("Cannot read the log of the pod %s: %s", name, error)
         return max(number, skipped)
 
-    def reasons(self, waited: float, patience: float, number: int = 1) -> str:
-        """Return why the pods do not start, or "" if that may only take some time.
+    def reasons(self, waited: float, timeout: float, number: int = 1) -> str:
+        """Return why the pods do not start, or "" if they may only need more time.
 
         Parameters
         ----------
         waited : float
-            Seconds since they were asked for.
-        patience : float
-            Seconds in which a pod must exist and have a node.
+            Seconds since they were requested.
+        timeout : float
+            Seconds within which a pod must exist and be scheduled.
         number : int
-            Pods that must exist.
+            Required number of pods.
         """
         described = self.described() or []
-        reasons = [trouble_of(pod, waited > patience) for pod in described]
-        if len(described) < number and waited > patience:
+        reasons = [start_problem(pod, waited > timeout) for pod in described]
+        if len(described) < number and waited > timeout:
             count = f"only {len(described)} of {number} pods" if described else "no pod"
-            reasons.append(f"{count} could be created, and Spark's log says why")
+            reasons.append(f"{count} could be created; Spark's log has the reason")
             reasons.append(quotas(self._jvm, self.namespace))
         if waited > PODS_START_S and not any(reasons):
             reasons = [f"{pod['name']} is {pod['phase']}" for pod in described]
@@ -256,7 +254,7 @@ def _client(jvm: JVMView) -> Any:
     return jvm.io.fabric8.kubernetes.client.KubernetesClientBuilder().build()
 
 
-def _described(pod: Any) -> dict:
+def _describe_pod(pod: Any) -> dict:
     status, metadata = pod.getStatus(), pod.getMetadata()
     facts = {
         "name": metadata.getName(),
@@ -280,21 +278,21 @@ def _described(pod: Any) -> dict:
 
 
 def _is_overdue(end: str | None) -> bool:
-    """Return True if a pod should have ended by now, by the time at which it had to."""
+    """Return True if a pod is past its deletion time and the grace time."""
     if not end:
         return False
     return time.time() > datetime.fromisoformat(end).timestamp() + POD_LOST_S
 
 
-def trouble_of(pod: dict, is_late: bool) -> str | None:
-    """Return the reason why a pod does not start, if it does not."""
-    if pod.get("waiting") in _HOPELESS:
+def start_problem(pod: dict, is_late: bool) -> str | None:
+    """Return the reason why a pod does not start, or None."""
+    if pod.get("waiting") in _FATAL_STATES:
         reason = f"{pod['waiting']} of the image {pod['image']} ({pod.get('message')})"
-        return f"{reason}; {_NAME_A_USER}" if "runAsNonRoot" in reason else reason
+        return f"{reason}; {_USER_ADVICE}" if "runAsNonRoot" in reason else reason
     if pod.get("unscheduled") and is_late:
-        return f"no node has room for {pod['name']}: {pod['unscheduled']}"
+        return f"no node can run {pod['name']}: {pod['unscheduled']}"
     if pod["lost"]:
-        return f"{pod['name']} has to end, but its node {pod['node']} does not say that it has"
+        return f"{pod['name']} is terminating, but its node {pod['node']} does not confirm its end"
     if pod["phase"] == "Failed":
         return (
             f"{pod['name']} ended with exit code {pod.get('code')} ({pod.get('terminated')}); "
@@ -304,7 +302,7 @@ def trouble_of(pod: dict, is_late: bool) -> str | None:
 
 
 def quotas(jvm: JVMView, namespace: str) -> str:
-    """Return what the quotas of a namespace allow, which may be why there are no pods."""
+    """Return the resource quotas of a namespace, which may prevent new pods."""
     client = _client(jvm)
     try:
         resource_quotas = client.resourceQuotas().inNamespace(namespace).list().getItems()
@@ -314,7 +312,7 @@ def quotas(jvm: JVMView, namespace: str) -> str:
             f"{_amounts(quota.getStatus().getUsed())} is used"
             for quota in resource_quotas
         )
-    except Exception as error:  # the account may not look at quotas
+    except Exception as error:  # the account may lack permission to list quotas
         logger.debug("Cannot list the quotas: %s", error)
         return ""
     finally:

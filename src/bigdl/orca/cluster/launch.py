@@ -1,9 +1,8 @@
-"""Start and stop Spark.
+"""Start and stop of Spark.
 
-:class:`LaunchedSpark` is a Spark whose JVM this process started: it is made by
-``init_orca_context`` and its :meth:`~LaunchedSpark.stop` leaves no process behind.  What PySpark
-does not offer publicly for that (the gateway to the JVM, the class-level singletons) is used in
-this module only.
+:class:`LaunchedSpark` is a Spark whose JVM this process started.  ``init_orca_context`` creates it,
+and its :meth:`~LaunchedSpark.stop` stops all processes.  Only this module uses the private
+interfaces of PySpark for that (the JVM gateway and class-level singletons).
 """
 
 from __future__ import annotations
@@ -54,31 +53,31 @@ EVERYWHERE = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # milliseconds; with Spark's minute, an executor that was alone for a moment goes on keeping
-    # its blocks without a copy long after another one has come
+    # milliseconds; with Spark's minute, a temporarily single executor keeps storing blocks without
+    # replicas long after another executor has registered
     "spark.storage.cachedPeersTtl": "2000",
 }
 """Spark properties of every cluster mode."""
 
 TASK_ATTEMPTS = 4
-"""Times a task is tried in local mode; Spark's own ``local[n]`` gives up at the first failure."""
+"""Attempts of a task in local mode; Spark's ``local[n]`` fails at the first error."""
 
 START_ATTEMPTS = 3
-"""Times a SparkContext is made where Spark's own threads get in each other's way."""
+"""Start attempts of a SparkContext, because of races between Spark's threads."""
 
 DAEMON = "bigdl.orca.cluster.python_daemon"
-"""The module that forks Spark's Python workers on this machine."""
+"""Module that forks Spark's Python workers on this machine."""
 
 LONGEST_SOCKET = 103
-"""Bytes that the path of a Unix socket may have for Spark, on every system."""
+"""Maximum bytes of a Unix socket path, on all systems."""
 
 _START_LINES = ("WARNING: Using incubator modules: jdk.incubator.vector",)
-"""Lines of Java about options that Spark itself gives."""
+"""Java's messages about options that Spark sets."""
 
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _SOCKETS = "spark.python.unix.domain.socket"
-_OF_TABLES = ("pandas", "pyarrow", "pyspark.sql", "pyspark.testing.utils")
-"""Modules that PySpark 4.3 imports for its first list that goes to the JVM."""
+_TABLE_MODULES = ("pandas", "pyarrow", "pyspark.sql", "pyspark.testing.utils")
+"""Modules that PySpark 4.3 imports for the first list that it sends to the JVM."""
 
 _SHORT_TRACEBACK = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
 _TEMPORARY = "java.io.tmpdir"
@@ -89,20 +88,20 @@ _FETCHED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles
 _CLOUD = re.compile("(s3a?|s3n|abfss?|wasbs?|gs|oss|cosn?)://")
 
 
-_OF_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
-"""Variables of the environment that PySpark sets for its context."""
+_PYSPARK_VARIABLES = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+"""Environment variables that PySpark sets for its context."""
 
 
 class LaunchedSpark:
-    """A SparkContext and the JVM that this process started for it.
+    """SparkContext with the JVM that this process started for it.
 
-    Use :meth:`launch`, and :meth:`stop` at the end.
+    Create it with :meth:`launch`, and call :meth:`stop` at the end.
 
     Attributes
     ----------
     sc : pyspark.SparkContext
     cluster : StandaloneCluster or None
-        The cluster that was started for it, which is stopped with it.
+        Cluster that was started for it and is stopped with it.
     """
 
     cluster: StandaloneCluster | None = None
@@ -127,47 +126,48 @@ class LaunchedSpark:
         Parameters
         ----------
         properties : mapping of str to str
-            Spark properties, also those that are options of the JVM such as
-            ``spark.driver.memory``.
+            Spark properties, including JVM options such as ``spark.driver.memory``.
         environment : mapping of str to str
-            Environment variables for the JVM and what it starts.  ``os.environ`` of this process
-            is the same before and after.
+            Environment variables of the JVM and its child processes.  ``os.environ`` of this
+            process is restored.
         log_output : bool
-            Copy what the JVM writes to ``sys.stdout`` and ``sys.stderr`` of this process, which
-            a notebook shows, and not to the file descriptors it inherited.
+            Forward the JVM's output to ``sys.stdout`` and ``sys.stderr``, which a notebook shows,
+            instead of the inherited file descriptors.
         resources : contextlib.ExitStack, optional
-            What is closed at the end, or if it does not start.
+            Resources to close at the end, or if the start fails.
         prepare : callable, optional
-            Called with the JVM before Spark starts in it; returns Spark properties that it changes.
+            Called with the JVM before Spark starts; returns changed Spark properties.
         explain : callable, optional
-            Called with the JVM when Spark does not start; returns more about the reason, or "".
+            Called with the JVM if Spark does not start; returns details of the reason, or "".
 
         Raises
         ------
         UsageError
-            If there is no suitable Java, the JVM ends at once or Spark refuses a property.
+            If there is no suitable Java, the JVM ends immediately, or Spark rejects a property.
         """
         from pyspark import SparkConf, SparkFiles
 
         shut_down_idle_gateway()
         conf = SparkConf().setAll(list(properties.items()))
-        # Other users of this machine can read the command line of the JVM.
+        # Other users of this machine can read the JVM's command line.
         shown = SparkConf().setAll(list(without_secrets(properties).items()))
         with resources or contextlib.ExitStack() as cleanup:
-            # It outlives this process for as long as the JVM does.
+            # It outlives this process as long as the JVM is running.
             folder = LockedFolder("spark", remover=False)
             cleanup.callback(folder.close)
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
-            cleanup.callback(set_variables, {name: os.environ.get(name) for name in _OF_PYSPARK})
+            cleanup.callback(
+                set_variables, {name: os.environ.get(name) for name in _PYSPARK_VARIABLES}
+            )
             archive = archive_options(java.home)
             if archive and properties.get("spark.driver.host") == LOOPBACK:
                 options = properties.get(_EXECUTOR_OPTIONS, "")
                 conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
             variables = _java_environment(java.home, archive, folder.path)
             with EnvContext({**environment, **variables}):
-                with _importing(_OF_TABLES):
+                with _importing(_TABLE_MODULES):
                     gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
                 JvmWatch.of(gateway)
@@ -176,8 +176,10 @@ class LaunchedSpark:
                 try:
                     sc = _new_context(conf, gateway)
                 except UsageError as error:
-                    more = explain(gateway.jvm)
-                    raise (error.with_message(f"{error}; {more}") if more else error) from None
+                    details = explain(gateway.jvm)
+                    raise (
+                        error.with_message(f"{error}; {details}") if details else error
+                    ) from None
             cleanup.callback(_stop_context_of, gateway)
             quiet_accumulators(sc)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
@@ -187,18 +189,18 @@ class LaunchedSpark:
             return cls(sc, cleanup.pop_all())
 
     def end(self, reason: str) -> None:
-        """Let whatever waits for this Spark fail at once, with the reason as its error."""
+        """Kill the JVM, so that all waiting calls fail with the given reason."""
         JvmWatch.of(self.sc._gateway).end(reason)
 
     def stop(self) -> None:
-        """Stop the context, the JVM and the cluster; no process is left when this returns."""
+        """Stop the context, the JVM and the cluster, and wait until all processes have ended."""
         self._cleanup.close()
 
 
 def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what the command line of a JVM need not show: Spark has it all from its SparkConf.
+    """Remove secrets from properties for a JVM's command line; Spark reads them from SparkConf.
 
-    The command line must show them where Spark fetches files with them before there is a SparkConf.
+    They are kept if Spark needs them to fetch files before it reads the SparkConf.
     """
     needs_all = any(_CLOUD.search(properties.get(name, "")) for name in _FETCHED)
     return {
@@ -210,11 +212,11 @@ def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _importing(names: Sequence[str]) -> Iterator[None]:
-    """Import modules in another thread for the time of a block, which waits for something else."""
+    """Import modules in another thread while the block waits for something else."""
 
     def run() -> None:
         for name in names:
-            with suppress(Exception):  # whoever needs it says so
+            with suppress(Exception):  # the module's user raises the error
                 importlib.import_module(name)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -222,17 +224,17 @@ def _importing(names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join()  # two threads that import the same packages can get in each other's way
+        thread.join()  # avoids concurrent imports of the same packages
 
 
 @contextlib.contextmanager
 def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
-    """A JVM with Spark's and Hadoop's classes and no SparkContext, which ends afterwards.
+    """Start a JVM with Spark's and Hadoop's classes, without SparkContext, for a block.
 
     Parameters
     ----------
     environment : mapping of str to str
-        Its environment variables, ``HADOOP_CONF_DIR`` above all.
+        Environment variables of the JVM, in particular ``HADOOP_CONF_DIR``.
     """
     from pyspark import SparkConf
 
@@ -246,7 +248,7 @@ def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _stop_context_of(gateway: object) -> None:
-    """Stop the active context of a JVM: the user may have started another one in it."""
+    """Stop the active context of a JVM, which the user may have started."""
     from pyspark import SparkContext
 
     active = SparkContext._active_spark_context
@@ -260,19 +262,19 @@ def _forget_path(entry: str) -> None:
 
 
 def use_this_python(sc: SparkContext) -> None:
-    """On this machine, let the workers of `sc` use this interpreter unless another was asked for.
+    """Use this interpreter for local workers of `sc`, unless the user chose another one.
 
-    PySpark's own default is the ``python3`` on ``PATH``, in a virtual environment often another.
+    PySpark's default is the ``python3`` on ``PATH``, which may differ in a virtual environment.
 
     Raises
     ------
     UsageError
-        If another was asked for whose version differs: its tasks would fail.
+        If the chosen interpreter has another version, with which tasks fail.
     """
-    asked = "PYSPARK_PYTHON" in os.environ or sc.getConf().get("spark.pyspark.python")
+    is_configured = "PYSPARK_PYTHON" in os.environ or sc.getConf().get("spark.pyspark.python")
     if not cast("str", sc.master).startswith("local"):
         return
-    if not asked:
+    if not is_configured:
         sc.pythonExec = sys.executable
     elif os.path.realpath(sc.pythonExec) != os.path.realpath(sys.executable):
         version = _python_version(sc.pythonExec)
@@ -287,23 +289,22 @@ def use_this_python(sc: SparkContext) -> None:
 
 @functools.lru_cache
 def _python_version(executable: str) -> str | None:
-    """The version of an interpreter; None if it does not say it."""
+    """Return the version of an interpreter, or None if it cannot be determined."""
     program = "import sys; print('{}.{}'.format(*sys.version_info))"
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip()
+    return done.stdout.strip()
 
 
 def set_log_level(sc: SparkContext, level: str) -> None:
     """Set the level of Spark's log.
 
-    Spark does nothing if the root logger has that level already, as it has INFO at the start,
-    and leaves the filter of its shell in place, which hides all below WARN; so the level is
-    changed in any case.
+    Spark does nothing if the root logger already has the level (initially INFO), and keeps its
+    shell's filter, which hides messages below WARN.  Therefore the level is always changed.
     """
     sc.setLogLevel("WARN" if level != "WARN" else "ERROR")
     sc.setLogLevel(level)
@@ -312,22 +313,22 @@ def set_log_level(sc: SparkContext, level: str) -> None:
 
 
 def quiet_query_errors() -> None:
-    """Leave errors of queries to the exceptions that tell them.
+    """Silence PySpark's log of query errors, which are raised as exceptions.
 
-    PySpark 4 prints each one before it raises it, as a line of JSON with the JVM's stack. A level
-    that the program has set stays.
+    PySpark 4 logs each one as a line of JSON with the JVM's stack before raising it. A level that
+    the program has set is kept.
     """
     with contextlib.suppress(ImportError):  # Spark 3.5
         from pyspark.logger import PySparkLogger
 
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
             logger = PySparkLogger.getLogger(name)
-            if logger.level == logging.WARNING:  # as PySpark makes it
+            if logger.level == logging.WARNING:  # PySpark's default
                 logger.setLevel(logging.CRITICAL)
 
 
 def stop_foreign_context() -> None:
-    """Stop the active context, if any, and leave its JVM to whoever started it."""
+    """Stop the active context, if any, but not its JVM."""
     if "pyspark" not in sys.modules:
         return
     from pyspark import SparkContext
@@ -337,20 +338,22 @@ def stop_foreign_context() -> None:
 
 
 def attach(properties: Mapping[str, str], environment: Mapping[str, str]) -> SparkContext:
-    """Start a SparkContext in the JVM of ``spark-submit``, whose start options stay as they are."""
+    """Start a SparkContext in the JVM of ``spark-submit``, whose start options are unchanged."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
     conf = SparkConf().setAll(list(properties.items()))
-    is_asked = conf.contains(_LOCAL_DIRECTORY) or "SPARK_LOCAL_DIRS" in os.environ
-    if properties.get("spark.master", "").startswith("local") and not is_asked:
-        conf.set(_LOCAL_DIRECTORY, process_folder())  # everybody can read Spark's blocks
+    is_configured = conf.contains(_LOCAL_DIRECTORY) or "SPARK_LOCAL_DIRS" in os.environ
+    if properties.get("spark.master", "").startswith("local") and not is_configured:
+        conf.set(
+            _LOCAL_DIRECTORY, process_folder()
+        )  # otherwise other users can read Spark's blocks
     with EnvContext(environment):
         return _new_context(conf)
 
 
 def has_foreign_gateway() -> bool:
-    """Return True if there is a JVM that this process did not start, as under ``spark-submit``."""
+    """Return True if another process started the JVM, as under ``spark-submit``."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -360,30 +363,30 @@ def has_foreign_gateway() -> bool:
 
 
 def shut_down_idle_gateway() -> None:
-    """End a JVM that this process started earlier and that has no context any more.
+    """Stop a JVM without context that this process started earlier.
 
     Memory is a start option of the JVM, so a new context with other memory needs a new JVM.
     """
     from pyspark import SparkContext
 
     if SparkContext._active_spark_context is not None:
-        logger.warning("The JVM of the last SparkContext is gone, a new one is started.")
+        logger.warning("The JVM of the last SparkContext is gone; starting a new one.")
         _stop_context(SparkContext._active_spark_context)
     if SparkContext._gateway is not None:
         _shut_down(SparkContext._gateway)
 
 
 def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Spark properties for one machine; those of `conf` win.
+    """Return Spark properties for local mode; those of `conf` take precedence.
 
     Parameters
     ----------
     cores : int
-        Tasks that run at the same time.
+        Number of concurrent tasks.
     memory : str
         Memory of the JVM, e.g. ``"2g"``.
     conf : mapping of str to str
-        The user's own properties.
+        Properties of the user.
     """
     return {
         "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
@@ -392,48 +395,48 @@ def local_properties(cores: int, memory: str, conf: Mapping[str, str]) -> dict[s
         **EVERYWHERE,
         **waiting_properties(conf),
         **_authentication(conf),
-        # Spark's default of 200 is for clusters; a few more than cores keep them all busy.
+        # Spark's default of 200 suits clusters; slightly more than the cores keeps them busy.
         "spark.sql.shuffle.partitions": str(max(8, 2 * cores)),
         **conf,
     }
 
 
 def waiting_properties(conf: Mapping[str, str]) -> dict[str, str]:
-    """Spark properties that let OpenMP's threads of Python workers sleep while they wait.
+    """Return Spark properties that let idle OpenMP threads of Python workers sleep.
 
     Parameters
     ----------
     conf : mapping of str to str
-        The user's own properties.
+        Properties of the user.
     """
     prefix = "spark.executorEnv."
-    given = {name.removeprefix(prefix): value for name, value in conf.items()}
-    variables = passive_waiting({**os.environ, **given})
+    user_variables = {name.removeprefix(prefix): value for name, value in conf.items()}
+    variables = passive_waiting({**os.environ, **user_variables})
     return {f"{prefix}{name}": value for name, value in variables.items()}
 
 
 def _authentication(conf: Mapping[str, str]) -> dict[str, str]:
-    """Close the ports of Spark to other users of this machine; in local mode it makes the secret.
+    """Return properties that close Spark's ports to other users, in local mode.
 
-    `conf` may name another master, which needs the secret of its own cluster.
+    Spark then generates the secret.  If `conf` sets another master, its cluster's secret is needed.
     """
     is_local = re.fullmatch(r"local(\[.*\])?", conf.get("spark.master", "local"))
     return {"spark.authenticate": "true"} if is_local else {}
 
 
 def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
-    """Spark properties of a driver whose executors are on the same machine.
+    """Return Spark properties of a driver whose executors are on the same machine.
 
     Parameters
     ----------
     conf : mapping of str to str
-        The user's own properties.
+        Properties of the user.
     """
     return {
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
-        # A worker is another process of this machine: it can import what the driver can.
+        # Workers run on this machine and can import the same modules as the driver.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
         **_daemon_properties(conf),
         **_socket_properties(conf.get(f"{_SOCKETS}.dir")),
@@ -441,13 +444,18 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _java_environment(home: Path, archive: str, directory: str = "") -> dict[str, str]:
-    """Variables that start Spark's JVM, and before it the one that makes its command line.
+    """Return environment variables for Spark's JVM and for its launcher JVM.
 
-    The JVM puts temporary files into `directory`; among them are Spark's blocks, which everybody on
-    the machine can read, unless ``spark.local.dir`` or ``SPARK_LOCAL_DIRS`` names another place.
+    The JVM writes temporary files to `directory`.  They include Spark's blocks, which are readable
+    by all users, unless ``spark.local.dir`` or ``SPARK_LOCAL_DIRS`` sets another directory.
     """
-    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
-    settings = [_temporary_option(directory), archive, _logging_option(given), given]
+    user_options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    settings = [
+        _temporary_option(directory),
+        archive,
+        _logging_option(user_options),
+        user_options,
+    ]
     options = " ".join(filter(None, settings))
     return {
         "JAVA_HOME": str(home),
@@ -457,7 +465,7 @@ def _java_environment(home: Path, archive: str, directory: str = "") -> dict[str
 
 
 def _temporary_option(directory: str) -> str:
-    """The option of a JVM for its temporary files, or "" if the user has said where they go."""
+    """Return the JVM option for the temporary directory, or "" if the user set it."""
     names = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
     is_set = any(_TEMPORARY in os.environ.get(name, "") for name in names)
     if not directory or is_set:
@@ -471,18 +479,20 @@ def _temporary_in(directory: str) -> str:
 
 
 def executor_temporary(conf: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Return the property that has executors put temporary files into a directory.
+    """Return the property that sets the temporary directory of executors.
 
-    Empty if the user has said where they go, or gives executors options in a file of Spark.
+    The result is empty if the user set the directory, or sets executor options in a Spark file.
     """
-    given = conf.get(_EXECUTOR_OPTIONS, "")
-    if _TEMPORARY in given or (not given and _EXECUTOR_OPTIONS in default_properties()):
+    user_options = conf.get(_EXECUTOR_OPTIONS, "")
+    if _TEMPORARY in user_options or (
+        not user_options and _EXECUTOR_OPTIONS in default_properties()
+    ):
         return {}
-    return {_EXECUTOR_OPTIONS: f"{_temporary_in(directory)} {given}".strip()}
+    return {_EXECUTOR_OPTIONS: f"{_temporary_in(directory)} {user_options}".strip()}
 
 
 def _logging_option(options: str) -> str:
-    """The option of a JVM for the log of Spark as of Orca, or "" if the user configures it."""
+    """Return the JVM option for Orca's log configuration, or "" if the user has one."""
     if "log4j" in options or any(_conf_folder().glob("log4j2*")):
         return ""
     return f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
@@ -502,17 +512,17 @@ def default_properties() -> frozenset[str]:
 
 
 def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
-    """Properties that make Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
+    """Return properties that let Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
 
-    The daemon imports for all of them what tasks of ours need, torch if this process uses it.
+    The daemon preloads the modules that Orca's tasks need, including torch if this process uses it.
     """
     modules = ["numpy", "pandas", "pyarrow", "pyspark.worker"]
     modules += ["torch"] * ("torch" in sys.modules)
     if "bigdl.orca.learn.pytorch" in sys.modules:
-        # the first optimizer of a process imports the compiler of torch
+        # the first optimizer of a process imports torch's compiler
         modules += ["bigdl.orca.learn.pytorch.loop", "torch._dynamo"]
-    # Tasks of tables have it by default, and with other variables those of RDDs would get a daemon
-    # of their own.
+    # It is the default for DataFrame tasks. RDD tasks with other variables would need a separate
+    # daemon.
     short = {} if conf.get(_SHORT_TRACEBACK) == "false" else {"SPARK_SIMPLIFIED_TRACEBACK": "1"}
     variables = {"BIGDL_PRELOAD": ",".join(modules), **short}
     return {
@@ -521,22 +531,22 @@ def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _socket_properties(asked: str | None) -> dict[str, str]:
-    """Properties for Unix sockets between a JVM and its Python workers, where they are `asked` for.
+def _socket_properties(configured: str | None) -> dict[str, str]:
+    """Return properties for Unix sockets between a JVM and its Python workers.
 
-    They are faster than TCP, but the path of one may not be long: on other machines, where an
-    executor's directory may be that of a container, Spark keeps its default, TCP.
+    They are faster than TCP, but their paths are limited in length.  On other machines, where an
+    executor's directory may be in a container, Spark uses its default, TCP.
     """
-    name = f"/.{uuid.uuid4()}.sock"  # as Spark calls them
+    name = f"/.{uuid.uuid4()}.sock"  # Spark's name pattern
     longest = LONGEST_SOCKET - len(name)
-    directory = asked or process_folder(longest)
+    directory = configured or process_folder(longest)
     if len(os.fsencode(directory)) > longest or not os.access(directory, os.W_OK | os.X_OK):
         return {}
     return {f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
 
 
 def local_environment(python: str) -> dict[str, str]:
-    """Environment variables of the JVM for one machine.
+    """Return environment variables of the JVM in local mode.
 
     Parameters
     ----------
@@ -551,7 +561,7 @@ def local_environment(python: str) -> dict[str, str]:
 
 
 def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool = False) -> Any:
-    """Start a JVM, and the threads that pass on its output, which end with it."""
+    """Start a JVM, and the threads that forward its output."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
@@ -565,30 +575,32 @@ def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool =
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
         raise UsageError(
-            "the Java process of Spark ended at once, and standard error shows why; "
+            "Spark's Java process ended immediately; see standard error for the reason; "
             f"memory was {conf.get('spark.driver.memory')!r}",
             code="program-failed",
         ) from error
     finally:
         for pipe in pipes.values():
-            os.close(pipe)  # the JVM has it now
+            os.close(pipe)  # the JVM has inherited it
 
 
 def spark_versions_in(home: str | Path) -> list[str]:
-    """Return the versions of the Spark in a folder, such as ``["4.1.0"]``; none if it has none."""
+    """Return the versions of Spark in a folder, such as ``["4.1.0"]``, or an empty list."""
     return [jar.stem.split("-", 2)[-1] for jar in Path(home, "jars").glob("spark-core_*.jar")]
 
 
 def _check_spark_home() -> None:
-    """Refuse a SPARK_HOME, such as that of a platform, with another Spark than the PySpark here."""
+    """Raise UsageError if SPARK_HOME has another Spark version than the installed PySpark."""
     import pyspark
 
-    home, wanted = spark_home(), pyspark.__version__
+    home, required = spark_home(), pyspark.__version__
     versions = spark_versions_in(home)
-    if versions and not any(each.startswith(f"{wanted.rpartition('.')[0]}.") for each in versions):
+    if versions and not any(
+        each.startswith(f"{required.rpartition('.')[0]}.") for each in versions
+    ):
         raise UsageError(
-            f"SPARK_HOME={home} holds Spark {versions[0]}, but the installed PySpark is {wanted}: "
-            "unset SPARK_HOME, or let it name the same Spark",
+            f"SPARK_HOME={home} has Spark {versions[0]}, but the installed PySpark is {required}: "
+            "unset SPARK_HOME, or set it to the same version",
             code="version-unsupported",
             package="spark",
             path=str(home),
@@ -604,22 +616,22 @@ def _new_context(conf: Any, gateway: JavaGateway = None) -> SparkContext:
         try:
             return SparkContext(conf=conf, gateway=gateway)
         except Py4JJavaError as error:
-            # The text of the Java exception lies in the JVM, which is about to be shut down.
+            # Read the Java exception's text before the JVM is shut down.
             causes = [error.java_exception]
             while (cause := causes[-1].getCause()) is not None:
                 causes.append(cause)
             reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
         if "ConcurrentModificationException" not in reason:
             break
-        # YARN's proxy adds its filter to the pages of Spark's UI while Spark starts them.
-        logger.warning("Two threads of Spark's UI met at its start; Spark is started again.")
-    if "waiting for backend" in reason:  # so Spark says that no executor stayed
-        reason += "; the cluster has given up the executors, whose own logs say why they ended"
+        # YARN's proxy adds a filter to the pages of Spark's UI while Spark starts them.
+        logger.warning("Two threads of Spark's UI conflicted at its start; restarting Spark.")
+    if "waiting for backend" in reason:  # Spark's message if no executor remained
+        reason += "; the cluster has removed the executors; see their logs for the reason"
     raise UsageError(f"Spark refused to start: {reason}", code="cluster-refused")
 
 
 def _stop_context(sc: SparkContext) -> None:
-    """Stop `sc` and forget every session on it, also when its JVM is gone."""
+    """Stop `sc` and clear all sessions on it, even if its JVM is gone."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
@@ -629,7 +641,7 @@ def _stop_context(sc: SparkContext) -> None:
         except Exception as error:
             logger.debug("SparkContext.stop failed: %s", error)
             with suppress(Exception):
-                sc.stop()  # what of it is in this process
+                sc.stop()  # clean up its state in this process
     SparkContext._active_spark_context = None
     if getattr(SparkSession._instantiatedSession, "_sc", None) is sc:
         SparkSession._instantiatedSession = None
@@ -640,14 +652,14 @@ def _stop_context(sc: SparkContext) -> None:
 
 @contextlib.contextmanager
 def _stopped_within(sc: SparkContext, seconds: float) -> Iterator[None]:
-    """Kill the JVM that this process started if it has not stopped its context in time."""
+    """Kill the JVM that this process started if its context does not stop in time."""
     process = vars(sc._gateway).get("proc") if getattr(sc, "_gateway", None) else None
     if process is None:
         yield
         return
 
     def kill() -> None:
-        logger.warning("Spark did not stop within %g s, and its JVM is killed.", seconds)
+        logger.warning("Spark did not stop within %g s; killing its JVM.", seconds)
         process.kill()
 
     timer = threading.Timer(0.0 if JvmWatch.of(sc._gateway).is_paused() else seconds, kill)
@@ -660,7 +672,7 @@ def _stopped_within(sc: SparkContext, seconds: float) -> Iterator[None]:
 
 
 def _shut_down(gateway: JavaGateway) -> None:
-    """Close `gateway` and end its JVM if this process started it."""
+    """Close `gateway` and stop its JVM if this process started it."""
     from pyspark import SparkContext
 
     process = vars(gateway).get("proc")
@@ -673,11 +685,11 @@ def _shut_down(gateway: JavaGateway) -> None:
     with suppress(Exception):
         gateway.shutdown()
     with suppress(OSError):
-        process.stdin.close()  # the JVM ends at the end of its standard input
+        process.stdin.close()  # the JVM ends when its standard input closes
     try:
         process.wait(JVM_EXIT_S)
     except subprocess.TimeoutExpired:
-        logger.warning("The JVM of Spark did not end within %g s and is killed.", JVM_EXIT_S)
+        logger.warning("Spark's JVM did not end within %g s; killing it.", JVM_EXIT_S)
         process.kill()
         process.wait()
     if SparkContext._gateway is gateway:
@@ -686,7 +698,7 @@ def _shut_down(gateway: JavaGateway) -> None:
 
 
 def _restore_sigint(handler: Any) -> None:
-    """Take back PySpark's handler, which would cancel the jobs of the stopped context."""
+    """Remove PySpark's signal handler, which would cancel jobs of the stopped context."""
     current = signal.getsignal(signal.SIGINT)
     if (
         handler is not None

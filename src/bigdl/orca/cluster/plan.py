@@ -1,7 +1,7 @@
-"""Inspection of Spark plans and sessions by other than the public DataFrame API, in one place.
+"""Inspection of Spark plans and sessions with private APIs.
 
-Each function has a safe answer for when Spark's internals do not have what it looks for; setting
-the environment variable ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function give it.
+Each function returns a safe default if Spark's internals differ.  The environment variable
+``BIGDL_NO_PLAN_INSPECTION=1`` makes every function return its default.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def is_switched_off() -> bool:
-    """Return True if no plan may be looked at."""
+    """Return True if plan inspection is disabled."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
 
 
@@ -42,30 +42,30 @@ def is_cached(frame) -> bool:
 
 
 def is_deterministic(frame) -> bool:
-    """Return True if computing the frame again gives the same rows, or it cannot be told.
+    """Return True if recomputing the frame gives the same rows, or if this is unknown.
 
-    A limit takes the rows that come first over the network, although Spark calls it deterministic.
+    A limit depends on the arrival order of rows, although Spark considers it deterministic.
     """
     if is_switched_off():
         return True
     try:
         if is_connect(frame):
             text = frame._explain_string(extended=True)
-            return not _CHANCE.search(text.partition("== Optimized Logical Plan ==")[2])
+            return not _NONDETERMINISTIC.search(text.partition("== Optimized Logical Plan ==")[2])
         plan = frame._jdf.queryExecution().optimizedPlan()
-        return bool(plan.deterministic()) and not _NAMES_OF_LIMITS & _node_names(plan)
-    except Exception as error:  # an internal API: any failure means "cannot tell"
+        return bool(plan.deterministic()) and not _LIMIT_NODES & _node_names(plan)
+    except Exception as error:  # a private API: any failure means "unknown"
         logger.debug("Cannot tell whether the plan is deterministic: %s", error)
         return True
 
 
-# what the text of a plan says where other rows, or others first, may come the next time
-_CHANCE = re.compile(
+# nodes and functions whose rows, or whose order of rows, may differ when recomputed
+_NONDETERMINISTIC = re.compile(
     r"\b(GlobalLimit|Offset|Tail)\b|"
     r"\b(rand|randn|randstr|random|uniform|uuid|shuffle|monotonically_increasing_id|"
     r"spark_partition_id|input_file_name)\("
 )
-_NAMES_OF_LIMITS = {"GlobalLimit", "Offset", "Tail"}
+_LIMIT_NODES = {"GlobalLimit", "Offset", "Tail"}
 
 
 def _node_names(plan) -> set[str]:
@@ -79,10 +79,10 @@ def _node_names(plan) -> set[str]:
 
 
 def fits_barrier(frame, num_tasks: int) -> bool | None:
-    """Return True if Spark accepts the frame in a barrier stage; None when it cannot be told.
+    """Return True if a barrier stage accepts the frame, or None if this is unknown.
 
-    Every RDD of the stage must have `num_tasks` partitions: coalesce, union and limit are refused
-    (SPARK-24820), also behind a cache.
+    Every RDD of the stage must have `num_tasks` partitions; Spark rejects coalesce, union and limit
+    (SPARK-24820), also below a cached frame.
     """
     if is_switched_off():
         return None
@@ -98,7 +98,7 @@ def fits_barrier(frame, num_tasks: int) -> bool | None:
                 if not dependency.getClass().getName().endswith("ShuffleDependency"):
                     rdds.append(dependency.rdd())
         return True
-    except Exception as error:  # an internal API
+    except Exception as error:  # a private API
         logger.debug("Cannot tell whether the plan fits a barrier stage: %s", error)
         return None
 
@@ -120,14 +120,14 @@ _NOISY = (
 
 _quiet_lock = threading.Lock()
 _quiet_depth = 0
-_restore = contextlib.ExitStack()  # what gives the loggers their levels again
+_restore = contextlib.ExitStack()  # restores the levels of the loggers
 
 
 @contextlib.contextmanager
 def quiet(sc):
-    """Keep the driver's JVM from printing stack traces of failed tasks; we report them.
+    """Suppress the driver JVM's stack traces of failed tasks, which BigDL reports itself.
 
-    Calls may overlap in several threads; the last one to leave restores the levels.
+    Calls may overlap in several threads; the last one to exit restores the levels.
     """
     global _quiet_depth
     with _quiet_lock:
@@ -152,20 +152,21 @@ def _silence(sc):
         configuration = context.getConfiguration()
         loggers = configuration.getLoggers()
         _restore.callback(context.updateLoggers)
-        for name in _NOISY:  # each name behind a dot is a call of the JVM
+        for name in _NOISY:  # each attribute access is a JVM call
             if loggers.containsKey(name):
                 _restore.callback(configurator.setLevel, name, manager.getLogger(name).getLevel())
             else:
                 _restore.callback(configuration.removeLogger, name)
             configurator.setLevel(name, off)
-    except Exception as error:  # an internal API
+    except Exception as error:  # a private API
         logger.debug("Cannot quieten Spark's loggers: %s", error)
 
 
 def connect_session() -> Any:
-    """The active session of Spark Connect, or None; it wins over a SparkContext beside it.
+    """Return the active Spark Connect session, or None; it takes precedence over a SparkContext.
 
-    The server of ``remote("local[2]")`` has one in this process, which is not for programs.
+    The server of ``remote("local[2]")`` runs a SparkContext in this process, which programs must
+    not use.
     """
     module = sys.modules.get("pyspark.sql.connect.session")
     if module is None:

@@ -1,9 +1,9 @@
-"""The process that forks Spark's Python workers where an executor has this machine's packages.
+"""Daemon that forks Spark's Python workers on executors with this machine's packages.
 
-Spark runs ``python -m <spark.python.daemon.module> pyspark.worker``.  This one is Spark's own, with
-two differences.  It imports what the workers will need once, before it forks: a worker starts
-sooner and shares that memory with the others.  And it prints no traceback when a worker's
-connection is closed, which is how Spark ends a worker that was idle for a minute.
+Spark runs ``python -m <spark.python.daemon.module> pyspark.worker``.  This is Spark's daemon with
+two differences.  It imports the workers' modules once, before forking, so workers start faster and
+share that memory.  And it prints no traceback when a worker's connection is closed, which is how
+Spark stops workers after a minute without tasks.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ PRELOAD = "BIGDL_PRELOAD"
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules; a worker that needs one which cannot be imported says so itself."""
+    """Import modules, ignoring failures; a worker that needs one raises the import error itself."""
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's standard output
         for name in names:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
     numpy = sys.modules.get("numpy")
-    if numpy is not None:  # or all workers would draw the same numbers
+    if numpy is not None:  # otherwise all workers draw the same random numbers
         os.register_at_fork(after_in_child=numpy.random.seed)
 
 
 def main() -> None:
-    """Preload, then serve Spark until it closes standard input."""
+    """Preload modules, then serve Spark until it closes standard input."""
     from pyspark import daemon
 
     silence_daemon(daemon)

@@ -1,6 +1,6 @@
-"""The Ray that this process is connected to, whoever started it, and the Ray of a program.
+"""Ray that this process is connected to, and the Ray of a program.
 
-Feeds and engines ask :class:`RayCluster` for nodes, cores and slots, as they ask a SparkCluster.
+Feeds and engines get nodes, cores and slots from :class:`RayCluster`, as from SparkCluster.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ NO_RAY = (
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node that runs tasks.
+    """Node that runs tasks.
 
     Attributes
     ----------
     id : str
-        Ray's name of it, in hexadecimal.
+        Ray's node id, in hexadecimal.
     address : str
+        IP address.
     cores : int
-        CPUs that Ray may give away there.
+        Number of CPUs that Ray manages on the node.
     """
 
     id: str
@@ -61,9 +62,9 @@ class RayNode:
 
 
 class RayCluster:
-    """The active Ray, as nodes × cores.
+    """Active Ray, described as nodes × cores.
 
-    Build it with :meth:`from_active` at the time of use and do not keep it: nodes come and go.
+    Create it with :meth:`from_active` when needed and do not store it, because nodes change.
     """
 
     moves_rows_by: Literal["ray"] = "ray"
@@ -75,7 +76,7 @@ class RayCluster:
         Raises
         ------
         UsageError
-            If it is connected to none.
+            If it is not connected to Ray.
         """
         refuse_lost()
         if not is_connected():
@@ -84,12 +85,12 @@ class RayCluster:
 
     @classmethod
     def of_program(cls) -> RayCluster:
-        """The same; Ray is started on the nodes of the active Spark where there is none yet.
+        """Describe the program's Ray; start it on the active Spark's nodes if there is none.
 
         Raises
         ------
         UsageError
-            If there is neither.
+            If there is neither a Ray nor an active Spark.
         """
         refuse_lost()
         if not is_connected():
@@ -101,12 +102,12 @@ class RayCluster:
 
     @property
     def asks_encryption(self) -> str:
-        """The setting that asks that what processes say to each other is encrypted."""
+        """Setting that requires encrypted communication between processes, or ""."""
         return "RAY_USE_TLS=1" if os.environ.get("RAY_USE_TLS") == "1" else ""
 
     @property
     def members(self) -> list[RayNode]:
-        """The nodes with CPUs that are alive now, in an order that stays."""
+        """Live nodes with CPUs, in a stable order."""
         nodes = [
             RayNode(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"]["CPU"]))
             for node in nodes_with_cpus()
@@ -115,7 +116,7 @@ class RayCluster:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Id and address of all nodes that are alive, also of those without CPUs."""
+        """Id and address of all live nodes, including nodes without CPUs."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -128,27 +129,27 @@ class RayCluster:
 
     @property
     def cores_per_node(self) -> int:
-        """CPUs of the smallest node, so that every node can hold an equal share of workers."""
+        """CPUs of the smallest node, so that every node can run an equal number of workers."""
         return min((node.cores for node in self.members), default=1)
 
     def slots(self) -> int:
-        """CPUs of all nodes, busy or not."""
+        """Return the number of CPUs of all nodes, busy or not."""
         return sum(node.cores for node in self.members)
 
     def room(self, cores: int) -> int:
-        """Return the number of workers of `cores` CPUs that fit on the nodes, were they idle."""
+        """Return the number of workers with `cores` CPUs that fit on the nodes when idle."""
         return sum(node.cores // cores for node in self.members)
 
     @property
     def driver_host(self) -> str:
-        """The address at which workers reach this process."""
+        """Address at which workers reach this process."""
         import ray
 
         return ray.util.get_node_ip_address()
 
     @property
     def is_local(self) -> bool:
-        """Return True if all nodes are this machine, reached by the loopback interface."""
+        """True if all nodes are on this machine, reached through the loopback interface."""
         return {node.address for node in self.members} <= {"127.0.0.1"}
 
     @property
@@ -161,21 +162,21 @@ class RayCluster:
 
     @property
     def temp_dir(self) -> None:
-        """None: arrays travel through Ray's object store, not in files."""
+        """Always None: arrays are sent through Ray's object store, not in files."""
         return None
 
     @property
     def threads_per_task(self) -> int:
-        """CPUs of a task that predicts."""
+        """Number of CPUs of a prediction task."""
         return 1
 
     @property
     def broadcaster(self) -> RayBroadcaster:
-        """The object whose ``broadcast`` sends bytes to all tasks; one for each connection."""
+        """Object whose ``broadcast`` sends bytes to all tasks; one per connection."""
         return _broadcaster_of(self.session)
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
-        """The elements of ``func([shard])`` of every shard, each computed by a task of Ray."""
+        """Return the elements of ``func([shard])`` for every shard, computed by Ray tasks."""
         import ray
 
         task = ray.remote(func)
@@ -191,10 +192,10 @@ class RayCluster:
 
 
 class RayBroadcaster:
-    """Has the interface of a SparkContext for what prediction needs of one."""
+    """Object with the ``broadcast`` method of a SparkContext, as predictions need it."""
 
     def broadcast(self, data: bytes) -> RayBroadcast:
-        """Bytes that every task can read."""
+        """Store bytes so that every task can read them."""
         return RayBroadcast(data)
 
 
@@ -224,20 +225,21 @@ class RayBroadcast:
             return ray.get(self._reference)
 
     def unpersist(self) -> None:
-        """Nothing: Ray frees an object with its last reference."""
+        """Do nothing: Ray frees an object with its last reference."""
 
 
 def active_cluster() -> RayCluster | SparkCluster:
-    """Describe the cluster that data belong on: Ray if it is alone, else the active Spark."""
+    """Describe the cluster for new data: Ray if there is no Spark, else the active Spark."""
     return RayCluster() if is_alone() else active_spark()
 
 
 def refuse_lost() -> None:
-    """Refuse to go on in a program whose Ray is gone.
+    """Raise RayLost if the program's Ray is gone.
 
     Raises
     ------
     RayLost
+        If Ray has ended.
     """
     loss = ray_loss()
     if loss is not None:
@@ -251,35 +253,35 @@ def is_alone() -> bool:
 
 
 def is_connected() -> bool:
-    """Return True if this process is connected to a Ray; imports nothing."""
+    """Return True if this process is connected to Ray; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 class OrcaRayContext:
-    """The Ray of a program; made by ``init_orca_context`` and ``OrcaContext.get_ray_context``.
+    """Ray of a program, created by ``init_orca_context`` and ``OrcaContext.get_ray_context``.
 
     Parameters
     ----------
     runtime : {"spark", "ray"}, default "spark"
-        ``"spark"``: on the nodes of the active SparkContext; in local mode on this machine.
-        ``"ray"``: on this machine, or the cluster at ``address=``.
+        ``"spark"`` runs Ray on the nodes of the active SparkContext, in local mode on this
+        machine; ``"ray"`` on this machine, or on the cluster at ``address=``.
     cores : int or "*", default 2
-        CPUs of Ray on this machine; on Spark's nodes, those of an executor are the default.
+        CPUs of Ray on this machine; on Spark's nodes the default is the cores of an executor.
     num_nodes : int, default 1
-        Accepted for programs of BigDL 2.x: Ray knows its nodes.
+        Has no effect; accepted for programs of BigDL 2.x.
     **kwargs
-        For Spark: ``sc``, ``num_ray_nodes`` (default: the executors), ``ray_node_cpu_cores``
-        (default: the cores of an executor), ``object_store_memory`` of a node (``"2g"`` or bytes),
-        ``env`` (variables of Ray's processes), ``extra_params`` (further options of ``ray start``),
-        ``system_config``, ``verbose``.
-        For Ray: ``address``, ``object_store_memory``, and every argument of ``ray.init``.
+        For ``"spark"``: ``sc``, ``num_ray_nodes`` (default: number of executors),
+        ``ray_node_cpu_cores`` (default: cores of an executor), ``object_store_memory`` per node
+        (``"2g"`` or bytes), ``env`` (environment variables of Ray's processes), ``extra_params``
+        (options of ``ray start``), ``system_config``, ``verbose``.
+        For ``"ray"``: ``address``, ``object_store_memory``, and all arguments of ``ray.init``.
 
     Attributes
     ----------
     initialized : bool
     address_info : dict or None
-        What Ray says of itself; ``redis_address`` is the address at which nodes join.
+        Ray's address information; nodes join at ``redis_address``.
 
     Examples
     --------
@@ -291,8 +293,10 @@ class OrcaRayContext:
     """
 
     _active: ClassVar[OrcaRayContext | None] = None
-    _of_program: ClassVar[OrcaRayContext | None] = None  # also while it is stopped
-    _program_options: ClassVar[dict[str, Any]] = {}  # of init_orca_context, for a Ray on Spark
+    _of_program: ClassVar[OrcaRayContext | None] = None  # kept while it is stopped
+    _program_options: ClassVar[
+        dict[str, Any]
+    ] = {}  # arguments of init_orca_context, for Ray on Spark
     _lock: ClassVar[Any] = threading.RLock()
 
     def __init__(
@@ -303,7 +307,7 @@ class OrcaRayContext:
         self.num_ray_nodes = num_nodes
         self.address_info: dict | None = None
         self._options = dict(kwargs)
-        self._cleanup: contextlib.ExitStack | None = None  # what stops it
+        self._cleanup: contextlib.ExitStack | None = None  # callbacks that stop Ray
         if runtime == "ray":
             check_ray_arguments(kwargs)
 
@@ -313,36 +317,36 @@ class OrcaRayContext:
 
     @property
     def initialized(self) -> bool:
-        """Return True if this process is connected to Ray by this context."""
+        """True if this context has connected this process to Ray."""
         return self._cleanup is not None and is_connected()
 
     @property
     def cluster(self) -> RayCluster:
-        """Ray as nodes × cores."""
+        """Ray, described as nodes × cores."""
         return RayCluster.from_active()
 
     @property
     def redis_address(self) -> str | None:
-        """The address at which nodes join Ray, under its old name."""
+        """Address at which nodes join Ray, under its old name."""
         return None if self.address_info is None else self.address_info["redis_address"]
 
     @property
     def is_local(self) -> bool:
-        """Return True if all of Ray is on this machine."""
+        """True if all of Ray runs on this machine."""
         return self.initialized and self.cluster.is_local
 
     def init(self, driver_cores: int = 0) -> dict:
-        """Start Ray, or connect to it, unless that is done.
+        """Start Ray or connect to it, unless already done.
 
         Parameters
         ----------
         driver_cores : int, default 0
-            CPUs of Ray on the driver's machine, beside Spark's nodes.
+            CPUs of Ray on the driver's machine, in addition to Spark's nodes.
 
         Returns
         -------
         dict
-            What Ray says of itself.
+            Ray's address information.
         """
         with OrcaRayContext._lock:
             if not self.initialized:
@@ -352,14 +356,14 @@ class OrcaRayContext:
                 OrcaRayContext._active = self
                 cluster = self.cluster
                 self.num_ray_nodes, self.ray_node_cpu_cores = cluster.nodes, cluster.cores_per_node
-                logger.info("Ray runs at %s: %r", self.address_info["address"], cluster)
+                logger.info("Ray is running at %s: %r", self.address_info["address"], cluster)
             return cast("dict", self.address_info)
 
     def _launch(self, cleanup: contextlib.ExitStack, driver_cores: int) -> dict:
         if is_connected():
             raise UsageError(
-                "Ray is initialized in this process already; call ray.shutdown(), or leave it to "
-                "init_orca_context to connect with address=",
+                "Ray is already initialized in this process; call ray.shutdown(), or let "
+                "init_orca_context connect with address=",
                 code="state",
             )
         options = dict(self._options)
@@ -373,7 +377,7 @@ class OrcaRayContext:
         return start_on_spark(cleanup, options, memory, driver_cores)
 
     def stop(self) -> None:
-        """Stop Ray, or disconnect from one that others started."""
+        """Stop Ray, or disconnect if this context did not start it."""
         with OrcaRayContext._lock:
             cleanup, self._cleanup, self.address_info = self._cleanup, None, None
             if OrcaRayContext._active is self:
@@ -388,8 +392,7 @@ class OrcaRayContext:
         Parameters
         ----------
         initialize : bool, default True
-            Start Ray, on the nodes of the active SparkContext unless the program has another
-            Ray context.
+            Start Ray, on the active SparkContext's nodes unless the program has a Ray context.
 
         Raises
         ------
@@ -409,7 +412,7 @@ class OrcaRayContext:
 
     @classmethod
     def of_program(cls) -> OrcaRayContext:
-        """Return the Ray of this program, which is started on Spark's nodes if there is none yet.
+        """Return the Ray of this program; start it on Spark's nodes if there is none.
 
         Raises
         ------
@@ -428,9 +431,9 @@ class OrcaRayContext:
 
     @classmethod
     def _for_program(cls) -> OrcaRayContext | None:
-        """Return the context of this program, made for the active SparkContext if need be."""
+        """Return the context of this program; create it for the active SparkContext if needed."""
         if cls._of_program is None:
-            cls._of_program = cls._active  # a program may have made its own
+            cls._of_program = cls._active  # a context that the program created
         if cls._of_program is None:
             sc = active_context()
             if sc is not None:
@@ -445,7 +448,7 @@ class OrcaRayContext:
 
     @classmethod
     def stop_of_program(cls, pid: int | None = None) -> None:
-        """Stop the Ray of this program, unless this process was forked from the one of `pid`."""
+        """Stop the Ray of this program, unless this process was forked from process `pid`."""
         if pid in (None, os.getpid()):
             context, cls._of_program = cls._of_program, None
             if context is not None:
@@ -456,17 +459,17 @@ _UNITS = {"b": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 
 
 def resource_to_bytes(resource_str: str | int | None) -> int | None:
-    """A size such as ``"10g"`` in bytes; units are decimal, so ``"10k"`` is 10000.
+    """Convert a size such as ``"10g"`` to bytes; units are decimal, so ``"10k"`` is 10000.
 
     Parameters
     ----------
     resource_str : str, int or None
-        A whole number and one of b, k, m and g; a number is taken as it is.
+        Integer with a unit b, k, m or g, or a number of bytes.
 
     Raises
     ------
     UsageError
-        For anything else.
+        If the size has another form.
 
     Examples
     --------

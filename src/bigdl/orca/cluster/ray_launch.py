@@ -1,9 +1,8 @@
-"""Start a Ray on this machine or connect to one, and leave nothing behind.
+"""Start of a Ray on this machine or on Spark's executors, and connection to a Ray.
 
-A Ray that is started here listens on one address only (loopback unless other machines shall join),
-has no dashboard and sends no usage statistics; who wants to connect needs its token.  It dies with
-this process: a small one beside it (:mod:`bigdl.orca.cluster.supervisor`) sees to that where
-this one is killed.
+A Ray that is started here listens on one address only (loopback unless other machines join), has no
+dashboard and sends no usage statistics; connections need its token.  It ends with this process: a
+supervisor process (:mod:`bigdl.orca.cluster.supervisor`) stops it even if this process is killed.
 """
 
 import contextlib
@@ -42,14 +41,14 @@ LOOPBACK = "127.0.0.1"
 _LEAST_STORE = 100 << 20
 USAGE_STATS = "RAY_USAGE_STATS_ENABLED"
 ENVIRONMENT = {
-    # the workers of an engine take no CPUs while they wait, and see what their node has
+    # waiting workers of an engine reserve no CPUs but can use their node's accelerators
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_WAIT = "RAY_gcs_server_port_wait_time_s"  # for its start, which a busy machine makes slow
+_WAIT = "RAY_gcs_server_port_wait_time_s"  # start timeout, which a busy machine may exceed
 _SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
 _MAIN = ("gcs_server", "raylet")
 TOKEN = "RAY_AUTH_TOKEN"
-_token = secrets.token_hex(32)  # one for this process: Ray reads it once
+_token = secrets.token_hex(32)  # one per process, because Ray reads it once
 
 
 def start_ray(
@@ -60,27 +59,27 @@ def start_ray(
     object_store_memory: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Start a Ray of one node on this machine, and return what it says of itself.
+    """Start a one-node Ray on this machine, and return its address information.
 
     Parameters
     ----------
     cleanup : contextlib.ExitStack
-        When it is closed, no process and no file of this Ray is left.
+        Closing it stops all processes of this Ray and removes its files.
     cores : int
-        CPUs that Ray gives away here.
+        Number of CPUs of the node.
     host : str, optional
-        Address at which other machines join; None is one that Ray finds.
+        Address at which other machines join; None lets Ray choose one.
     object_store_memory : int, optional
-        Bytes; default: what Ray takes, but not more than there is shared memory for.
+        Bytes, by default Ray's default, limited by the shared memory.
     options : dict, optional
         Further arguments of ``ray.init``.
     """
     require("ray", "ray")
     if "logging_level" not in (options or {}):
-        cleanup.enter_context(_short_lines_of_raylet())
-    # one that was inherited from a program with a Ray of its own does not count
+        cleanup.enter_context(_raylet_lines_shortened())
+    # ignore a value inherited from another program with a Ray
     loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
-    debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
+    debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray overwrites it
     wait = {_WAIT: os.environ.get(_WAIT, "120")}
     before = set_environment(
         {**ENVIRONMENT, **_usage_stats(), **wait, **loopback, **_authentication()}
@@ -89,9 +88,9 @@ def start_ray(
     folder = LockedFolder("ray", longest=supervisor.LONGEST_RAY, remover=False)
     cleanup.callback(folder.close)
     directory = folder.path
-    # it outlives this process for as long as it takes to end its Ray
-    order = {"parent": os.getpid(), "directory": directory}
-    process = supervisor.start("ray-head", order, lock=folder.descriptor)
+    # it outlives this process until its Ray has ended
+    node_settings = {"parent": os.getpid(), "directory": directory}
+    process = supervisor.start("ray-head", node_settings, lock=folder.descriptor)
     cleanup.callback(supervisor.end, process)
     cleanup.callback(_end_rest, directory)
     options = {
@@ -100,7 +99,7 @@ def start_ray(
         "num_cpus": cores,
         "object_store_memory": object_store_memory or _store_size(),
         **({"_node_ip_address": host} if host else {}),
-        # Ray lets everybody write to its own directory, but nobody else comes through the parent
+        # Ray's directory is world-writable, but the parent is accessible only to this user
         "_temp_dir": f"{directory}/0",
     }
     with EnvContext({supervisor.MARK: directory, "PYTHONPATH": _import_path()}):
@@ -110,22 +109,22 @@ def start_ray(
 
 
 class RayLost(UsageError):
-    """A process without which the Ray that this program started cannot go on is gone."""
+    """Error: a main process of the Ray that this program started is gone."""
 
     code = "context-stopped"
 
 
 class RayWatch:
-    """A thread that ends a Ray that this program started when one of its main processes is gone.
+    """Thread that stops this program's Ray when one of its main processes is gone.
 
-    Without it, Ray itself would end the program a minute later.
+    Otherwise, Ray ends the program a minute later.
 
     Parameters
     ----------
     directory : str
-        The mark of this Ray's processes.
+        Directory that marks this Ray's processes.
     processes : dict of str to subprocess.Popen
-        Those without which it cannot go on, by name.
+        Main processes by name.
     """
 
     _of_program: "RayWatch | None" = None
@@ -142,7 +141,7 @@ class RayWatch:
         from ray._private import worker
 
         node = getattr(worker, "_global_node", None)
-        started = getattr(node, "all_processes", {})  # not public in Ray: it may change
+        started = getattr(node, "all_processes", {})  # a private API
         main = {name: started[name][0].process for name in _MAIN if started.get(name)}
         cls._of_program = watch = cls(directory, main)
 
@@ -150,13 +149,13 @@ class RayWatch:
             watch._is_stopped.set()
             if watch.sentence():
                 watch._is_over.wait(RAY_SHUTDOWN_S)
-            _may_start_by_itself(True)
+            _allow_auto_start(True)
             cls._of_program = None
 
         cleanup.callback(stop)
 
     def sentence(self) -> str:
-        """Return what is gone, or an empty string."""
+        """Return the message about the lost process, or an empty string."""
         for name, process in self._processes.items():
             if not self._sentence and process.poll() is not None:
                 self._sentence = (
@@ -167,51 +166,52 @@ class RayWatch:
         return self._sentence
 
     def loss(self) -> RayLost | None:
-        """Return the error that the end of this Ray is; None if it runs."""
+        """Return the error for a lost Ray, or None if it is running."""
         sentence = "" if self._is_stopped.is_set() else self.sentence()
         if not sentence:
             return None
-        self._is_over.wait(RAY_SHUTDOWN_S)  # until then a call into Ray may wait for ever
+        self._is_over.wait(RAY_SHUTDOWN_S)  # until then calls into Ray may hang
         return RayLost(sentence)
 
     def _run(self) -> None:
         while not self._is_stopped.wait(RAY_LOOK_S):
             sentence = self.sentence()
             if sentence and not self._is_stopped.is_set():
-                logger.error(sentence)  # what waits in a call of Ray's own ends without a word
-                _may_start_by_itself(False)
+                logger.error(sentence)  # threads within Ray calls end without a message
+                _allow_auto_start(False)
                 supervisor.kill(supervisor.marked(self._directory))
                 _disconnect()
                 break
         self._is_over.set()
 
 
-def _may_start_by_itself(allowed: bool) -> None:
-    """Let calls of a program that is not connected start a Ray, as they do by default, or not."""
-    with contextlib.suppress(ImportError):  # not public in Ray: it may change
+def _allow_auto_start(allowed: bool) -> None:
+    """Allow or prevent that calls of an unconnected program start a Ray."""
+    with contextlib.suppress(ImportError):  # a private API
         from ray._private import auto_init_hook
 
-        as_set = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
-        auto_init_hook.enable_auto_connect = allowed and as_set
+        is_enabled_by_user = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
+        auto_init_hook.enable_auto_connect = allowed and is_enabled_by_user
 
 
 def ray_loss() -> RayLost | None:
-    """Return the error that the end of this program's Ray is; None if there is none."""
+    """Return the error for the lost Ray of this program, or None."""
     watch = RayWatch._of_program
     return None if watch is None else watch.loss()
 
 
 @contextlib.contextmanager
 def ray_calls() -> Iterator[None]:
-    """Raise one sentence for what fails in a block because this program's Ray is gone.
+    """Raise RayLost for errors within the block if this program's Ray is gone.
 
     Raises
     ------
     RayLost
+        If Ray has ended.
     """
     try:
         yield
-    except (Exception, SystemExit):  # what Ray raises where it was shut down meanwhile
+    except (Exception, SystemExit):  # errors after Ray was shut down
         loss = ray_loss()
         if loss is None:
             raise
@@ -219,19 +219,19 @@ def ray_calls() -> Iterator[None]:
 
 
 def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]:
-    """Connect to a Ray until `cleanup` is closed, and return what it says of itself.
+    """Connect to a Ray until `cleanup` is closed, and return its address information.
 
     Returns
     -------
     dict
-        ``address`` and ``redis_address`` are where other nodes and processes can join.
+        ``address`` and ``redis_address``, at which other nodes and processes can join.
     """
     ray = require("ray", "ray")
     if options.get("address"):
         _check_answer(options["address"])
         cleanup.callback(set_variables, set_variables(_usage_stats()))
     try:
-        # Ray installs a handler of SIGTERM that would end the program, among other changes.
+        # Ray installs a SIGTERM handler that would end the program, among other changes.
         with preserve_program_state():
             context = ray.init(
                 **{"namespace": "bigdl", "logging_level": logging.WARNING, **options}
@@ -252,18 +252,18 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
 
 
 def ray_get(references: Any) -> Any:
-    """Return what ``ray.get`` does, on the driver; see :func:`ray_calls`."""
+    """Call ``ray.get`` on the driver, with errors as in :func:`ray_calls`."""
     import ray
 
     with ray_calls():
-        loss = ray_loss()  # Ray would start another one
+        loss = ray_loss()  # otherwise Ray starts a new instance
         if loss is not None:
             raise loss
         return ray.get(references)
 
 
 def _usage_stats() -> dict[str, str]:
-    """The variable that turns Ray's usage statistics off, unless the user has decided."""
+    """Return the variable that disables Ray's usage statistics, unless the user set it."""
     variables = opt_out_variables()
     return {USAGE_STATS: variables[USAGE_STATS]} if USAGE_STATS in variables else {}
 
@@ -273,12 +273,12 @@ _CLIENT_PORT = 10001
 
 
 def _check_answer(address: str) -> None:
-    """Refuse an address where nobody listens, to which ``ray.init`` would connect for minutes."""
+    """Raise UsageError if no Ray responds at an address, where ``ray.init`` waits for minutes."""
     where = address
     if address == "auto":
         from ray._private.services import get_ray_address_from_environment
 
-        with contextlib.suppress(Exception):  # it says why there is none when it is asked by Ray
+        with contextlib.suppress(Exception):  # ray.init raises the error with its reason
             where = get_ray_address_from_environment(address, None)
     is_client = where.startswith(_CLIENT)
     host, _, port = where.removeprefix(_CLIENT).partition("?")[0].strip("/").rpartition(":")
@@ -292,34 +292,36 @@ def _check_answer(address: str) -> None:
                 code="argument-value",
                 argument="address",
             )
-        return  # for Ray to judge
+        return  # ray.init checks it
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_ANSWER_S) as line:
-            if os.environ.get("RAY_USE_TLS") != "1" and not _speaks_http2(line):
-                raise OSError("what listens there is no Ray")
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=RAY_ANSWER_S
+        ) as client:
+            if os.environ.get("RAY_USE_TLS") != "1" and not _speaks_http2(client):
+                raise OSError("the server there is not a Ray")
     except OSError as error:
         start = "ray start --head" + (" --ray-client-server-port=" + port if is_client else "")
         raise UsageError(
             f"No Ray answers at {where} ({error.strerror or error}); start one there ({start}), "
-            "correct address=, or leave it out for a Ray on this machine",
+            "correct address=, or omit it for a Ray on this machine",
             code="cluster-unreachable",
             address=where,
         ) from error
 
 
-def _speaks_http2(line: socket.socket) -> bool:
-    """Return True if the other end answers as the servers of gRPC do, which Ray's are."""
-    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # a frame of them, empty
-    line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
-    return line.recv(9)[3:4] == settings[3:4]
+def _speaks_http2(client: socket.socket) -> bool:
+    """Return True if the other end responds like a gRPC server, such as Ray's."""
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # an empty SETTINGS frame
+    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    return client.recv(9)[3:4] == settings[3:4]
 
 
 _LONG = 200
 
 
 @contextlib.contextmanager
-def _short_lines_of_raylet() -> Iterator[None]:
-    """Print one sentence where Ray prints ten of a worker that died: the job tells of it, too."""
+def _raylet_lines_shortened() -> Iterator[None]:
+    """Shorten the raylet's messages about dead workers, which the job reports, too."""
     from ray._private import worker
 
     original = getattr(worker, "print_to_stdstream", None)
@@ -328,21 +330,21 @@ def _short_lines_of_raylet() -> Iterator[None]:
         return
 
     @functools.wraps(original)
-    def printed(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def print_shortened(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         if data.get("pid") == "raylet":
             data = {**data, "lines": [shortened(line) for line in data.get("lines", [])]}
         original(data, *args, **kwargs)
 
-    worker.print_to_stdstream = printed
+    worker.print_to_stdstream = print_shortened
     try:
         yield
     finally:
-        if worker.print_to_stdstream is printed:
+        if worker.print_to_stdstream is print_shortened:
             worker.print_to_stdstream = original
 
 
 def shortened(line: str) -> str:
-    """Return the first sentence of a long line of a raylet, with the process that it is about."""
+    """Return the first sentence of a long raylet line, with the process id."""
     if len(line) <= _LONG:
         return line
     process = re.search(r"Worker PID: (\d+)", line)
@@ -358,13 +360,13 @@ def _disconnect() -> None:
 
 
 def _end_rest(directory: str) -> None:
-    """End what is left of a Ray that was started here."""
+    """Kill the remaining processes of a Ray that was started here."""
     if supervisor.end_marked(directory):
         logger.warning("Ray's processes did not end by themselves and were killed")
 
 
 def check_ray_arguments(options: Mapping[str, Any]) -> None:
-    """Refuse arguments that ``ray.init`` has not: Ray would only say that it does not know them."""
+    """Raise UsageError for arguments that ``ray.init`` does not have."""
     ray = require("ray", "ray")
     known = inspect.signature(inspect.unwrap(ray.init)).parameters
     private = ("_redis_password", "_redis_username", "_system_config", "_metrics_export_port")
@@ -372,26 +374,26 @@ def check_ray_arguments(options: Mapping[str, Any]) -> None:
         if name not in known and name not in private:
             raise UsageError(
                 f'init_orca_context has no argument {name!r} with runtime="ray"; besides cores, '
-                "num_nodes, address and object_store_memory it takes those of ray.init",
+                "num_nodes, address and object_store_memory it accepts those of ray.init",
                 code="argument-unknown",
                 argument=name,
             )
 
 
 def _import_path() -> str:
-    """Return the ``PYTHONPATH`` with which other processes import what this one can."""
+    """Return the ``PYTHONPATH`` with which other processes can import the same modules."""
     return os.pathsep.join([*user_import_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _authentication() -> dict[str, str]:
-    """A token of our own, where the user has chosen nothing."""
+    """Return variables with this process's token, unless the user configured authentication."""
     if any(os.environ.get(name) for name in (TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")):
         return {}
     return {"RAY_AUTH_MODE": "token", TOKEN: _token}
 
 
 def shared_environment() -> dict[str, str]:
-    """The variables that other processes need to join the Ray of this one, its token too."""
+    """Return the variables, including the token, that processes need to join this Ray."""
     names = (
         *ENVIRONMENT,
         USAGE_STATS,
@@ -404,9 +406,9 @@ def shared_environment() -> dict[str, str]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables, or unset those that are None; returns what they were.
+    """Set variables, or unset those that are None; return the previous values.
 
-    Ray reads some of them when it is imported only, so it is told.
+    Ray reads some of them at import only, so its cached values are updated.
     """
     from ray._private import ray_constants
     from ray._raylet import (  # type: ignore[attr-defined]  # compiled; its stub lacks them
@@ -422,19 +424,19 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _store_size() -> int:
-    """Bytes of the object store: as Ray's own default, but within the shared memory."""
+    """Return the bytes of the object store: Ray's default, limited by the shared memory."""
     from bigdl.common.memory import available_memory
 
     shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
-    wanted = int(0.3 * available_memory())
-    return max(_LEAST_STORE, min(wanted, int(0.9 * shared)) if shared else wanted)
+    preferred = int(0.3 * available_memory())
+    return max(_LEAST_STORE, min(preferred, int(0.9 * shared)) if shared else preferred)
 
 
 _WITHOUT_EFFECT = {
-    "redis_port": "Ray has no Redis any more",
-    "redis_password": "Ray makes a token of its own",
-    "password": "Ray makes a token of its own",
-    "include_webui": "Ray's dashboard stays off",
+    "redis_port": "Ray no longer uses Redis",
+    "redis_password": "Ray uses a generated token",
+    "password": "Ray uses a generated token",
+    "include_webui": "Ray's dashboard is disabled",
 }
 
 
@@ -444,29 +446,30 @@ def start_on_spark(
     object_store_memory: int | None,
     driver_cores: int,
 ) -> dict[str, Any]:
-    """Start the head of a Ray here and a node on every executor; returns what it says of itself.
+    """Start a Ray head here and a node on every executor; return the address information.
 
-    In local mode Ray has one node, here.  Nodes notice within seconds that the head was stopped.
+    In local mode Ray has one node, on this machine.  Nodes end within seconds after the head.
 
     Parameters
     ----------
     cleanup : contextlib.ExitStack
-        What stops it.
+        Closing it stops this Ray.
     options : dict
-        Those for Spark of :class:`~bigdl.orca.cluster.ray.OrcaRayContext`.
+        Options for Spark of :class:`~bigdl.orca.cluster.ray.OrcaRayContext`.
     object_store_memory : int or None
-        Bytes of a node.
+        Bytes of the object store per node.
     driver_cores : int
-        CPUs of Ray on the driver's machine, beside those of the nodes.
+        CPUs of Ray on the driver's machine, in addition to the nodes.
 
     Raises
     ------
     UsageError
-        When there are fewer executors than nodes, they may go, or a node does not start.
+        If there are fewer executors than nodes, Spark may remove executors, or a node does not
+        start.
     """
     for name, reason in _WITHOUT_EFFECT.items():
         if options.get(name) is not None:
-            logger.info("%s: no effect, since %s", name, reason)
+            logger.info("%s has no effect: %s", name, reason)
     sc = options.get("sc")
     if sc is None and connect_session() is not None:
         raise UsageError(connect.NO_RAY, code="unsupported")
@@ -479,18 +482,18 @@ def start_on_spark(
     nodes = options.get("num_ray_nodes") or cluster.nodes
     if cluster.dynamic_allocation:
         raise UsageError(
-            "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
+            "Ray needs permanent executors, but dynamic allocation may remove them; set "
             "spark.dynamicAllocation.enabled=false",
             code="cluster-config",
         )
     if nodes > cluster.nodes:
         raise UsageError(
-            f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
-            "executors; ask for as many nodes or fewer",
+            f"num_ray_nodes is {nodes}, but Spark has {cluster.nodes} executors; pass at most "
+            "that number",
             code="resource-limit",
             argument="num_ray_nodes",
         )
-    host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
+    host = cluster.driver_host  # `ray start` cannot join a head on the loopback interface
     info = start_ray(
         cleanup,
         driver_cores,
@@ -499,7 +502,7 @@ def start_on_spark(
         options=config,
     )
     extra_params = options.get("extra_params") or {}
-    order = {
+    node_settings = {
         "head": info["address"],
         "options": {
             "address": info["address"],
@@ -507,26 +510,26 @@ def start_on_spark(
             "object-store-memory": object_store_memory,
             **{name.replace("_", "-"): value for name, value in extra_params.items()},
         },
-        # executors may have inherited the "0" of a program with a Ray on loopback
+        # override a "0" inherited from a program with a Ray on loopback
         "environment": {_SEVERAL_NODES: "1", **shared_environment(), **(options.get("env") or {})},
     }
     ship_modules(cluster.sc)
-    _start_nodes(cluster, nodes, order)
+    _start_nodes(cluster, nodes, node_settings)
     _await_nodes(nodes + bool(driver_cores))
     return info
 
 
-def _command(order: Mapping[str, Any]) -> list[str]:
-    """The command of a node on this machine, whose address is that on the route to the head."""
-    host, _, port = order["head"].rpartition(":")
-    options = {"node-ip-address": outgoing_address(host, int(port)), **order["options"]}
-    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+def _command(node_settings: Mapping[str, Any]) -> list[str]:
+    """Return the command of a node on this machine, with its address on the route to the head."""
+    host, _, port = node_settings["head"].rpartition(":")
+    options = {"node-ip-address": outgoing_address(host, int(port)), **node_settings["options"]}
+    arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
     quiet = [] if is_allowed() else ["--disable-usage-stats"]
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", *given, *quiet, "--block"]
+    return [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *quiet, "--block"]
 
 
-def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
-    """Start a node on as many executors."""
+def _start_nodes(cluster: SparkCluster, nodes: int, node_settings: dict) -> None:
+    """Start a node on each of `nodes` executors."""
     from bigdl.orca.cluster.spark_calls import SparkCall
 
     def start(batches):
@@ -538,11 +541,11 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
             pass
         executor = executor_process()
         everyone = [json.loads(each) for each in context.allGather(json.dumps(executor))]
-        place = context.partitionId()
-        # several tasks may be on one executor: the first of them starts the node
+        partition = context.partitionId()
+        # if an executor has several tasks, the first one starts the node
         firsts = [i for i, each in enumerate(everyone) if each not in everyone[:i]][:nodes]
-        if place in firsts:
-            _start_node({**order, "executor": executor[1:]})
+        if partition in firsts:
+            _start_node({**node_settings, "executor": executor[1:]})
         yield pa.RecordBatch.from_pydict({"executors": [len(firsts)]})
 
     tasks = _await_slots(cluster, nodes)
@@ -553,22 +556,20 @@ def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
 
     executors = SparkCall(cluster.sc, job).wait()[0][0]
     if executors < nodes:
-        raise _not_started(f"only {executors} executors have registered")
+        raise _not_started(f"only {executors} executors registered")
 
 
 def _await_slots(cluster: SparkCluster, nodes: int) -> int:
-    """As many tasks as run at once when the executors are there: then every executor has one."""
-    wanted = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
-    slots = cluster.await_slots(wanted)
+    """Wait for the executors and return the number of slots, so each executor gets a task."""
+    preferred = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
+    slots = cluster.await_slots(preferred)
     if not slots:
-        raise UsageError(
-            f"No executor of Spark has registered within {RAY_START_S:g} s", code="timeout"
-        )
+        raise UsageError(f"No Spark executor registered within {RAY_START_S:g} s", code="timeout")
     return slots
 
 
 def executor_process() -> list:
-    """Return host, pid and start time of the JVM of the executor that this task belongs to."""
+    """Return host, pid and start time of the JVM of this task's executor."""
     import psutil
 
     parents = psutil.Process().parents()
@@ -576,44 +577,44 @@ def executor_process() -> list:
     return [os.uname().nodename, jvm.pid, jvm.create_time()]
 
 
-def _start_node(order: dict) -> None:
-    """Start the supervisor of a node, in a session of its own: Spark ends its Python workers."""
+def _start_node(node_settings: dict) -> None:
+    """Start the supervisor of a node in a new session, because Spark ends its Python workers."""
     from bigdl.orca.cluster.spark_calls import task_directory
 
     folder = LockedFolder("ray", longest=supervisor.LONGEST_RAY, remover=False)
-    # Ray's workers import what those of Spark can, the program's own modules too
+    # Ray's workers can import what Spark's can, including the program's modules
     path = {"PYTHONPATH": os.pathsep.join(user_import_path())}
-    order = {
-        **order,
-        "environment": {**path, **order["environment"]},
-        "command": _command(order),
+    node_settings = {
+        **node_settings,
+        "environment": {**path, **node_settings["environment"]},
+        "command": _command(node_settings),
         "directory": folder.path,
         "log": os.path.join(task_directory(), f"bigdl-ray-node-{os.getpid()}.log"),
     }
-    process = supervisor.start("ray-node", order, lock=folder.descriptor)
+    process = supervisor.start("ray-node", node_settings, lock=folder.descriptor)
     folder.hand_over()
-    # Spark uses this process again: it shall not be the parent of a dead one
+    # Spark reuses this process, so collect the exit status of its child
     threading.Thread(target=process.wait, daemon=True).start()
 
 
 def nodes_with_cpus() -> list[dict[str, Any]]:
-    """Return Ray's description of the nodes that are alive and run tasks."""
+    """Return Ray's description of the live nodes that run tasks."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
 
 def _await_nodes(nodes: int) -> None:
-    end = time.monotonic() + RAY_START_S
+    deadline = time.monotonic() + RAY_START_S
     while (joined := len(nodes_with_cpus())) < nodes:
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise _not_started(f"{joined} of {nodes} joined within {RAY_START_S:g} s")
         time.sleep(0.2)
 
 
 def _not_started(reason: str) -> UsageError:
     return UsageError(
-        f"Ray's nodes could not be started on Spark's executors: {reason}; look at "
+        f"Ray's nodes could not be started on Spark's executors: {reason}; see "
         "bigdl-ray-node-*.log in the executors' local directories",
         code="cluster-refused",
     )

@@ -1,4 +1,4 @@
-"""Plans of Spark that do nothing but read columns of Parquet files."""
+"""Detection of Spark plans that only read columns of Parquet files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _INDEX = f"{_EXECUTION}datasources.InMemoryFileIndex"
 _RDD = f"{_EXECUTION}datasources.FileScanRDD"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
 
-_OPTIONS = {"path", "paths"}  # others may change what is read
-_OFF = (  # they too, if they are on
+_OPTIONS = {"path", "paths"}  # other options may change the rows
+_OFF = (  # these settings may change the rows, too
     "spark.sql.files.ignoreCorruptFiles",
     "spark.sql.files.ignoreMissingFiles",
     "spark.sql.parquet.fieldId.read.enabled",
 )
 _ENCRYPTION = "parquet.crypto.factory.class"
 _REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
-MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
+MOST_PARTS = 4096  # maximum number of file parts; each takes a millisecond to query
 
 
 Split = tuple[str, int, int]
-"""Path, start and stop of bytes; row groups whose middle is among them are read together."""
+"""Path and byte range; a task reads the row groups whose middle is in the range."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Scan:
     Attributes
     ----------
     columns : dict of str to str
-        For each column of the DataFrame its name in the files.
+        Name in the files for each column of the DataFrame.
     tasks : list of list of Split
-        In the order of the rows.
+        Splits of each task, in the order of the rows.
     rebase_mode : str
-        What Spark does with dates of long ago in files that do not say which calendar is theirs:
-        ``"CORRECTED"`` takes them as they stand, ``"EXCEPTION"`` refuses them.
+        Spark's mode for ancient dates in files without calendar information: ``"CORRECTED"``
+        reads them unchanged, ``"EXCEPTION"`` raises an error.
     """
 
     columns: dict[str, str]
@@ -58,7 +58,7 @@ class Scan:
 
 
 def scan_of(df: DataFrame) -> Scan | None:
-    """Return the scan of a DataFrame, or None if it does anything else or that cannot be told."""
+    """Return the scan of a DataFrame, or None if the plan does more or cannot be inspected."""
     if is_switched_off():
         return None
     try:
@@ -70,35 +70,35 @@ def scan_of(df: DataFrame) -> Scan | None:
 
 def _scan_of(df: DataFrame) -> Scan | None:
     plan = df._jdf.queryExecution().sparkPlan()
-    places = [each.exprId().id() for each in _items(plan.output())]
+    ids = [each.exprId().id() for each in _items(plan.output())]
     while _class(plan) == f"{_EXECUTION}ProjectExec":
         sources = dict(map(_source, _items(plan.projectList())))
-        places = [sources[place] for place in places]
-        if None in places:
+        ids = [sources[id_] for id_ in ids]
+        if None in ids:
             return None
         plan = plan.child()
     if _class(plan) != f"{_EXECUTION}FileSourceScanExec" or not _is_bare(plan, df.sparkSession):
         return None
     names = {each.exprId().id(): each.name() for each in _items(plan.output())}
     tasks = splits_of_tasks(plan.inputRDDs().head())
-    if not places or not tasks:
+    if not ids or not tasks:
         return None
-    columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
+    columns = {name: names[id_] for name, id_ in zip(df.columns, ids, strict=True)}
     rebase_mode = cast("str", df.sparkSession.conf.get(_REBASE))
-    return Scan(columns, tasks, rebase_mode) if len(columns) == len(places) else None
+    return Scan(columns, tasks, rebase_mode) if len(columns) == len(ids) else None
 
 
 def _source(column: Any) -> tuple[int, int | None]:
-    """Of a projected column its number, and that of the column that it is the same as, if any."""
-    place, source = column.exprId().id(), column
+    """Return the id of a projected column, and that of the column it renames, if any."""
+    id_, source = column.exprId().id(), column
     if _class(column) == f"{_EXPRESSIONS}Alias":
         source = column.child()
     is_column = _class(source) == f"{_EXPRESSIONS}AttributeReference"
-    return place, source.exprId().id() if is_column else None
+    return id_, source.exprId().id() if is_column else None
 
 
 def _is_bare(scan: Any, spark: Any) -> bool:
-    """Return True if a scan gives all rows of plain Parquet files as they are."""
+    """Return True if a scan returns all rows of plain Parquet files unchanged."""
     relation = scan.relation()
     options = {each for each in relation.options().keySet().mkString("\n").split("\n") if each}
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()

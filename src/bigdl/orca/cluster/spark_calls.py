@@ -1,4 +1,4 @@
-"""Calls that run Spark jobs, and the errors that a failed job means, without JVM frames."""
+"""Calls that run Spark jobs, and conversion of job failures to errors without JVM frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bigdl.common.timeouts import (
     TASKS_LOOK_S,
 )
 from bigdl.orca.cluster import plan, versions
-from bigdl.orca.cluster.jvm import is_of_connection, loss_of
+from bigdl.orca.cluster.jvm import loss_of, may_be_lost_connection
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
     DriverUnreachable,
@@ -46,58 +46,60 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def task_directory(number: int = 0) -> str:
-    """The local directory of this task's executor; where it has several, tasks take turns.
+    """Return a local directory of this task's executor; tasks rotate over several directories.
 
     Parameters
     ----------
     number : int
-        Of the task.
+        Number of the task.
     """
     directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return directories[number % len(directories)] or process_folder()
 
 
-_MOST_TASKS = 1000  # of a stage that are looked at
+_MOST_TASKS = 1000  # maximum number of inspected tasks per stage
 
 
 def check_alive(owner: Any, what: str = "data") -> None:
-    """Refuse what was made in a SparkContext, or a session of Spark Connect, that has been stopped.
+    """Raise UsageError if a SparkContext or Spark Connect session has been stopped.
 
     Parameters
     ----------
     owner : pyspark.SparkContext, or SparkSession of Spark Connect
-        Other objects pass.
+        Other objects are accepted.
     what : str
-        What was made in it, for the message.
+        Name of the dependent object, for the message.
 
     Raises
     ------
     UsageError
+        If the context or session has been stopped.
     """
     if getattr(owner, "_jsc", owner) is None or getattr(owner, "is_stopped", False) is True:
         raise UsageError(
-            f"This {what} belongs to a Spark context that has been stopped, and ended with it; "
-            "make it again in the context that is active",
+            f"This {what} belongs to a Spark context that has been stopped, so it is no longer "
+            "usable; create it again in the active context",
             code="context-stopped",
         )
 
 
 def check_frame(frame: Any) -> None:
-    """Refuse a DataFrame of a context that has been stopped, see :func:`check_alive`."""
+    """Raise UsageError for a DataFrame of a stopped context, see :func:`check_alive`."""
     session = frame.sparkSession
     check_alive(getattr(session, "_sc", session), "DataFrame")
 
 
 class SparkCall:
-    """A call that runs Spark jobs, in a thread of its own.
+    """Call that runs Spark jobs in a separate thread.
 
-    The calling thread only waits: Ctrl-C never hits it in the middle of a conversation with the
-    JVM. The jobs carry a tag, so that they can be cancelled and no others.
+    The calling thread only waits, so Ctrl-C never interrupts a request to the JVM. The jobs have a
+    unique tag, so only they are cancelled.
 
     Parameters
     ----------
     owner : pyspark.SparkContext, or SparkSession of Spark Connect
     call : callable
+        Function that runs the jobs.
     """
 
     def __init__(self, owner: Any, call: Callable[[], Any]):
@@ -119,9 +121,9 @@ class SparkCall:
     def wait(
         self, poll: Callable[[], None] = lambda: None, stop: Callable[[], None] = lambda: None
     ):
-        """Start, call `poll` until the end, and return what the call returned or raise its error.
+        """Start the call, poll until it ends, and return its result or raise its error.
 
-        `stop` is called before the jobs are cancelled, on Ctrl-C above all.
+        `stop` is called before the jobs are cancelled, e.g. on Ctrl-C.
         """
         with interruptible():
             try:
@@ -147,7 +149,7 @@ class SparkCall:
             self._remove(self._tag)
 
     def leaving(self) -> list[str]:
-        """The numbers of executors that run its tasks and are being decommissioned."""
+        """Return ids of the executors that run its tasks and are being decommissioned."""
         try:
             jvm = self._sc._jsc.sc()
             executors = {
@@ -159,27 +161,27 @@ class SparkCall:
             }
             state = jvm.taskScheduler().getExecutorDecommissionState
             return sorted(each for each in executors if state(each).isDefined())
-        except Exception as error:  # an internal API, or the SparkContext was stopped
+        except Exception as error:  # a private API, or the SparkContext was stopped
             logger.debug("Cannot tell which executors are decommissioned: %s", error)
             return []
 
     def cancel(self) -> None:
-        """Cancel the jobs that run now."""
-        # a remote server that went away does not answer
-        asking = threading.Thread(target=self._ask_to_cancel, daemon=True)
-        asking.start()
-        asking.join(None if self._session is None else SPARK_ANSWER_S)
+        """Cancel the running jobs."""
+        # a lost remote server does not respond
+        thread = threading.Thread(target=self._request_cancel, daemon=True)
+        thread.start()
+        thread.join(None if self._session is None else SPARK_ANSWER_S)
 
-    def _ask_to_cancel(self):
+    def _request_cancel(self):
         with contextlib.suppress(Exception):
             self._cancel(self._tag)
 
     def _end(self):
-        end = time.monotonic() + SPARK_CANCEL_S
-        while not self.future.done() and time.monotonic() < end:
+        deadline = time.monotonic() + SPARK_CANCEL_S
+        while not self.future.done() and time.monotonic() < deadline:
             if loss_of(self._sc) is not None:
                 return
-            self.cancel()  # again and again: a call may be between two of its jobs
+            self.cancel()  # repeatedly, because the call may be between two jobs
             wait([self.future], 0.2)
         if not self.future.done():
             logger.warning(
@@ -188,7 +190,7 @@ class SparkCall:
 
 
 def one_row(values: Iterable[Any], schema: str):
-    """Values as a record batch of Arrow with one row, by Spark's text of its schema."""
+    """Return values as an Arrow record batch of one row, for a schema in Spark's text form."""
     import pyarrow as pa
 
     types = {
@@ -198,76 +200,76 @@ def one_row(values: Iterable[Any], schema: str):
         "string": pa.string(),
         "binary": pa.binary(),
     }
-    names, kinds = zip(*(field.split() for field in schema.split(", ")), strict=True)
-    arrays = [pa.array([value], types[k]) for value, k in zip(values, kinds, strict=True)]
+    names, type_names = zip(*(field.split() for field in schema.split(", ")), strict=True)
+    arrays = [pa.array([value], types[t]) for value, t in zip(values, type_names, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def silent_when_closed(function: Callable) -> Callable:
-    """A function for ``mapInArrow`` or a UDF whose process ends silently when nobody reads on.
+    """Wrap a function for ``mapInArrow`` or a UDF to end silently if its output is closed.
 
-    ``show``, ``limit`` and ``take`` end a task when they have enough rows.  Spark's daemon for
-    Python would print a traceback of ``BrokenPipeError`` then, also where the function has not
-    been called yet, so the process is told as soon as it unpickles the function.
+    ``show``, ``limit`` and ``take`` end a task when they have enough rows.  Spark's Python daemon
+    then prints a traceback of ``BrokenPipeError``, even before the function is called.  Therefore
+    the process is silenced when it unpickles the function.
     """
     silence = _Silence()
 
-    def work(*values):  # without annotations, which Spark would read
-        _ = silence  # travels with this function
+    def work(*values):  # without annotations, which Spark would interpret
+        _ = silence  # pickled with this function
         return function(*values)
 
     return work
 
 
 class _Silence:
-    """Silences Spark's daemon in the process that unpickles it."""
+    """Object that silences Spark's daemon in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return _silenced, ()
 
 
 def _silenced() -> _Silence:
-    daemon = sys.modules["__main__"]  # that forked this process, unless Spark uses none
+    daemon = sys.modules["__main__"]  # the daemon that forked this process, if Spark uses one
     if hasattr(daemon, "manager"):
         silence_daemon(daemon)
     return _Silence()
 
 
 def ignore_pandas_warning() -> None:
-    """Leave out a warning about PySpark's pandas API, which Orca does not use."""
+    """Ignore a warning about PySpark's pandas API, which Orca does not use."""
     warnings.filterwarnings(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )
 
 
 def silence_daemon(daemon: Any) -> None:
-    """Have a module ``pyspark.daemon`` print nothing about connections that Spark has closed."""
+    """Suppress tracebacks about closed connections in the module ``pyspark.daemon``."""
     if getattr(daemon, "traceback", None) is traceback:
         daemon.traceback = SimpleNamespace(**{**vars(traceback), "print_exc": _print_exc})
 
 
 def _print_exc(*args: Any, **options: Any) -> None:
-    """Print the exception as ``traceback`` does, unless it says that nobody reads on."""
+    """Print the exception like ``traceback``, unless the connection was closed by the reader."""
     if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
         traceback.print_exc(*args, **options)
 
 
 def _loss(sc: Any, error: BaseException) -> BigDLError | None:
-    """Return what an error is if it comes of the end of the JVM."""
+    """Return the SparkLost error if an error is caused by the end of the JVM."""
     is_known = isinstance(error, BigDLError) or not isinstance(error, Exception)
-    return None if is_known else loss_of(sc, JVM_BROKEN_S if is_of_connection(error) else 0.0)
+    return None if is_known else loss_of(sc, JVM_BROKEN_S if may_be_lost_connection(error) else 0.0)
 
 
 class JobCancelled(BigDLError, RuntimeError):
-    """Somebody else cancelled our Spark job, or stopped the SparkContext."""
+    """Error: the Spark job was cancelled, or the SparkContext was stopped."""
 
     code = "job-stopped"
 
 
-_AWAY = "its executor went away", "their executors went away"
-_INPUT = "its input went away with an executor", "their input went away with an executor"
+_AWAY = "its executor was lost", "their executors were lost"
+_INPUT = "its input was lost with an executor", "their input was lost with an executor"
 _BROKE = "its connection broke", "their connections broke"
-_LOST = (  # what Spark says, and what it means for one worker and for several
+_LOST = (  # Spark's messages, and the reason for one worker and for several
     (r"Python worker (exited|keepalive|faulthandler)", PROCESS_ENDED),
     (r"ExecutorLostFailure|executor.* (was )?lost|worker lost", _AWAY),
     (r"Executor heartbeat timed out|Remote RPC client disassociated", _AWAY),
@@ -285,7 +287,7 @@ _TRACEBACK = re.compile(
 
 
 def failed_function(text: str) -> BigDLError | None:
-    """Return the error of a user's function that Spark's text about a failed job holds."""
+    """Return the error of a user's function that a Spark failure message contains."""
     match = _TRACEBACK.search(text)
     if match is None:
         return None
@@ -293,52 +295,53 @@ def failed_function(text: str) -> BigDLError | None:
 
 
 def _without_state(cause: str) -> str:
-    """A traceback without what Spark writes behind it."""
+    """Remove Spark's SQLSTATE suffix from a traceback."""
     return re.sub(r"\s+SQLSTATE: \w+$", "", cause.strip())
 
 
-def error_of(cause: str, place: str, rank: int = -1, code: str = UsageError.code) -> BigDLError:
-    """Return the error that a traceback tells of: one of the caller is one here, too.
+def error_of(cause: str, location: str, rank: int = -1, code: str = UsageError.code) -> BigDLError:
+    """Convert a traceback to an error; a UsageError stays a UsageError.
 
     Parameters
     ----------
     cause : str
-        The traceback.
-    place : str
-        Where it was raised.
+        Traceback.
+    location : str
+        Description of where it was raised.
     rank : int
+        Rank of the worker.
     code : str
-        Of a UsageError, if it is known.
+        Error code of a UsageError, if known.
     """
     lines = short_traceback(cause).split("\n")
-    said = next((line for line in lines[1:] if not line.startswith(" ")), lines[-1].strip())
-    kind, _, message = said.partition(": ")
-    kind = kind.rpartition(".")[2]
-    if kind == UsageError.__name__:
+    summary = next((line for line in lines[1:] if not line.startswith(" ")), lines[-1].strip())
+    error_class, _, message = summary.partition(": ")
+    error_class = error_class.rpartition(".")[2]
+    if error_class == UsageError.__name__:
         return UsageError(message, code=code)
     if "PYTHON_VERSION_MISMATCH" in cause:
         return UsageError(
             versions.another_python(cause), code="version-unsupported", package="python"
         )
-    return WorkerError(rank, kind, cause, location=place)
+    return WorkerError(rank, error_class, cause, location=location)
 
 
 @contextlib.contextmanager
 def users_errors(sc: SparkContext | None) -> Iterator[None]:
-    """Raise for a function of the user that fails in a job of a block its own error, and no more.
+    """Raise the original error of a user's function that fails in a job within the block.
 
-    Spark would print what fails in each task, run the function again as often as a task may fail,
-    and wrap the error in its own and Java's frames.
+    Otherwise Spark prints the failure of each task, retries the function several times, and adds
+    Spark and Java frames to the error.
 
     Parameters
     ----------
     sc : pyspark.SparkContext or None
-        None where Spark is remote.
+        None for a remote Spark.
 
     Raises
     ------
     WorkerError
-        With the lines of the user's code.
+        Error with the lines of the user's code.
     """
     if sc is not None:
         check_alive(sc)
@@ -365,9 +368,10 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
 
 
 class TaskWatch:
-    """Cancels the jobs of a block once one of their tasks has failed twice by the same error.
+    """Watch that cancels jobs within a block if a task fails twice with the same error.
 
-    It is one of a function of the user; what fails once, such as a network, is for Spark's retries.
+    Such an error comes from a user's function.  Single failures, such as of the network, are left
+    to Spark's retries.
 
     Parameters
     ----------
@@ -376,9 +380,9 @@ class TaskWatch:
     Attributes
     ----------
     text : str
-        What Spark says of the task.
+        Spark's message about the task.
     failure : BigDLError or None
-        The error of the user's function.
+        Error of the user's function.
     """
 
     def __init__(self, sc: SparkContext):
@@ -399,7 +403,7 @@ class TaskWatch:
             self._sc.removeJobTag(self._tag)
 
     def wait_for_tasks(self) -> None:
-        """Wait for the end of the tasks: those of a cancelled job end later than it."""
+        """Wait for the tasks to end; tasks of a cancelled job outlive it."""
         until = time.monotonic() + SPARK_CANCEL_S
         while time.monotonic() < until and is_busy(self._sc, self._tag):
             time.sleep(DRIVER_LOOK_S)
@@ -410,13 +414,13 @@ class TaskWatch:
                 self.failure = self._look()
             if self.failure is not None:
                 self._sc.cancelJobsWithTag(self._tag)
-        except Exception as error:  # an internal API, or the SparkContext was stopped
+        except Exception as error:  # a private API, or the SparkContext was stopped
             logger.debug("Cannot tell why tasks fail: %s", error)
 
     def _look(self) -> BigDLError | None:
-        """Return an error of the user's function with which a task failed twice."""
+        """Return the error of a user's function with which a task failed twice."""
         for stage in _stages(self._sc, self._tag):
-            # a barrier stage is tried again as a whole
+            # a barrier stage is retried as a whole
             if not (stage.numFailedTasks or stage.currentAttemptId):
                 continue
             seen = set()
@@ -424,26 +428,26 @@ class TaskWatch:
                 message = task.errorMessage()
                 text = message.get() if message.isDefined() else ""
                 files = re.findall(r'^ +File "([^"]+)"', text, re.MULTILINE)
-                is_own = _REPORT in text or (files and f"{os.sep}pyspark{os.sep}" in files[-1])
-                if files and not is_own:
+                is_internal = _REPORT in text or (files and f"{os.sep}pyspark{os.sep}" in files[-1])
+                if files and not is_internal:
                     failure = failed_function(text)
-                    once = task.index(), str(failure)
-                    if once in seen:
+                    key = task.index(), str(failure)
+                    if key in seen:
                         self.text = text
                         return failure
-                    seen.add(once)
+                    seen.add(key)
         return None
 
 
 def is_busy(sc: SparkContext, tag: str) -> bool:
-    """Return True if a task of a job with a tag runs."""
-    with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
+    """Return True if a task of a job with this tag is running."""
+    with contextlib.suppress(Exception):  # a private API, or the SparkContext was stopped
         return any(stage.numActiveTasks for stage in _stages(sc, tag))
     return False
 
 
 def _stages(sc: SparkContext, tag: str) -> list[Any]:
-    """Return Spark's facts about the stages of the jobs with a tag."""
+    """Return Spark's information on the stages of jobs with a tag."""
     tracker = sc.statusTracker()
     jobs = map(tracker.getJobInfo, sc._jsc.sc().statusTracker().getJobIdsForTag(tag))
     numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
@@ -451,7 +455,7 @@ def _stages(sc: SparkContext, tag: str) -> list[Any]:
 
 
 def _tasks(jvm: JVMView, stage: Any) -> Iterator[Any]:
-    """Yield what Spark knows of the tasks of a stage, in all its attempts."""
+    """Yield Spark's information on a stage's tasks, in all attempts."""
     for attempt in range(stage.currentAttemptId + 1):
         tasks = jvm.statusStore().taskList(stage.stageId, attempt, _MOST_TASKS)
         yield from map(tasks.apply, range(tasks.size()))
@@ -466,32 +470,32 @@ def unreachable(host: str, reason: str) -> RuntimeError:
 
 
 def reported(doc: dict) -> RuntimeError:
-    """A report as what a task raises; see :func:`job_error`."""
+    """Encode a report in an exception that a task raises; see :func:`job_error`."""
     return RuntimeError(_REPORT + json.dumps(doc) + "\n")
 
 
-def _said_of_container(text: str, reasons: tuple[str, str], in_pod: bool) -> str:
+def _container_state(text: str, reasons: tuple[str, str], in_pod: bool) -> str:
     """Return the state of the container that lost a worker, as the end of a sentence."""
-    more = "extra_executor_memory_for_ray asks for more"
+    advice = "extra_executor_memory_for_ray requests more"
     if reasons is PROCESS_ENDED:
-        return f"; if that was for want of memory, {more}" if in_pod else ""
+        return f"; if memory was insufficient, {advice}" if in_pod else ""
     if re.search(r"OOMKilled|possible container OOM|YARN for exceeding \w+ memory", text):
-        return f"; its container was killed, as one is that needs too much memory, and {more}"
+        return f"; its container was killed, probably for exceeding its memory; {advice}"
     match = re.search(r"The API gave the following message: (?!N/A|null)([^\n]+)", text)
     return f"; {match[1].strip(' .')}" if match else ""
 
 
 def job_error(error: BaseException, unfinished: list[dict], in_pod: bool = False) -> BaseException:
-    """A lost worker, the input's own failure, or what else ended a Spark job.
+    """Convert a failed Spark job to an error: a lost worker, failed input or another failure.
 
     Parameters
     ----------
     error : exception
-        What Spark raised.
+        Exception that Spark raised.
     unfinished : list of dict
-        Rank, pid and host of the workers that did not end by themselves.
+        Rank, pid and host of the workers that did not report an end.
     in_pod : bool
-        True if executors are pods of Kubernetes.
+        True if executors are Kubernetes pods.
     """
     if isinstance(error, BigDLError):
         return error
@@ -503,17 +507,17 @@ def job_error(error: BaseException, unfinished: list[dict], in_pod: bool = False
         host, reason = doc["unreachable"]
         return DriverUnreachable(
             f"The worker on {host} cannot connect to the driver at {reason}; open that port for "
-            "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
-            'address of the driver that they can reach, or pass rendezvous="rank0"'
+            "the workers (channel_port= sets a fixed one), set spark.driver.host to a driver "
+            'address that they can reach, or pass rendezvous="rank0"'
         )
     match = _TRACEBACK.search(text)
     if match is None:
         for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
-                said = _said_of_container(text, reasons, in_pod)
-                return worker_lost(unfinished, *(f"{reason}{said}" for reason in reasons))
+                state = _container_state(text, reasons, in_pod)
+                return worker_lost(unfinished, *(f"{reason}{state}" for reason in reasons))
         if _CANCELLED.search(text):
-            return JobCancelled("The Spark job was cancelled before it was done")
+            return JobCancelled("The Spark job was cancelled before it finished")
     cause = _without_state(match[1]) if match else text.split("\n\tat ")[0].strip()
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{short_traceback(cause)}",)

@@ -1,9 +1,8 @@
-"""A standalone Spark cluster on this machine: one master and its workers, on loopback only.
+"""Standalone Spark cluster on this machine: one master and its workers, on loopback only.
 
-:class:`StandaloneCluster` is the life of one.  Its daemons belong to a process
-(:mod:`bigdl.orca.cluster.supervisor`) that stops them when this process says so or is gone, however
-it ended, and removes their directory.  Applications prove with a secret that they may use the
-cluster.
+:class:`StandaloneCluster` starts and stops a cluster.  Its daemons are children of a supervisor
+process (:mod:`bigdl.orca.cluster.supervisor`), which stops them on request or when this process
+ends in any way, and removes their directory.  Applications authenticate with a secret.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ from bigdl.orca.cluster.java import find_java
 LOOPBACK = "127.0.0.1"
 
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Options of JVMs that hold no data and need no compiler that takes its time."""
+"""Options for a fast start of JVMs that hold no data."""
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
-"""Configuration of the log of a JVM of Spark."""
+"""Logging configuration of Spark JVMs."""
 
 _DAEMON_MEMORY = "512m"
 
 
 @dataclass(frozen=True)
 class StandaloneCluster:
-    """A master and workers that this process started; made by :meth:`start`.
+    """Master and workers that this process started; created by :meth:`start`.
 
     Attributes
     ----------
     master : str
         ``"spark://127.0.0.1:port"``.
     secret : str
-        The value of ``spark.authenticate.secret`` for applications.
+        Value of ``spark.authenticate.secret`` for applications.
     directory : str
-        Where its files are.
+        Directory of the cluster's files.
     supervisor : subprocess.Popen
-        The process that runs its daemons.
+        Process that runs the daemons.
     cleanup : contextlib.ExitStack
-        What stops it.
+        Callbacks that stop the cluster.
     """
 
     master: str
@@ -72,21 +71,20 @@ class StandaloneCluster:
         prefixes: Sequence[Sequence[str]] = ((),),
         directory: str | None = None,
     ) -> StandaloneCluster:
-        """Start a cluster with room for `executors` executors.
+        """Start a cluster with resources for `executors` executors.
 
         Parameters
         ----------
         cores : int
-            Cores of an executor.
+            Cores per executor.
         memory : str
-            Memory of an executor's JVM and what it has beside it, e.g. ``"2g"``.
+            Memory of an executor including overhead, e.g. ``"2g"``.
         executors : int
-            A multiple of the number of workers.
+            Number of executors, a multiple of the number of workers.
         prefixes : sequence of sequence of str
-            For each Spark worker, a command that its own is appended to; see
-            :func:`numa_prefixes`.
+            Command prefix for each Spark worker; see :func:`numa_prefixes`.
         directory : str, optional
-            Parent of the cluster's own directory, default: that of temporary files.
+            Parent of the cluster's directory, by default the temporary directory.
 
         Raises
         ------
@@ -101,8 +99,8 @@ class StandaloneCluster:
             cleanup.callback(locked.close)
             folder = locked.path
             each = executors // len(prefixes)
-            order = _order(folder, secret, str(java.home), cores, memory, each, prefixes)
-            process = supervisor.start("standalone", order, replies=True, lock=locked.descriptor)
+            request = _start_request(folder, secret, str(java.home), cores, memory, each, prefixes)
+            process = supervisor.start("standalone", request, replies=True, lock=locked.descriptor)
             output = cleanup.enter_context(cast("IO[bytes]", process.stdout))
             cleanup.callback(supervisor.end, process)
             reply = json.loads(output.readline() or b"{}")
@@ -114,36 +112,34 @@ class StandaloneCluster:
             return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
     def watch(self, on_loss: Callable[[str], None]) -> None:
-        """Call a function in another thread if the cluster ends by itself, with the reason."""
+        """Call a function in another thread with the reason if the cluster ends by itself."""
 
         def wait() -> None:
-            # the line, or the end of the pipe with its supervisor
+            # blocks until the supervisor reports or exits
             try:
                 reply = json.loads(cast("IO[bytes]", self.supervisor.stdout).readline() or b"{}")
-            except ValueError:  # it was closed, or the line is not whole
+            except ValueError:  # the pipe was closed, or the line is incomplete
                 reply = {}
             if not self._is_stopping.is_set():
                 gone = f"its supervisor (process {self.supervisor.pid}) was killed"
                 reason = reply.get("lost", gone)
-                on_loss(
-                    f"The standalone cluster that was started for this program is gone: {reason}"
-                )
+                on_loss(f"The standalone cluster of this program is gone: {reason}")
 
         threading.Thread(target=wait, name="bigdl-standalone", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the cluster; no process and no file of it is left when this returns."""
+        """Stop the cluster, and wait until its processes and files are removed."""
         self._is_stopping.set()
         self.cleanup.close()
 
 
 def numa_prefixes(executors: int) -> list[list[str]]:
-    """For each NUMA node, the ``numactl`` command that binds a Spark worker to it.
+    """Return the ``numactl`` command that binds a Spark worker to each NUMA node.
 
     Raises
     ------
     UsageError
-        If ``numactl`` is not installed or `executors` cannot be shared out equally.
+        If ``numactl`` is not installed, or `executors` is not a multiple of the NUMA nodes.
     """
     from bigdl.common.cpu import topology
 
@@ -151,7 +147,7 @@ def numa_prefixes(executors: int) -> list[list[str]]:
     if numactl is None:
         raise UsageError(
             "enable_numa_binding=True needs the program numactl, which is not on PATH: "
-            "install it (apt-get install numactl), or leave enable_numa_binding out",
+            "install it (apt-get install numactl), or omit enable_numa_binding",
             code="package-missing",
             package="numactl",
         )
@@ -169,7 +165,7 @@ def numa_prefixes(executors: int) -> list[list[str]]:
 
 
 def numa_numbers(groups: Sequence[Sequence[int]], root: str = "/sys/devices/system/node") -> dict:
-    """The number that the kernel gives to each NUMA node, and its usable cores."""
+    """Return the usable cores of each NUMA node by its kernel number."""
     nodes = {}
     for cores in groups:
         entries = list(Path(root).glob(f"node*/cpu{cores[0]}"))
@@ -178,18 +174,18 @@ def numa_numbers(groups: Sequence[Sequence[int]], root: str = "/sys/devices/syst
 
 
 def spark_home() -> str:
-    """Where Spark is: ``SPARK_HOME``, else the installed PySpark."""
+    """Return Spark's directory: ``SPARK_HOME``, else the installed PySpark."""
     from pyspark.find_spark_home import _find_spark_home
 
     return _find_spark_home()
 
 
-def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
+def _start_request(directory, secret, java, cores, memory, executors, prefixes) -> dict:
     home = spark_home()
     conf = os.path.join(directory, "conf")
     for name in (conf, *(os.path.join(directory, part) for part in ("work", "local"))):
         os.mkdir(name)
-    # the supervisor looks for what daemons say at INFO
+    # the supervisor parses INFO messages of the daemons
     log = LOGGING.read_text().replace("rootLogger.level = warn", "rootLogger.level = info")
     Path(conf, LOGGING.name).write_text(log)
     properties = os.path.join(conf, "cluster.conf")
@@ -214,7 +210,7 @@ def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
 
 
 def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dict[str, str]:
-    """Variables of the daemons and what they start: ours win over those for other clusters."""
+    """Return the environment of the daemons; BigDL's values override those for other clusters."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -237,6 +233,6 @@ def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dic
 
 def _times(memory: str, number: int) -> str:
     match = cast("re.Match[str]", re.fullmatch(r"(\d+)([kmgt])", memory))
-    # in MiB: Spark's worker understands no smaller unit
+    # in MiB, the smallest unit of Spark's worker
     factor = {"k": 2**-10, "m": 1, "g": 2**10, "t": 2**20}[match[2]]
     return f"{int(int(match[1]) * factor) * number}m"

@@ -1,9 +1,9 @@
-"""From the arguments of ``init_orca_context`` to what Spark is told.
+"""Spark configuration and command for the arguments of ``init_orca_context``.
 
-:func:`submission` is a pure function: a :class:`ContextRequest`, which holds the arguments, and a
-:class:`Machine`, which describes where the program runs, give a :class:`Submission`.
-:func:`connect` starts Spark on the cluster, which it looks for first, and :func:`submit_program`
-runs this program there again.
+:func:`submission` is a pure function of a :class:`ContextRequest` (the arguments) and a
+:class:`Machine` (the environment of the program) that returns a :class:`Submission`.
+:func:`connect` checks that the cluster is reachable and starts Spark there, and
+:func:`submit_program` runs this program on the cluster.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from bigdl.runtime.channel import outgoing_address
 logger = logging.getLogger("bigdl.orca")
 
 ENVIRONMENT = "python_env"
-"""The directory in which an executor finds the shipped Python environment."""
+"""Directory of the unpacked Python environment on an executor."""
 
-# Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
+# Set in the driver process of a cluster mode, with the names of BigDL 2.x.
 _MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
-# Templates of pods that namespaces of Kubernetes with the Pod Security standard "restricted" admit.
+# Pod templates that satisfy the Kubernetes Pod Security standard "restricted".
 _PODS = Path(__file__).with_name("pods")
 _POD_TEMPLATE = "spark.kubernetes.{role}.podTemplateFile"
 _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:")
@@ -49,18 +49,18 @@ _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """The checked arguments of ``init_orca_context``.
+    """Checked arguments of ``init_orca_context``.
 
     Attributes
     ----------
     mode : str
-        A cluster mode other than local and spark-submit.
+        Cluster mode other than local and spark-submit.
     cores, memory, num_nodes
         Cores and memory of an executor, and the number of executors.
     conf : dict of str to str
-        Spark properties of the user, which win.
+        Spark properties of the user, which take precedence.
     options : dict
-        The other arguments, by their names, that were given.
+        Other arguments by name.
     """
 
     mode: str
@@ -76,22 +76,22 @@ class ContextRequest:
 
     @property
     def master(self) -> str | None:
-        """The master that the caller named."""
+        """Master URL that the caller passed."""
         return self.get("master") or self.conf.get("spark.master")
 
     @property
     def is_cluster_mode(self) -> bool:
-        """Return True if the driver runs on the cluster too."""
+        """True if the driver runs on the cluster, too."""
         return self.mode.endswith("-cluster")
 
     @property
     def python_on_nodes(self) -> str | None:
-        """The Python that the nodes already have, where the caller named one."""
+        """Python of the nodes, if the caller named one."""
         return self.conf.get("spark.pyspark.python") or self.get("python_location")
 
     @property
     def packs_environment(self) -> bool:
-        """Return True if the Python environment of this process is to be shipped."""
+        """True if the Python environment of this process must be sent."""
         return family(self.mode) == "yarn" and not (
             self.get("penv_archive") or self.python_on_nodes
         )
@@ -99,13 +99,13 @@ class ContextRequest:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the program, as far as a submission depends on them.
+    """Properties of the machine and the program that a submission depends on.
 
     Attributes
     ----------
     environ : mapping of str to str
     python : str
-        The interpreter of this program.
+        Interpreter of this program.
     address : str
         Address of this machine that the cluster can reach.
     program : tuple of str
@@ -113,11 +113,11 @@ class Machine:
     spark_submit : str
         Path of the command.
     environment_archive : str, optional
-        The packed Python environment, if one is to be shipped.
+        Packed Python environment, if it must be sent.
     modules : str, optional
-        A zip file of the program's own modules.
+        Zip file of the program's modules.
     defaults : frozenset of str
-        Names of properties that Spark's own configuration sets.
+        Names of properties that Spark's configuration files set.
     """
 
     environ: Mapping[str, str] = field(repr=False)
@@ -144,7 +144,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Submission:
-    """The settings with which a program is submitted to Spark.
+    """Settings with which a program is submitted to Spark.
 
     Attributes
     ----------
@@ -163,12 +163,12 @@ class Submission:
 
 
 def submission(request: ContextRequest, machine: Machine) -> Submission:
-    """Make the configuration of Spark, and the command of a cluster mode.
+    """Create the configuration of Spark, and the command for a cluster mode.
 
     Raises
     ------
     UsageError
-        If something is missing that the mode cannot do without.
+        If a required setting of the mode is missing.
     """
     parts = {"yarn": _yarn, "k8s": _kubernetes, "standalone": _standalone}
     cluster = family(request.mode)
@@ -180,17 +180,17 @@ def submission(request: ContextRequest, machine: Machine) -> Submission:
         properties["spark.pyspark.python"] = environment["PYSPARK_PYTHON"]
     else:
         environment["PYSPARK_DRIVER_PYTHON"] = machine.python
-    properties = {**_that_are_set(properties), **request.conf}
+    properties = {**_non_empty(properties), **request.conf}
     command = _command(request, machine, properties) if request.is_cluster_mode else ()
-    return Submission(properties, _that_are_set(environment), command)
+    return Submission(properties, _non_empty(environment), command)
 
 
-def _that_are_set(values: Mapping[str, str | None]) -> dict[str, str]:
+def _non_empty(values: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
 def family(mode: str) -> str:
-    """``"yarn"``, ``"k8s"`` or ``"standalone"``."""
+    """Return the cluster type of a mode: ``"yarn"``, ``"k8s"`` or ``"standalone"``."""
     return mode.partition("-")[0]
 
 
@@ -200,7 +200,7 @@ def is_inside(mode: str, environ: Mapping[str, str]) -> bool:
 
 
 def join(*lists: str | Iterable[str] | None) -> str:
-    """Make one comma-separated list of several, each a string of that form or a sequence."""
+    """Join comma-separated strings and sequences to one comma-separated list."""
     entries = []
     for each in lists:
         parts = each.split(",") if isinstance(each, str) else map(os.fspath, each or ())
@@ -209,18 +209,18 @@ def join(*lists: str | Iterable[str] | None) -> str:
 
 
 def spark_submit() -> str:
-    """The path of the ``spark-submit`` command."""
+    """Return the path of the ``spark-submit`` command."""
     return os.path.join(spark_home(), "bin", "spark-submit")
 
 
 def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
-    """Run a command as this program's stand-in, and return its exit code when it ends.
+    """Run a command in the foreground and return its exit code.
 
-    Ctrl-C reaches it through the terminal; the signal that ends this process is passed on.
+    The terminal sends Ctrl-C to the command; SIGTERM is forwarded to it.
     """
     variables = {**os.environ, **environment}
     with subprocess.Popen(list(command), env=variables) as child, contextlib.ExitStack() as restore:
-        with contextlib.suppress(ValueError):  # not the main thread: signals are not its business
+        with contextlib.suppress(ValueError):  # signal handlers can be set in the main thread only
             for number, action in (
                 (signal.SIGTERM, lambda *_: child.terminate()),
                 (signal.SIGINT, signal.SIG_IGN),
@@ -232,12 +232,12 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
 
 
 def run_with_java(command: Iterable[str], environment: Mapping[str, str]) -> int:
-    """Do the same for a command of Spark, on a Java that Spark can use."""
+    """Run a Spark command with a suitable Java, like :func:`run`."""
     with contextlib.closing(find_java()) as java:
         return run(command, {**environment, "JAVA_HOME": str(java.home)})
 
 
-# Properties and variables that are None or empty are left out.
+# Properties and variables that are None or empty are omitted.
 
 
 def _common(request: ContextRequest) -> dict[str, str | None]:
@@ -250,7 +250,7 @@ def _common(request: ContextRequest) -> dict[str, str | None]:
         "spark.executor.instances": str(request.num_nodes),
         "spark.executor.cores": str(request.cores),
         "spark.executor.memory": request.memory,
-        # The executors that were asked for are to be there; who wants others says so in conf.
+        # A fixed number of executors, unless conf overrides it.
         "spark.dynamicAllocation.enabled": "false",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.executor.memoryOverhead": request.get("extra_executor_memory_for_ray"),
@@ -282,12 +282,12 @@ def _yarn(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
 
 
 def hadoop_conf(request: ContextRequest, environ: Mapping[str, str]) -> str:
-    """The directory of Hadoop's configuration files."""
+    """Return the directory of Hadoop's configuration files."""
     directory = request.get("hadoop_conf") or environ.get("HADOOP_CONF_DIR")
     if not directory:
         raise UsageError(
-            f'cluster_mode="{request.mode}" needs the directory of Hadoop\'s configuration files, '
-            "which is not known: set HADOOP_CONF_DIR, or pass hadoop_conf",
+            f'cluster_mode="{request.mode}" needs the directory of Hadoop\'s configuration files: '
+            "set HADOOP_CONF_DIR, or pass hadoop_conf",
             code="cluster-config",
             argument="hadoop_conf",
         )
@@ -312,14 +312,14 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
             argument="container_image",
         )
     archive = request.get("penv_archive")
-    # The image has its own Python, wherever this program's may be.
+    # The image's Python, independent of this program's.
     python = f"./{ENVIRONMENT}/bin/python" if archive else "python3"
     properties = {
         "spark.master": master,
         "spark.kubernetes.container.image": image,
         "spark.archives": _unpacked_as(archive),
-        # The FailurePolicy decides; Spark would end the JVM after two losses of an executor, and of
-        # those is each second in which a quota has no room for one.
+        # The FailurePolicy decides. By default Spark ends the JVM after two executor failures, and
+        # counts each second without quota for an executor as one.
         "spark.executor.maxNumFailures": "100000",
     }
     for role in ("driver", "executor") if request.is_cluster_mode else ("executor",):
@@ -327,7 +327,7 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
             properties[template] = str(_PODS / f"{role}.yaml")
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
-        # Otherwise Spark tells executors the address that the driver binds to.
+        # Otherwise Spark passes the driver's bind address to executors.
         properties["spark.kubernetes.executor.useDriverPodIP"] = "false"
     return properties, {"PYSPARK_PYTHON": request.python_on_nodes or python}
 
@@ -352,7 +352,7 @@ def _command(
     if not script or not script.endswith(".py"):
         raise UsageError(
             f'cluster_mode="{request.mode}" runs the program\'s file again on the cluster, but '
-            f"this program is {script or 'an interactive one'!r}: start it as a .py file, or use "
+            f"this program is {script or 'interactive'!r}: start it as a .py file, or use "
             f'cluster_mode="{family(request.mode)}-client"',
             code="unsupported",
             argument="cluster_mode",
@@ -360,7 +360,7 @@ def _command(
     if not script.startswith(_SCRIPT_ELSEWHERE):
         script = str(Path(script).absolute())
         if family(request.mode) == "k8s" and "spark.kubernetes.file.upload.path" not in properties:
-            script = f"local://{script}"  # the image or a volume has it at the same place
+            script = f"local://{script}"  # the image or a volume has it at the same path
     options = [
         part
         for key, value in sorted(properties.items())
@@ -377,21 +377,21 @@ _RESOURCE_MANAGER_PORT = 8032
 
 
 def check_reachable(addresses: Sequence[Address], what: str, advice: str) -> Address:
-    """Find the first address that accepts a connection.
+    """Return the first address that accepts a connection.
 
     Parameters
     ----------
     addresses : sequence of (host, port)
-        Where one of them is enough.
+        Alternative addresses.
     what : str
-        The name of what should listen there.
+        Name of the server.
     advice : str
-        What to do if it does not.
+        Advice for the error message.
 
     Raises
     ------
     UsageError
-        If none does.
+        If no address accepts a connection.
     """
     reasons = []
     for host, port in addresses:
@@ -407,19 +407,19 @@ def check_reachable(addresses: Sequence[Address], what: str, advice: str) -> Add
 
 
 def resource_managers(directory: str) -> list[Address]:
-    """Addresses of YARN's resource managers, from the files in Hadoop's directory.
+    """Read the addresses of YARN's resource managers from Hadoop's directory.
 
     Raises
     ------
     UsageError
-        If the directory holds no readable ``yarn-site.xml``.
+        If the directory has no readable ``yarn-site.xml``.
     """
     file = Path(directory) / "yarn-site.xml"
     try:
         properties = hadoop_properties(file)
     except (OSError, ElementTree.ParseError) as error:
         raise UsageError(
-            f"YARN is described by yarn-site.xml, which cannot be read in {directory} ({error}): "
+            f"Cannot read yarn-site.xml in {directory} ({error}): "
             "set HADOOP_CONF_DIR, or pass hadoop_conf, to the directory of Hadoop's configuration "
             "files",
             code="cluster-config",
@@ -430,14 +430,14 @@ def resource_managers(directory: str) -> list[Address]:
     for suffix in [f".{each}" for each in ids if each] or [""]:
         host = properties.get(f"yarn.resourcemanager.hostname{suffix}", "0.0.0.0")
         address = properties.get(f"yarn.resourcemanager.address{suffix}", "")
-        # A value may refer to others as ${…}; the one that is usual refers to the host.
+        # A value may refer to others as ${…}, usually to the host.
         address = address.replace("${yarn.resourcemanager.hostname}", host)
         addresses.append(_host_port(address or host, _RESOURCE_MANAGER_PORT))
     return addresses
 
 
 def kubernetes_address(master: str) -> Address:
-    """The address of the API server in ``k8s://[https://]host[:port]``."""
+    """Return host and port of the API server in ``k8s://[https://]host[:port]``."""
     rest = master.removeprefix("k8s://")
     parts = urlsplit(rest if "://" in rest else f"https://{rest}")
     try:
@@ -454,7 +454,7 @@ def kubernetes_address(master: str) -> Address:
 
 
 def standalone_masters(master: str) -> list[Address]:
-    """The addresses in ``spark://host:port[,host:port…]``.
+    """Return the addresses in ``spark://host:port[,host:port…]``.
 
     Raises
     ------
@@ -477,7 +477,7 @@ def standalone_masters(master: str) -> list[Address]:
 
 
 def local_address(towards: Address | None = None) -> str:
-    """The address of this machine on the route to a cluster, or else on its default route."""
+    """Return this machine's address on the route to a cluster, or on its default route."""
     try:
         # 192.0.2.1 is reserved for documentation: it selects the default route.
         return outgoing_address(*(towards or ("192.0.2.1", 9)))
@@ -496,7 +496,7 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
     Raises
     ------
     UsageError
-        If the cluster cannot be reached or something that it needs is missing.
+        If the cluster is unreachable or a required setting is missing.
     """
     if family(request.mode) == "standalone" and not request.master:
         return _start_standalone(request, log_output)
@@ -505,7 +505,7 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
     callbacks: dict[str, Any] = {}
     if family(request.mode) == "yarn":
         callbacks["prepare"] = functools.partial(
-            yarn.kept_on_cluster,
+            yarn.upload_shared_files,
             properties=described.properties,
             packed=machine.environment_archive,
         )
@@ -525,15 +525,15 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
 
 
 def submit_program(request: ContextRequest) -> int:
-    """Run this program again on the cluster; returns the exit code of ``spark-submit``.
+    """Run this program on the cluster, and return the exit code of ``spark-submit``.
 
     Raises
     ------
     UsageError
-        If the cluster cannot be reached or something that it needs is missing.
+        If the cluster is unreachable or a required setting is missing.
     """
     machine = Machine.this_one()
-    submission(request, machine)  # complain before anything is packed
+    submission(request, machine)  # raise errors before packing
     _reach(request)
     logger.info("Submitting the program with cluster_mode=%s", request.mode)
     if family(request.mode) == "yarn":
@@ -542,7 +542,7 @@ def submit_program(request: ContextRequest) -> int:
 
 
 def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
-    """Run the program there, and print here what its driver prints."""
+    """Run the program on Kubernetes, and print its driver's log here."""
     label = f"bigdl-{uuid.uuid4().hex}"
     conf = {
         **request.conf,
@@ -558,7 +558,7 @@ def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
 
 
 def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
-    """Run the program there, and print here what its driver has printed."""
+    """Run the program on YARN, and print its driver's output here."""
     tag = f"bigdl-{uuid.uuid4().hex}"
     with scratch_folder("submit") as directory:
         modules = str(Path(directory) / "modules.zip")
@@ -569,24 +569,24 @@ def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
         with launch.hadoop_jvm(described.environment) as jvm:
             conf = {
                 **request.conf,
-                **yarn.kept_on_cluster(jvm, described.properties, machine.environment_archive),
+                **yarn.upload_shared_files(jvm, described.properties, machine.environment_archive),
                 "spark.yarn.tags": join(request.conf.get("spark.yarn.tags"), tag),
             }
             described = submission(replace(request, conf=conf), machine)
             code = run_with_java(described.command, described.environment)
             printed = yarn.driver_output(jvm, tag)
     output, log = printed.get("stdout", ""), printed.get("stderr", "")
-    sys.stdout.write(output)  # with what Python has written to its standard error
+    sys.stdout.write(output)  # includes Python's standard error
     if code and "\nTraceback " not in output:
         sys.stderr.write("".join(log.splitlines(keepends=True)[-_SHOWN_LINES:]))
     return code
 
 
-_SHOWN_LINES = 20  # of the log of a driver that failed without a traceback
+_SHOWN_LINES = 20  # shown lines of the log of a driver that failed without a traceback
 
 
 def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
-    """The machine with a packed environment, if one is to be shipped."""
+    """Add the packed Python environment to the machine, if it must be sent."""
     if not request.packs_environment:
         return machine
     archive = packed_environment(conda_prefix(request.get("conda_name")))
@@ -594,26 +594,27 @@ def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
 
 
 def _reach(request: ContextRequest) -> Address:
-    """Find the cluster within seconds; Spark would try for minutes."""
+    """Check within seconds that the cluster is reachable; Spark tries for minutes."""
     cluster = family(request.mode)
     if cluster == "yarn":
         directory = hadoop_conf(request, os.environ)
         return check_reachable(
             resource_managers(directory),
             "The resource manager of YARN",
-            f"check that it runs and that yarn-site.xml in {directory} is the one of this cluster",
+            f"check that it is running and that yarn-site.xml in {directory} is that of this "
+            "cluster",
         )
     if cluster == "k8s":
         submission(request, Machine(environ=os.environ, program=("program.py",)))
         return check_reachable(
             [kubernetes_address(cast("str", request.master))],
             "The API server of Kubernetes",
-            "check master against the address that `kubectl cluster-info` shows",
+            "compare master with the address that `kubectl cluster-info` shows",
         )
     return check_reachable(
         standalone_masters(cast("str", request.master)),
         "The master of the standalone cluster",
-        "check that it runs there, or leave out master to start a cluster on this machine",
+        "check that it is running there, or omit master to start a cluster on this machine",
     )
 
 
@@ -640,7 +641,7 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
             launch.SECRET: cluster.secret,
             **request.conf,
         }
-        # they are gone with the cluster, also where it was killed
+        # removed with the cluster, even if it is killed
         local = os.path.join(cluster.directory, "local")
         properties |= launch.executor_temporary(properties, local)
         environment = {**described.environment, "SPARK_LOCAL_IP": LOOPBACK}
@@ -653,16 +654,16 @@ def _start_standalone(request: ContextRequest, log_output: bool) -> launch.Launc
 
 
 def _local_directory(request: ContextRequest) -> str | None:
-    """Where the cluster keeps what does not fit in memory: where the user wants such files."""
-    asked = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
-    if not asked:
+    """Return the user's directory for local files, into which the cluster spills data."""
+    configured = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
+    if not configured:
         return None
-    directory = asked.split(",")[0]
+    directory = configured.split(",")[0]
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"The directory {directory} for local files cannot be made: {error}",
+            f"Cannot create the directory {directory} for local files: {error}",
             code="path-unusable",
             path=str(directory),
         ) from None

@@ -1,8 +1,8 @@
-"""``bigdl-submit``: ``spark-submit`` with the Java and the Python that BigDL uses.
+"""Command ``bigdl-submit``: ``spark-submit`` with the Java and Python that BigDL uses.
 
-All arguments are those of ``spark-submit``.  The command is the one of ``SPARK_HOME`` or of the
-installed PySpark; the program runs on this interpreter unless ``PYSPARK_PYTHON`` or an option of
-the command names another.
+It takes the arguments of ``spark-submit``.  The command is that of ``SPARK_HOME`` or of the
+installed PySpark.  The program runs with this interpreter unless ``PYSPARK_PYTHON`` or an option of
+the command names another one.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Its exit code.
+        Exit code of ``spark-submit``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -36,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def python_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable that makes this interpreter run the program, where nothing else was asked for.
+    """Return environment variables that select this interpreter, unless the user chose one.
 
-    On a cluster it is the driver's only where the driver runs here; executors of other machines
-    get theirs from ``PYSPARK_PYTHON`` or ``spark.pyspark.python``.
+    On a cluster this sets the driver's interpreter only, and only in client mode.  Executors on
+    other machines use ``PYSPARK_PYTHON`` or ``spark.pyspark.python``.
     """
-    asked = [argument for argument in arguments if argument.startswith(_PYTHON_PROPERTIES)]
-    if asked or "PYSPARK_PYTHON" in environ or "PYSPARK_DRIVER_PYTHON" in environ:
+    explicit = [argument for argument in arguments if argument.startswith(_PYTHON_PROPERTIES)]
+    if explicit or "PYSPARK_PYTHON" in environ or "PYSPARK_DRIVER_PYTHON" in environ:
         return {}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--master", default="local")

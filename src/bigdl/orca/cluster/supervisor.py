@@ -1,21 +1,21 @@
-"""The process that supervises what this program has started on a machine; nothing outlives it.
+"""Supervisor process that stops a program's processes on a machine when the program ends.
 
-:func:`start` runs this module as a plain script, which needs psutil alone.  Its argument is its
-role, and its standard input brings an order, one line of JSON.
+:func:`start` runs this module as a plain script, which needs only psutil.  Its argument is its
+role, and it reads its request, one line of JSON, from standard input.
 
 ``standalone``
-    Runs the daemons of a standalone Spark cluster (:mod:`bigdl.orca.cluster.standalone`), which is
-    stopped when this process is told to end (:func:`end`) or its parent is gone.  Standard output
-    brings one line of JSON, the master's address or what went wrong.
+    Runs the daemons of a standalone Spark cluster (:mod:`bigdl.orca.cluster.standalone`) until
+    this process is terminated (:func:`end`) or its parent ends.  It prints one line of JSON, the
+    master's address or an error.
 ``ray-node``
-    Runs a Ray node on a Spark executor's machine (:mod:`bigdl.orca.cluster.ray_launch`).  It is
-    ended when the executor's JVM is gone, Ray's head does not answer any more, or this process is
-    told to; if it ends by itself it is started again.
+    Runs a Ray node on a Spark executor's machine (:mod:`bigdl.orca.cluster.ray_launch`).  It stops
+    the node when the executor's JVM ends, Ray's head does not respond, or this process is
+    terminated; it restarts a node that ends by itself.
 ``ray-head``
-    Waits for the end of the driver of a Ray and ends what is left of it.  Ray's main processes die
-    with the driver; its agents look for the head for a minute or more, and its files would stay.
+    Waits for the end of a Ray's driver and stops remaining processes.  Ray's main processes end
+    with the driver, but its agents search the head for a minute or more, and its files remain.
 
-The first two adopt orphans (executors of a Spark worker that was killed), so they can end them too.
+The first two adopt orphans (such as executors of a killed Spark worker), so they can stop them.
 """
 
 import contextlib
@@ -32,40 +32,40 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-TICK_S = 0.5  # seconds between two looks at the processes
+TICK_S = 0.5  # seconds between checks of the processes
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL
-STOP_S = 20.0  # seconds that a supervisor has to end what it runs
-DAEMON_START_S = 120.0  # seconds in which a daemon must be up
-DAEMON_RESTARTS = 10  # times that lost workers are replaced
-NODE_STARTS = 4  # times that a node is started: on a busy machine it may give up too early
-HEAD_MISSES = 4  # looks in a row at a head that does not answer
-CLOCK_S = 2.0  # seconds by which two processes may differ about when a third was started
-LONGEST_RAY = 41  # bytes of a Ray's directory: the names of its sockets, of 64, may have 107 in all
+STOP_S = 20.0  # seconds for a supervisor to stop its processes
+DAEMON_START_S = 120.0  # seconds for a daemon to start
+DAEMON_RESTARTS = 10  # maximum number of replaced workers
+NODE_STARTS = 4  # start attempts of a node, which may time out on a busy machine
+HEAD_MISSES = 4  # consecutive failed connections to the head
+CLOCK_S = 2.0  # tolerance in seconds for start times of processes
+LONGEST_RAY = 41  # maximum bytes of a Ray directory's path; socket paths are limited to 107
 
-MARK = "BIGDL_RAY"  # a variable of all processes of a Ray that was started here: its directory
+MARK = "BIGDL_RAY"  # environment variable of all processes of a Ray: its directory
 
 _libc = ctypes.CDLL(None)
 
 
-def start(role, order, *, replies=False, lock=None):
-    """Start a supervisor in a session of its own, which Ctrl-C does not reach.
+def start(role, request, *, replies=False, lock=None):
+    """Start a supervisor in a new session, which Ctrl-C does not reach.
 
     Parameters
     ----------
     role : {"standalone", "ray-node", "ray-head"}
-    order : dict
-        What JSON can hold.
+    request : dict
+        Request of the role, JSON-able.
     replies : bool
-        Read its standard output here.
+        Pipe its standard output to this process.
     lock : int, optional
-        Descriptor that it holds open: with the lock of the order's directory.
+        Descriptor of the directory's lock, which it keeps open.
 
     Returns
     -------
     subprocess.Popen
     """
     script = [__file__]
-    if not os.path.exists(__file__):  # in a zip file, which a driver has sent
+    if not os.path.exists(__file__):  # this module is in a zip file sent by the driver
         script = ["-c", __loader__.get_source(__name__)]
     process = subprocess.Popen(
         [sys.executable, "-P", *script, role],
@@ -75,50 +75,50 @@ def start(role, order, *, replies=False, lock=None):
         start_new_session=True,
         pass_fds=() if lock is None else (lock,),
     )
-    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.write(json.dumps(request).encode() + b"\n")
     process.stdin.close()
     return process
 
 
 def end(process):
-    """Let a supervisor end what it runs, and wait for it."""
+    """Request a supervisor to stop its processes, and wait for it."""
     process.terminate()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # the kernel ends the daemons with it
+        process.kill()  # the kernel then stops the daemons, too
         process.wait()
 
 
 def main():
-    order = json.loads(sys.stdin.readline() or sys.exit(1))
+    request = json.loads(sys.stdin.readline() or sys.exit(1))
     roles = {"standalone": run_standalone, "ray-node": run_ray_node, "ray-head": watch_ray_head}
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a child leaves behind comes here
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt orphaned descendants
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    roles[sys.argv[1]](order)
+    roles[sys.argv[1]](request)
 
 
 # A standalone Spark cluster ---------------------------------------------------------------------
 
 
 class Daemon:
-    """One JVM of the cluster and its log."""
+    """JVM of the cluster with its log file."""
 
-    def __init__(self, order, name, command):
-        self.name, self.command, self.order = name, command, order
-        self.log = os.path.join(order["directory"], f"{name}.log")
+    def __init__(self, request, name, command):
+        self.name, self.command, self.request = name, command, request
+        self.log = os.path.join(request["directory"], f"{name}.log")
         self.start()
 
     def start(self):
-        directory = self.order["directory"]
+        directory = self.request["directory"]
         self.process = start_child(
-            self.command, self.order["environment"], self.log, "wb", signal.SIGKILL, directory
+            self.command, self.request["environment"], self.log, "wb", signal.SIGKILL, directory
         )
 
     def wait_for(self, pattern):
-        """Wait until the log has the pattern; returns its group."""
-        give_up = time.monotonic() + DAEMON_START_S
-        while time.monotonic() < give_up:
+        """Wait until the log matches the pattern, and return its group."""
+        deadline = time.monotonic() + DAEMON_START_S
+        while time.monotonic() < deadline:
             ended = self.process.poll() is not None
             with open(self.log, errors="replace") as log:
                 text = log.read()
@@ -127,49 +127,49 @@ class Daemon:
                 return match.group(1)
             if ended:
                 lines = [line for line in text.strip().splitlines() if not line.startswith("\tat ")]
-                raise RuntimeError(f"the {self.name} ended at once: {' '.join(lines[-3:])}")
-            if is_over(self.order, 0.05):
+                raise RuntimeError(f"the {self.name} ended immediately: {' '.join(lines[-3:])}")
+            if is_over(self.request, 0.05):
                 raise SystemExit(0)
-        raise RuntimeError(f"the {self.name} was not up within {DAEMON_START_S:g} s")
+        raise RuntimeError(f"the {self.name} did not start within {DAEMON_START_S:g} s")
 
 
-def run_standalone(order):
+def run_standalone(request):
     daemons = []
     try:
         try:
-            daemons.append(Daemon(order, "master", order["master"]))
+            daemons.append(Daemon(request, "master", request["master"]))
             url = daemons[0].wait_for(r"Starting Spark master at (spark://\S+)")
-            for number, command in enumerate(order["workers"]):
-                daemons.append(Daemon(order, f"worker-{number}", [*command, url]))
+            for number, command in enumerate(request["workers"]):
+                daemons.append(Daemon(request, f"worker-{number}", [*command, url]))
             for worker in daemons[1:]:
                 worker.wait_for(r"(Successfully registered with master)")
         except (RuntimeError, OSError) as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return
         print(json.dumps({"master": url}), flush=True)
-        lost = supervise_daemons(order, daemons)
+        lost = supervise_daemons(request, daemons)
         if lost:
             print(json.dumps({"lost": lost}), flush=True)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # workers first: they end their executors
+        # workers first, because they stop their executors
         stop([daemon.process for daemon in reversed(daemons)])
-        remove(order["directory"])
+        remove(request["directory"])
 
 
-def supervise_daemons(order, daemons):
-    """Replace workers that were lost until it is time to stop; returns why, if it is a loss."""
+def supervise_daemons(request, daemons):
+    """Replace lost workers until the cluster stops; return the reason for a loss, or ""."""
     import psutil
 
     master, *workers = daemons
     lost = 0
-    while not is_over(order, TICK_S):
+    while not is_over(request, TICK_S):
         if master.process.poll() is not None:
-            return told("master", master.process)
+            return loss_text("master", master.process)
         for worker in workers:
             if worker.process.poll() is not None:
                 if lost == DAEMON_RESTARTS:
-                    return f"{told('worker', worker.process)}, after {lost} that were replaced"
+                    return f"{loss_text('worker', worker.process)}, after {lost} replacements"
                 lost += 1
                 worker.start()
         known = {daemon.process.pid for daemon in daemons}
@@ -177,47 +177,47 @@ def supervise_daemons(order, daemons):
     return ""
 
 
-def told(name, process):
+def loss_text(name, process):
     return f"its {name} (process {process.pid}) {exit_text(process.returncode)}"
 
 
 def exit_text(code):
-    """Return how a process ended, to follow its name."""
+    """Describe how a process ended, to follow its name."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def is_over(order, seconds):
-    """Wait, and return True if the parent is gone."""
+def is_over(request, seconds):
+    """Wait some seconds, and return True if the parent process has ended."""
     time.sleep(seconds)
-    return os.getppid() != order["parent"]
+    return os.getppid() != request["parent"]
 
 
 # A node of Ray ----------------------------------------------------------------------------------
 
 
-def run_ray_node(order):
+def run_ray_node(request):
     node = None
-    directory = order["directory"]
+    directory = request["directory"]
     try:
         for attempt in range(NODE_STARTS):
-            # nodes that share a machine and a directory would take the same sockets
-            command = [*order["command"], f"--temp-dir={directory}/{attempt}"]
-            environment = {**os.environ, **order["environment"]}
-            node = start_child(command, environment, order["log"], "ab", signal.SIGTERM)
-            if not is_to_restart(node, order):
+            # nodes on one machine need separate directories for their sockets
+            command = [*request["command"], f"--temp-dir={directory}/{attempt}"]
+            environment = {**os.environ, **request["environment"]}
+            node = start_child(command, environment, request["log"], "ab", signal.SIGTERM)
+            if not is_to_restart(node, request):
                 break
-            stop([node])  # what is left of it
+            stop([node])  # remaining processes of the node
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop([node] if node else [])
         remove(directory)
 
 
-def is_to_restart(node, order):
-    """Wait until the node has ended (True) or it is time to stop it (False)."""
-    host, _, port = order["head"].rpartition(":")
+def is_to_restart(node, request):
+    """Wait until the node has ended (return True) or must be stopped (return False)."""
+    host, _, port = request["head"].rpartition(":")
     misses = 0
-    while is_running(*order["executor"]):
+    while is_running(*request["executor"]):
         try:
             socket.create_connection((host, int(port)), 2.0).close()
             misses = 0
@@ -231,34 +231,34 @@ def is_to_restart(node, order):
     return False
 
 
-def watch_ray_head(order):
-    while not is_over(order, TICK_S):
+def watch_ray_head(request):
+    while not is_over(request, TICK_S):
         pass
-    end_marked(order["directory"])
+    end_marked(request["directory"])
 
 
 def end_marked(directory):
-    """Wait for the processes of a Ray to end, kill the rest, and remove its directory.
+    """Wait for a Ray's processes to end, kill the remaining ones, and remove its directory.
 
     Returns
     -------
     bool
-        True if there was a rest.
+        True if processes were killed.
     """
-    give_up = time.monotonic() + GRACE_S
-    while (left := marked(directory)) and time.monotonic() < give_up:
+    deadline = time.monotonic() + GRACE_S
+    while (remaining := marked(directory)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    killed = bool(left)
-    while left:
-        kill(left)
+    killed = bool(remaining)
+    while remaining:
+        kill(remaining)
         time.sleep(0.05)
-        left = marked(directory)
+        remaining = marked(directory)
     remove(directory)
     return killed
 
 
 def remove(directory):
-    """Remove a directory, and the private root above it if that is empty."""
+    """Remove a directory, and the private root above it if it is empty."""
     shutil.rmtree(directory, ignore_errors=True)
     root = os.path.dirname(directory)
     if re.fullmatch(rf"bigdl-{os.geteuid()}(-\w{{8}})?", os.path.basename(root)):
@@ -267,7 +267,7 @@ def remove(directory):
 
 
 def marked(directory):
-    """Return the other processes that were started with the mark of a directory."""
+    """Return the other processes that carry the mark of a Ray directory."""
     import psutil
 
     processes = []
@@ -279,9 +279,10 @@ def marked(directory):
 
 
 def has_mark(process, directory):
-    """Return True if a process was started with the mark of a directory.
+    """Return True if a process carries the mark of a Ray directory.
 
-    Some of Ray's agents write their title over their environment: these log to the directory.
+    Some Ray agents overwrite their environment with their title; they are recognized by their log
+    files in the directory.
     """
     environment = process.environ()
     if environment:
@@ -293,7 +294,7 @@ def has_mark(process, directory):
 
 
 def start_child(command, environment, log, mode, signal_of_death, directory=None):
-    """Start a process that gets the signal when this one is gone."""
+    """Start a process that receives a signal when this process ends."""
     with open(log, mode) as output:
         return subprocess.Popen(
             command,
@@ -307,15 +308,15 @@ def start_child(command, environment, log, mode, signal_of_death, directory=None
 
 
 def stop(started):
-    """End these processes, then every one below this one."""
+    """Terminate these processes, then kill all remaining descendants of this process."""
     import psutil
 
     for process in started:
         process.terminate()
     psutil.wait_procs(started, GRACE_S)
-    while left := psutil.Process().children(recursive=True):
-        kill(left)  # those below them come here
-        reap(left)
+    while remaining := psutil.Process().children(recursive=True):
+        kill(remaining)  # their children are adopted
+        reap(remaining)
         time.sleep(0.01)
 
 
@@ -328,14 +329,14 @@ def kill(processes):
 
 
 def reap(processes):
-    """Take note of the end of children, adopted ones too."""
+    """Collect the exit status of children, including adopted ones."""
     for process in processes:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
 
 
 def is_running(pid, started):
-    """Return True if it is still the process that was started then."""
+    """Return True if the process with this id and start time is running."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

@@ -1,6 +1,6 @@
-"""Differences between the versions of Spark that Orca runs on: 3.5, 4.0, 4.1 and newer.
+"""Compatibility functions for Spark 3.5, 4.0, 4.1 and newer.
 
-Each function does one thing on all of them, by the way of the newest Spark where it is there.
+Each function works on all versions and uses the newest Spark's API if available.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ OLDEST = (3, 5)
 
 
 def require_pyspark() -> None:
-    """Check that PySpark is installed, and not too old.
+    """Check that PySpark is installed and not too old.
 
     Raises
     ------
     MissingExtraError, UsageError
+        If PySpark is missing, or too old.
     """
     check_version(require("pyspark", "orca").__version__)
 
@@ -42,11 +43,12 @@ def check_version(version: str) -> None:
     Raises
     ------
     UsageError
+        If the version is too old.
     """
     if release(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UsageError(
-            f"Orca needs Spark {oldest} or newer, but the PySpark that is installed is {version}; "
+            f"Orca needs Spark {oldest} or newer, but the installed PySpark is {version}; "
             "use a newer release of your platform, or run: pip install 'bigdl[orca]'",
             code="version-unsupported",
             package="pyspark",
@@ -55,33 +57,34 @@ def check_version(version: str) -> None:
 
 
 def release(version: str) -> tuple[int, int]:
-    """The first two numbers of a version."""
+    """Return major and minor number of a version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def spark_release() -> tuple[int, int]:
-    """The first two numbers of the version of the PySpark that is installed."""
+    """Return major and minor number of the installed PySpark's version."""
     import pyspark
 
     return release(pyspark.__version__)
 
 
 def another_python(workers: str) -> str:
-    """Return what to do about workers of Spark that run another Python than the program.
+    """Return advice for Spark workers whose Python version differs from the program's.
 
     Parameters
     ----------
     workers : str
-        Their version, or a text of PySpark that tells it.
+        Version of the workers, or a PySpark message that contains it.
     """
-    told = re.search(r"\b3\.\d+", workers)
-    theirs = f"Python {told[0]}" if told else "another Python"
-    own = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    match = re.search(r"\b3\.\d+", workers)
+    worker_python = f"Python {match[0]}" if match else "another Python"
+    driver_python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     return (
-        f"Spark's workers run {theirs}, but this program runs {own}; before the session of Spark "
-        "is made, set the environment variable PYSPARK_PYTHON (or spark.pyspark.python) to a "
-        f"{own} that the workers have, on this machine {sys.executable}"
+        f"Spark's workers run {worker_python}, but this program runs {driver_python}; before the "
+        "Spark session is created, set the environment variable PYSPARK_PYTHON (or "
+        f"spark.pyspark.python) to a {driver_python} that the workers have, on this machine "
+        f"{sys.executable}"
     )
 
 
@@ -89,7 +92,7 @@ def another_python(workers: str) -> str:
 
 
 def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Thread:
-    """A daemon thread that has the local properties, or the tags of a session, of this one."""
+    """Return a daemon thread that inherits this thread's local properties or session tags."""
     from pyspark import InheritableThread
 
     if "session" in inspect.signature(InheritableThread.__init__).parameters:
@@ -107,14 +110,14 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
 
 
 def python_rdd_command(sc: Any, parts: tuple) -> tuple:
-    """Return a function over an RDD for the JVM: command, broadcasts, variables, files."""
+    """Return the JVM form of a function over an RDD: command, broadcasts, variables, files."""
     from pyspark import RDD
 
     return cast("Any", sys.modules[RDD.__module__])._prepare_for_python_RDD(sc, parts)
 
 
 def data_type(text: str) -> DataType:
-    """The type that a text describes, as Spark writes types and schemas."""
+    """Parse a type or schema in Spark's text form."""
     from pyspark.sql.types import DataType
 
     if hasattr(DataType, "fromDDL"):
@@ -129,18 +132,18 @@ def data_type(text: str) -> DataType:
 
 
 def observed(observation: Any) -> dict[str, Any]:
-    """Return the values of an Observation; lists and rows as lists."""
+    """Return the values of an Observation, with arrays and rows as lists."""
     return {name: _plain_value(value) for name, value in observation.get.items()}
 
 
 def _plain_value(value: Any) -> Any:
-    if hasattr(value, "_target_id") and hasattr(value, "apply"):  # of the JVM, in Spark 3.5
+    if hasattr(value, "_target_id") and hasattr(value, "apply"):  # a JVM object, in Spark 3.5
         return [_plain_value(value.apply(i)) for i in range(value.length())]
     return value
 
 
 def condition_of(error: Any) -> str:
-    """The name that Spark gives to an error."""
+    """Return Spark's condition name of an error."""
     name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
     return str(name)
 
@@ -149,33 +152,33 @@ def condition_of(error: Any) -> str:
 
 
 def arrow_schema(schema: StructType, timezone: str = "UTC") -> pa.Schema:
-    """The schema of Arrow that has the types of one of Spark; times are of a zone."""
+    """Convert a Spark schema to an Arrow schema, with timestamps of a time zone."""
     return pa.schema([(f.name, arrow_type(f.dataType, timezone)) for f in schema.fields])
 
 
-def arrow_type(kind: DataType, timezone: str = "UTC") -> pa.DataType:
-    """The type of Arrow for a type of Spark; times are of a zone."""
+def arrow_type(type_: DataType, timezone: str = "UTC") -> pa.DataType:
+    """Convert a Spark type to an Arrow type, with timestamps of a time zone."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     if "timezone" in inspect.signature(to_arrow_type).parameters:
-        return to_arrow_type(kind, timezone=timezone)
-    return _in_zone(to_arrow_type(kind), timezone)
+        return to_arrow_type(type_, timezone=timezone)
+    return _in_zone(to_arrow_type(type_), timezone)
 
 
-def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, zone)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_zone(kind.value_type, zone)))
-    if pa.types.is_map(kind):
-        return pa.map_(_in_zone(kind.key_type, zone), _in_zone(kind.item_type, zone))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in kind])
-    return kind
+def _in_zone(type_: pa.DataType, zone: str) -> pa.DataType:
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        return pa.timestamp(type_.unit, zone)
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_in_zone(type_.value_type, zone)))
+    if pa.types.is_map(type_):
+        return pa.map_(_in_zone(type_.key_type, zone), _in_zone(type_.item_type, zone))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in type_])
+    return type_
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """All rows of a DataFrame as a table of Arrow."""
+    """Collect all rows of a DataFrame as an Arrow table."""
     if hasattr(type(frame), "toArrow"):
         return frame.toArrow()
     schema = arrow_schema(frame.schema)
@@ -192,7 +195,7 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def frame_of_rows(session: SparkSession, rows: Iterable, schema: str | StructType) -> DataFrame:
-    """A DataFrame of rows whose types are not looked at, where Spark can leave that out."""
+    """Create a DataFrame from rows, without verification of types if possible."""
     named = "verifySchema" in inspect.signature(session.createDataFrame).parameters
     options: dict[str, Any] = {"verifySchema": False} if named else {}
     return cast("Any", session).createDataFrame(rows, schema, **options)
@@ -201,16 +204,16 @@ def frame_of_rows(session: SparkSession, rows: Iterable, schema: str | StructTyp
 def frame_of_arrow(
     session: SparkSession, table: pa.Table, schema: str | StructType | None = None
 ) -> DataFrame:
-    """A DataFrame of the rows of a table of Arrow.
+    """Create a DataFrame from the rows of an Arrow table.
 
     Parameters
     ----------
     session : pyspark.sql.SparkSession
     table : pyarrow.Table
     schema : str or StructType, optional
-        Default: that of the table.
+        Schema, by default that of the table.
     """
-    # Spark reads no further than to a batch without rows
+    # Spark stops reading at an empty batch
     parts = [batch for batch in table.to_batches() if batch.num_rows]
     table = pa.Table.from_batches(parts) if parts else table
     if spark_release() >= (4, 0):
@@ -218,24 +221,24 @@ def frame_of_arrow(
     from pyspark.sql import DataFrame
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    wanted: Any = data_type(schema) if isinstance(schema, str) else schema
-    wanted = wanted or from_arrow_schema(table.schema)
-    table = table.rename_columns([field.name for field in wanted.fields])
-    # the server refuses columns that may be null for ones that may not
-    pairs = zip(arrow_schema(wanted), wanted, strict=True)
+    target: Any = data_type(schema) if isinstance(schema, str) else schema
+    target = target or from_arrow_schema(table.schema)
+    table = table.rename_columns([field.name for field in target.fields])
+    # the server rejects nullable columns for non-nullable ones
+    pairs = zip(arrow_schema(target), target, strict=True)
     table = table.cast(pa.schema([field.with_nullable(f.nullable) for field, f in pairs]))
     if is_connect(session):
         from pyspark.sql.connect import plan as plans
         from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 
-        # the server reads the first batch of a stream
+        # the server reads only the first batch of a stream
         whole = table.combine_chunks()
         remote = cast("Any", session)
-        kinds = cast("Any", plans)
-        plan = kinds.LocalRelation(whole, schema=wanted.json())
+        relations = cast("Any", plans)
+        plan = relations.LocalRelation(whole, schema=target.json())
         (limit,) = remote.client.get_configs("spark.sql.session.localRelationCacheThreshold")
-        if limit is not None and whole.nbytes >= int(limit):  # a message has 128 MB at most
-            plan = kinds.CachedLocalRelation(remote._cache_local_relation(plan))
+        if limit is not None and whole.nbytes >= int(limit):  # messages are limited to 128 MB
+            plan = relations.CachedLocalRelation(remote._cache_local_relation(plan))
         return cast("Any", ConnectFrame).withPlan(plan, session)
     classic = cast("Any", session)
     sql = classic._jvm.PythonSQLUtils
@@ -246,12 +249,12 @@ def frame_of_arrow(
         sql.readArrowStreamFromFile,
         classic._jvm.ArrowIteratorServer,
     )
-    made = sql.toDataFrame(cells, wanted.json(), classic._jsparkSession)
-    return DataFrame(made, session)
+    java_frame = sql.toDataFrame(cells, target.json(), classic._jsparkSession)
+    return DataFrame(java_frame, session)
 
 
 class _ArrowStream:
-    """Writes record batches as Spark 3.5 reads them."""
+    """Serializer of record batches in the form that Spark 3.5 reads."""
 
     def dump_stream(self, batches: Iterable[pa.RecordBatch], stream: Any) -> None:
         writer = None
@@ -266,19 +269,19 @@ class _ArrowStream:
 
 
 def by_partition(frame: DataFrame, number: int, column: str) -> DataFrame:
-    """Move each row to the partition that a column of int names, modulo `number`."""
+    """Move each row to the partition given by an int column, modulo `number`."""
     if hasattr(type(frame), "repartitionById"):
         return frame.repartitionById(number, column)
     from pyspark.sql import functions as F
 
-    # Spark puts a row where the hash of its key says: a key is looked for for each partition.
+    # Spark partitions by the hash of a key, so search a key for each partition.
     keys = F.array(*map(F.lit, _keys_of_partitions(number)))
-    place = F.pmod(F.col(column), F.lit(number))
-    return frame.repartition(number, F.element_at(keys, place + 1))
+    partition = F.pmod(F.col(column), F.lit(number))
+    return frame.repartition(number, F.element_at(keys, partition + 1))
 
 
 def _keys_of_partitions(number: int) -> list[int]:
-    """For each partition of `number` an int that Spark's hash puts there."""
+    """Return an int for each partition that Spark's hash partitioner maps to it."""
     keys: dict[int, int] = {}
     key = 0
     while len(keys) < number:
@@ -288,13 +291,13 @@ def _keys_of_partitions(number: int) -> list[int]:
 
 
 def _spark_hash(value: int) -> int:
-    """Spark's hash of an int from 0 on: 32 bits of Murmur3 with the seed 42."""
+    """Compute Spark's hash of a non-negative int: 32-bit Murmur3 with seed 42."""
     mask = 0xFFFFFFFF
     mixed = value * 0xCC9E2D51 & mask
     mixed = (mixed << 15 | mixed >> 17) & mask
     mixture = 42 ^ mixed * 0x1B873593 & mask
     mixture = (mixture << 13 | mixture >> 19) & mask
-    mixture = (mixture * 5 + 0xE6546B64 & mask) ^ 4  # bytes that were hashed
+    mixture = (mixture * 5 + 0xE6546B64 & mask) ^ 4  # number of hashed bytes
     mixture = (mixture ^ mixture >> 16) * 0x85EBCA6B & mask
     mixture = (mixture ^ mixture >> 13) * 0xC2B2AE35 & mask
     mixture ^= mixture >> 16
@@ -302,21 +305,23 @@ def _spark_hash(value: int) -> int:
 
 
 def computed(frame: DataFrame) -> DataFrame:
-    """A DataFrame whose rows are computed now, and lie on the executors.
+    """Compute a DataFrame now and keep its rows on the executors.
 
-    Over Spark Connect 3.5 they are cached, and computed again if an executor is lost.
+    Over Spark Connect 3.5 the rows are cached, and recomputed if an executor is lost.
     """
     if hasattr(type(frame), "localCheckpoint"):
         return frame.localCheckpoint(eager=True)
-    rows = frame.select("*").persist()  # another plan than `frame`, whose own cache may end
+    rows = frame.select(
+        "*"
+    ).persist()  # a separate plan, because the cache of `frame` may be released
     rows.count()
     return rows
 
 
 def settings_for_every_task(session: SparkSession) -> dict[str, str]:
-    """Settings of SQL under which a stage has all its tasks, also where its input has no rows.
+    """Return SQL settings under which a stage runs all tasks, even without input rows.
 
-    Spark 3.5 plans a function of Arrow again when it has seen that there are none, without a task.
+    Spark 3.5 removes the tasks of Arrow functions when it detects an empty input.
     """
     if spark_release() >= (4, 0):
         return {}
@@ -326,7 +331,10 @@ def settings_for_every_task(session: SparkSession) -> dict[str, str]:
 
 
 def by_sets(
-    frame: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], figures: Sequence[Column]
+    frame: DataFrame,
+    keys: Sequence[str],
+    sets: Sequence[Sequence[str]],
+    aggregates: Sequence[Column],
 ) -> DataFrame:
     """Group rows by each of several sets of columns, in one pass.
 
@@ -334,35 +342,36 @@ def by_sets(
     ----------
     frame : pyspark.sql.DataFrame
     keys : sequence of str
-        All columns of the sets; null in the groups of a set without them.
+        All columns of the sets; null in groups of a set that lacks them.
     sets : sequence of sequence of str
-    figures : sequence of pyspark.sql.Column
-        What is computed of each group, of other columns.
+        Grouping sets.
+    aggregates : sequence of pyspark.sql.Column
+        Aggregates of other columns.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        The keys, ``source`` (Spark's grouping id: a bit for each key, from the first one down, set
-        if it is left out) and the figures.
+        Keys, ``source`` (Spark's grouping id: a bit per key, highest bit first, set if the key is
+        not in the set) and aggregates.
     """
     from pyspark.sql import functions as F
 
     if hasattr(type(frame), "groupingSets"):
         columns = [[F.col(name) for name in each] for each in sets]
         grouped = frame.groupingSets(columns, *map(F.col, keys))
-        return grouped.agg(F.grouping_id().alias("source"), *figures)
-    bits = {key: 1 << place for place, key in enumerate(reversed(keys))}
+        return grouped.agg(F.grouping_id().alias("source"), *aggregates)
+    bits = {key: 1 << index for index, key in enumerate(reversed(keys))}
     left_out = [sum(bits[key] for key in keys if key not in each) for each in sets]
     sources = F.explode(F.array(*(F.lit(each).cast("bigint") for each in left_out)))
     copies = frame.withColumn("source", sources)
     for key, bit in bits.items():
-        is_there = F.col("source").bitwiseAND(F.lit(bit)) == 0
-        copies = copies.withColumn(key, F.when(is_there, F.col(key)))
-    return copies.groupBy(*keys, "source").agg(*figures)
+        is_included = F.col("source").bitwiseAND(F.lit(bit)) == 0
+        copies = copies.withColumn(key, F.when(is_included, F.col(key)))
+    return copies.groupBy(*keys, "source").agg(*aggregates)
 
 
 def shuffle(value: Column, seed: int) -> Column:
-    """The elements of arrays in an order drawn by a seed, another one over Spark Connect 3.5."""
+    """Shuffle the elements of arrays with a seed; the order differs over Spark Connect 3.5."""
     from pyspark.sql import functions as F
 
     if "seed" in inspect.signature(F.shuffle).parameters:
@@ -378,32 +387,32 @@ def shuffle(value: Column, seed: int) -> Column:
     return F.transform(F.array_sort(drawn), lambda each: each["value"])
 
 
-def try_cast(value: Column, kind: str | DataType) -> Column:
-    """A column in another type; null where that cannot be."""
+def try_cast(value: Column, type_: str | DataType) -> Column:
+    """Cast a column to another type, with null for values that cannot be cast."""
     if hasattr(type(value), "try_cast"):
-        return value.try_cast(kind)
+        return value.try_cast(type_)
     from pyspark.sql import functions as F
     from pyspark.sql.types import DataType
 
-    wanted = kind.simpleString() if isinstance(kind, DataType) else kind
-    # only the text of SQL has it
-    each = F.expr(f"each -> try_cast(each as {wanted})")
+    type_name = type_.simpleString() if isinstance(type_, DataType) else type_
+    # only available in SQL text
+    each = F.expr(f"each -> try_cast(each as {type_name})")
     return F.call_function("transform", F.array(value), each)[0]
 
 
-# -- functions of Arrow ----------------------------------------------------------------------------
+# -- Arrow functions -------------------------------------------------------------------------------
 
 
-def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
-    """A function of arrays of Arrow as one of columns; before Spark 4.1 the rows go by pandas.
+def arrow_udf(function: Callable, return_type: str, *, iterates: bool = False) -> Any:
+    """Create a column function from a function of Arrow arrays; before Spark 4.1 through pandas.
 
     Parameters
     ----------
     function : callable
-    kind : str
-        Its type, as Spark writes it.
+    return_type : str
+        Type of the result, in Spark's text form.
     iterates : bool
-        True if it takes an iterator of arrays, or of tuples of them, and yields arrays.
+        True if the function takes an iterator of arrays, or of tuples of arrays, and yields arrays.
     """
     from pyspark.sql import functions as F
 
@@ -411,18 +420,18 @@ def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
         from pyspark.sql.functions import ArrowUDFType
 
         if iterates:
-            return F.arrow_udf(function, kind, ArrowUDFType.SCALAR_ITER)
-        return F.arrow_udf(function, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+            return F.arrow_udf(function, return_type, ArrowUDFType.SCALAR_ITER)
+        return F.arrow_udf(function, return_type)  # type: ignore[call-overload]  # pyspark's stubs lack a default
     from pyspark.sql.functions import PandasUDFType
 
-    with warnings.catch_warnings():  # type hints would say the same
+    with warnings.catch_warnings():  # about missing type hints
         warnings.simplefilter("ignore", UserWarning)
         if iterates:
-            return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
-        made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
+            return F.pandas_udf(_iterates_pandas(function), return_type, PandasUDFType.SCALAR_ITER)
+        udf = F.pandas_udf(_through_pandas(function), return_type, PandasUDFType.SCALAR)
 
     def apply(*columns: Column) -> Column:
-        return made(*[each for c in columns for each in (c, F.typeof(c), c.isNull())])
+        return udf(*[each for c in columns for each in (c, F.typeof(c), c.isNull())])
 
     return apply
 
@@ -439,60 +448,62 @@ _TYPES = {
     "binary": "binary",
     "date": "date32",
 }
-_EXACT = 2**53  # pandas turns integers beside nulls into floats
+_EXACT = 2**53  # pandas converts integers with nulls to floats
 
 
-def _by_pandas(function: Callable) -> Callable:
+def _through_pandas(function: Callable) -> Callable:
     def work(*series: Any) -> Any:
         arrays = [
-            _of_type(_of_series(values, are_null), kinds[0] if len(kinds) else "")
-            for values, kinds, are_null in zip(*(series[i::3] for i in range(3)), strict=True)
+            _cast_from_pandas(_array_from_series(values, are_null), types[0] if len(types) else "")
+            for values, types, are_null in zip(*(series[i::3] for i in range(3)), strict=True)
         ]
         return _to_pandas(function(*arrays))
 
     return work
 
 
-def _of_type(array: Any, kind: str) -> Any:
-    """An array that comes from pandas, in the type that Spark calls `kind`."""
-    wanted = _known_type(kind)
-    if wanted is None or array.type == wanted:
+def _cast_from_pandas(array: Any, type_name: str) -> Any:
+    """Cast an array from pandas to the type with this Spark name."""
+    target = _known_type(type_name)
+    if target is None or array.type == target:
         return array
     numbers = array
     while pa.types.is_list(numbers.type):
         numbers = numbers.flatten()
-    if pa.types.is_floating(numbers.type) and pa.types.is_integer(_innermost(wanted)):
+    if pa.types.is_floating(numbers.type) and pa.types.is_integer(_innermost(target)):
         import pyarrow.compute as pc
 
         largest = pc.max(pc.abs(numbers)).as_py()
         if largest is not None and largest >= _EXACT:
             raise UsageError(
-                f"Whole numbers from 2**53 on beside nulls, here of type {kind}, need Spark 4.1 or "
-                "newer; fill the nulls first",
+                f"Integers from 2**53 in columns with nulls, here of type {type_name}, need Spark "
+                "4.1 or newer; fill the nulls first",
                 code="data-null",
             )
-    return array.cast(wanted)
+    return array.cast(target)
 
 
-def _innermost(kind: pa.DataType) -> pa.DataType:
-    return _innermost(kind.value_type) if pa.types.is_list(kind) else kind
+def _innermost(type_: pa.DataType) -> pa.DataType:
+    return _innermost(type_.value_type) if pa.types.is_list(type_) else type_
 
 
-def _known_type(kind: str) -> pa.DataType | None:
-    """The type of Arrow for what Spark calls `kind`, None for one that is not needed exactly."""
-    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
+def _known_type(type_name: str) -> pa.DataType | None:
+    """Return the Arrow type of a Spark type name, or None if no exact type is needed."""
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", type_name):
         return pa.decimal128(int(match[1]), int(match[2]))
-    if kind.startswith("array<"):
-        inner = _known_type(kind[len("array<") : -1])
+    if type_name.startswith("array<"):
+        inner = _known_type(type_name[len("array<") : -1])
         return None if inner is None else pa.list_(inner)
-    return pa.type_for_alias(_TYPES[kind]) if kind in _TYPES else None
+    return pa.type_for_alias(_TYPES[type_name]) if type_name in _TYPES else None
 
 
 def _iterates_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable], Iterator]:
     def predict(batches: Iterable) -> Iterator:
         def arrays() -> Iterator[tuple]:
             for batch in batches:
-                yield tuple(_of_series(s) for s in (batch if isinstance(batch, tuple) else [batch]))
+                yield tuple(
+                    _array_from_series(s) for s in (batch if isinstance(batch, tuple) else [batch])
+                )
 
         for values in task(arrays()):
             yield _to_pandas(values)
@@ -500,8 +511,8 @@ def _iterates_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable
     return predict
 
 
-def _of_series(series: Any, are_null: Any = None) -> Any:
-    """Values of pandas as an array; NaN is null unless `are_null` says which values are."""
+def _array_from_series(series: Any, are_null: Any = None) -> Any:
+    """Convert a pandas Series to an Arrow array; NaN is null unless `are_null` is given."""
     if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
         types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
         names = [str(name) for name in series.columns]
@@ -518,7 +529,7 @@ def _to_pandas(values: Any) -> Any:
     if pa.types.is_struct(values.type):
         fields = zip(values.type, values.flatten(), strict=True)
         return pd.DataFrame({field.name: _to_pandas(each) for field, each in fields})
-    if pa.types.is_floating(values.type):  # in which pandas itself has NaN for null
+    if pa.types.is_floating(values.type):  # otherwise pandas represents null as NaN
         return values.to_pandas(types_mapper=pd.ArrowDtype)
     inner = values
     while pa.types.is_list(inner.type):

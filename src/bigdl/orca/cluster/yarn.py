@@ -1,8 +1,8 @@
-"""Calls of YARN and of its file system, by Hadoop's own classes in a JVM.
+"""Calls of YARN and its file system, with Hadoop's classes in a JVM.
 
-What a program needs is put on the cluster's file system once, for those that follow.  A file lies
-in ``.bigdl`` in the user's home there, under a name made from its content: a program that needs the
-same uploads nothing, and YARN's nodes still have it, unpacked.
+Files of a program are uploaded to the cluster's file system once, and later programs reuse them.  A
+file is in ``.bigdl`` in the user's home, under a name derived from its content.  So a program with
+the same files uploads nothing, and YARN's nodes have them cached and unpacked.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ ARCHIVES = "spark.yarn.dist.archives"
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 
 
-def kept_on_cluster(
+def upload_shared_files(
     jvm: JVMView, properties: Mapping[str, str], packed: str | None
 ) -> dict[str, str]:
-    """Spark properties that name copies on the cluster's file system.
+    """Upload files that programs share, and return Spark properties that point to the copies.
 
     Parameters
     ----------
     jvm : py4j.java_gateway.JVMView
-        Of a JVM with Hadoop's configuration, which need not have a SparkContext.
+        JVM with Hadoop's configuration; it needs no SparkContext.
     properties : mapping of str to str
-        Spark's. The JARs of Spark are kept unless a property says where they are.
+        Spark properties. Spark's JARs are uploaded unless a property sets their location.
     packed : str, optional
-        The packed Python environment, an archive whose name tells its content.
+        Packed Python environment, an archive whose name depends on its content.
 
     Returns
     -------
     dict of str to str
-        The properties that change.
+        Changed properties.
 
     Raises
     ------
@@ -57,52 +57,54 @@ def kept_on_cluster(
     from py4j.protocol import Py4JJavaError
 
     try:
-        return _kept_files(jvm, properties, packed)
+        return _upload_files(jvm, properties, packed)
     except Py4JJavaError as error:
-        said = str(error.java_exception.getMessage()).partition("\n")[0]
+        reason = str(error.java_exception.getMessage()).partition("\n")[0]
         raise UsageError(
-            f"the file system of the YARN cluster cannot be used: {said}; check that its name node "
-            "runs and that hadoop_conf names it",
+            f"Cannot use the file system of the YARN cluster: {reason}; check that its name node "
+            "is running and that hadoop_conf points to it",
             code="cluster-unreachable",
         ) from error
 
 
-def _kept_files(jvm: JVMView, properties: Mapping[str, str], packed: str | None) -> dict[str, str]:
+def _upload_files(
+    jvm: JVMView, properties: Mapping[str, str], packed: str | None
+) -> dict[str, str]:
     files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.org.apache.hadoop.conf.Configuration())
     if files.getUri().getScheme() == "file":
-        return {}  # YARN has no file system of its own
+        return {}  # a YARN without a distributed file system
     changed = {}
     if not any(properties.get(name) for name in _JARS):
-        changed["spark.yarn.archive"] = _keep_jars(jvm, files)
+        changed["spark.yarn.archive"] = _upload_jars(jvm, files)
     entries = properties.get(ARCHIVES, "").split(",")
     if packed and any(entry.partition("#")[0] == packed for entry in entries):
-        kept = _keep_file(jvm, files, Path(packed))
+        uploaded = _upload_file(jvm, files, Path(packed))
         changed[ARCHIVES] = ",".join(
-            entry.replace(packed, kept) if entry.partition("#")[0] == packed else entry
+            entry.replace(packed, uploaded) if entry.partition("#")[0] == packed else entry
             for entry in entries
         )
     return changed
 
 
-def _keep_file(jvm: JVMView, files: Any, file: Path) -> str:
+def _upload_file(jvm: JVMView, files: Any, file: Path) -> str:
     def write(part: Any) -> None:
         source = jvm.org.apache.hadoop.fs.Path(file.resolve().as_uri())
         files.copyFromLocalFile(False, True, source, part)
 
-    return _kept(jvm, files, file.name, write)
+    return _upload_once(jvm, files, file.name, write)
 
 
-def _directory_of(archive: Path) -> str:
-    """Return a hash of the end of an archive, where the checksums of its members are."""
+def _archive_hash(archive: Path) -> str:
+    """Hash the deadline of an archive, which contains the checksums of its members."""
     with archive.open("rb") as file:
         file.seek(max(archive.stat().st_size - (64 << 10), 0))
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
-def _keep_jars(jvm: JVMView, files: Any) -> str:
-    """One archive of Spark's JARs: 250 single files take YARN's nodes longer."""
+def _upload_jars(jvm: JVMView, files: Any) -> str:
+    """Upload Spark's JARs as one archive; 250 single files take YARN's nodes longer."""
     jars = sorted(Path(spark_home(), "jars").glob("*.jar"))
-    content = "".join(f"{jar.name} {jar.stat().st_size} {_directory_of(jar)}\n" for jar in jars)
+    content = "".join(f"{jar.name} {jar.stat().st_size} {_archive_hash(jar)}\n" for jar in jars)
     name = f"spark-jars-{hashlib.sha256(content.encode()).hexdigest()[:24]}.zip"
 
     def write(part: Any) -> None:
@@ -116,42 +118,42 @@ def _keep_jars(jvm: JVMView, files: Any) -> str:
         finally:
             archive.close()
 
-    return _kept(jvm, files, name, write)
+    return _upload_once(jvm, files, name, write)
 
 
-def _kept(jvm: JVMView, files: Any, name: str, write: Any) -> str:
-    """The address of a file that is there already, or is written now; no half of one is seen."""
+def _upload_once(jvm: JVMView, files: Any, name: str, write: Any) -> str:
+    """Upload a file atomically unless it exists, and return its address."""
     path = jvm.org.apache.hadoop.fs.Path
     folder = path(files.getHomeDirectory(), ".bigdl")
     target = path(folder, name)
     if not files.exists(target):
-        logger.info("Copying %s to %s, once", name, folder.toString())
+        logger.info("Uploading %s to %s, once", name, folder.toString())
         files.mkdirs(folder)
         part = path(folder, f".{name}.{uuid.uuid4().hex}")
         try:
             write(part)
-            files.rename(part, target)  # False if another program was faster
+            files.rename(part, target)  # False if another program uploaded it first
         finally:
             files.delete(part, False)
     return str(files.makeQualified(target).toString())
 
 
-# -- what a driver on the cluster has printed ---------------------------------------------------
+# -- output of a driver on the cluster ----------------------------------------------------------
 
 
 def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
-    """Return the output of the driver of a program in cluster mode, in its last attempt.
+    """Return the driver's output in the last attempt of a program in cluster mode.
 
     Parameters
     ----------
     jvm : py4j.java_gateway.JVMView
     tag : str
-        One of the program's ``spark.yarn.tags``, which no other program has.
+        Unique element of the program's ``spark.yarn.tags``.
 
     Returns
     -------
     dict of str to str
-        ``stdout`` and ``stderr``; empty if YARN keeps no logs or they do not come in time.
+        ``stdout`` and ``stderr``; empty if YARN keeps no logs or they are not available in time.
     """
     yarn = jvm.org.apache.hadoop.yarn
     configuration = yarn.conf.YarnConfiguration()
@@ -170,8 +172,8 @@ def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
         ]
     finally:
         client.stop()
-    end = time.monotonic() + YARN_LOGS_S
-    while containers and time.monotonic() < end:
+    deadline = time.monotonic() + YARN_LOGS_S
+    while containers and time.monotonic() < deadline:
         container, report = max(containers, key=operator.itemgetter(0))
         logs = _logs(jvm, configuration, report, container)
         if logs:
@@ -181,7 +183,7 @@ def driver_output(jvm: JVMView, tag: str) -> dict[str, str]:
 
 
 def _logs(jvm: JVMView, configuration: Any, report: Any, container: str) -> dict[str, str]:
-    """The logs of a container by their names, if YARN has collected them."""
+    """Return the logs of a container by name, if YARN has aggregated them."""
     from py4j.protocol import Py4JJavaError
 
     aggregation = jvm.org.apache.hadoop.yarn.logaggregation
@@ -200,7 +202,7 @@ def _logs(jvm: JVMView, configuration: Any, report: Any, container: str) -> dict
     try:
         controller = factory.getFileControllerForRead(report.getApplicationId(), report.getUser())
         controller.readAggregatedLogs(request, output)
-    except Py4JJavaError as error:  # they are not there yet
-        logger.debug("The logs of %s cannot be read: %s", container, error)
+    except Py4JJavaError as error:  # not aggregated yet
+        logger.debug("Cannot read the logs of %s: %s", container, error)
     pattern = r"^LogType:(\w+)\n.*?^LogContents:\n(.*?)^End of LogType:\1"
     return dict(re.findall(pattern, str(output.toString("UTF-8")), re.DOTALL | re.MULTILINE))

@@ -1,8 +1,7 @@
-"""Spark DataFrames and RDDs from Elasticsearch, and DataFrames into it, by the official client.
+"""Exchange of data between Spark and Elasticsearch with the official Python client.
 
-Tasks of Spark talk to the servers. An index is read from one point in time, cut into slices: every
-partition is a slice. Settings have the names of Elastic's own connector for Spark, which is not
-used.
+Spark tasks connect to the servers. An index is read at one point in time and divided into slices,
+one per partition. Settings have the names of Elastic's Spark connector, which is not needed.
 """
 
 from __future__ import annotations
@@ -53,19 +52,19 @@ es.index.auto.create=true es.batch.size.entries=1000 es.batch.size.bytes=1mb
 es.batch.write.refresh=true es.batch.write.retry.count=3
 es.nodes.wan.only= es.nodes.discovery= es.nodes.client.only= es.nodes.data.only=
 es.nodes.ingest.only= es.nodes.resolve.hostname=
-"""  # the last six choose among servers: those of es.nodes are asked here, and no others
+"""  # the last six have no effect: only the servers of es.nodes are used
 _HEADER = "es.net.http.header."
-_SENTENCES = {  # by the status of an answer
-    None: "does not answer: check es.nodes, es.port and es.net.ssl, and that it runs",
-    401: "does not know the user: check es.net.http.auth.user and es.net.http.auth.pass",
-    403: "does not let the user of es.net.http.auth.user do this: use one with more rights",
+_ERROR_TEXTS = {  # by the status of a response
+    None: "does not answer: check es.nodes, es.port and es.net.ssl, and that it is running",
+    401: "rejects the user: check es.net.http.auth.user and es.net.http.auth.pass",
+    403: "denies this to the user of es.net.http.auth.user: use one with more privileges",
     404: "has no such index: check esResource and es.nodes",
-    410: "let go of what was read, since nobody searched it for the time of es.scroll.keepalive: "
-    "read it again, persist what was read, or set a longer time",
+    410: "closed the point in time after es.scroll.keepalive without a search: read the index "
+    "again, persist the DataFrame, or set a longer time",
 }
 _UNITS = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_MAX_SLICES = 1024  # index.max_slices_per_pit of a server, unless it is set
-_TYPES = {  # of a mapping, where Spark has another name; what Spark does not know is text
+_MAX_SLICES = 1024  # default of index.max_slices_per_pit
+_TYPES = {  # mapping types with another name in Spark; unknown types become strings
     "unsigned_long": "decimal(20,0)",
     "half_float": "float",
     "scaled_float": "double",
@@ -80,16 +79,16 @@ def read_df(
 ) -> DataFrame:
     """Read an index as a Spark DataFrame.
 
-    It holds the documents of the moment of this call, however often it is computed.
+    It contains the documents at the time of this call, also if it is recomputed.
 
     Parameters
     ----------
     esConfig : dict
-        Settings of Elastic's connector for Spark, such as ``{"es.nodes": "10.0.0.7"}``.
+        Settings of Elastic's Spark connector, such as ``{"es.nodes": "10.0.0.7"}``.
     esResource : str
-        An index, several with commas between, or a pattern; what follows a slash is left out.
+        Index, comma-separated indices, or a pattern; a suffix after a slash is ignored.
     schema : pyspark.sql.types.StructType, optional
-        The columns; default: the fields of the index's mapping.
+        Columns, by default the fields of the index's mapping.
 
     Returns
     -------
@@ -99,19 +98,18 @@ def read_df(
     Raises
     ------
     UsageError
-        If the servers do not answer or refuse the user, if there is no such index, for a setting
-        that is not known. In a task: if a value does not fit the type of its column.
+        If the servers do not answer or reject the user, the index does not exist, or a setting is
+        unknown. In a task: if a value does not match the type of its column.
 
     Examples
     --------
     >>> from bigdl.orca.data import elastic_search
     >>> config = {"es.nodes": "127.0.0.1", "es.port": "1", "es.http.retries": "0"}
-    >>> df = elastic_search.read_df(config, "clicks")  # nothing listens at this port
+    >>> df = elastic_search.read_df(config, "clicks")  # no server on this port
     Traceback (most recent call last):
         ...
     bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
-
     settings = _ElasticsearchSettings(esConfig, esResource, "read")
     cluster = active_spark_or_local()
     spark = cluster.spark
@@ -120,18 +118,18 @@ def read_df(
     else:
         settings["es.read.field.include"] = ",".join(map(".".join, _leaves(schema)))
     slices = _open(settings, cluster.parallelism)
-    of_arrow = arrow_schema(schema)
+    arrow_type = arrow_schema(schema)
 
     def read(batches):
         import pyarrow as pa
 
-        for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-            for page in _pages(settings, slices[number]):
-                rows = [_parsed(source, schema, "") for _, source in page]
-                yield pa.RecordBatch.from_pylist(rows, schema=of_arrow)
+        for index in (each for batch in batches for each in batch.column(0).to_pylist()):
+            for page in _pages(settings, slices[index]):
+                rows = [_convert(source, schema, "") for _, source in page]
+                yield pa.RecordBatch.from_pylist(rows, schema=arrow_type)
 
-    numbers = spark.range(0, len(slices), 1, len(slices))
-    return numbers.mapInArrow(silent_when_closed(read), schema)
+    indices = spark.range(0, len(slices), 1, len(slices))
+    return indices.mapInArrow(silent_when_closed(read), schema)
 
 
 def read_rdd(
@@ -140,16 +138,16 @@ def read_rdd(
     filter: str | None = None,
     esQuery: str | None = None,
 ) -> RDD:
-    """Read an index as an RDD of pairs: the id of a document, and the document as a dict.
+    """Read an index as an RDD of pairs of document id and document, a dict.
 
     Parameters
     ----------
     esConfig, esResource
-        As of :func:`read_df`; `esConfig` may hold the resource.
+        As in :func:`read_df`; `esConfig` may contain the resource.
     filter : str, optional
-        Names of the fields to read, with commas between; default: all.
+        Comma-separated names of the fields to read, by default all.
     esQuery : str, optional
-        Which documents: ``?q=…``, or JSON such as ``{"query": {"match_all": {}}}``.
+        Query of the documents: ``?q=…``, or JSON such as ``{"query": {"match_all": {}}}``.
 
     Examples
     --------
@@ -160,8 +158,8 @@ def read_rdd(
         ...
     bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
-    asked = {"es.read.source.filter": filter, "es.query": esQuery}
-    config = {**esConfig, **{key: text for key, text in asked.items() if text is not None}}
+    arguments = {"es.read.source.filter": filter, "es.query": esQuery}
+    config = {**esConfig, **{key: text for key, text in arguments.items() if text is not None}}
     settings = _ElasticsearchSettings(config, esResource, "read")
     sc = SparkCluster.active_or_local().sc
     slices = _open(settings, sc.defaultParallelism)
@@ -174,22 +172,23 @@ def read_rdd(
 
 
 def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> None:
-    """Write the rows of a Spark DataFrame as documents, by its tasks.
+    """Write the rows of a Spark DataFrame as documents, from its tasks.
 
     Parameters
     ----------
     esConfig : dict
-        Settings of Elastic's connector for Spark. The column ``es.mapping.id`` holds the ids of
-        the documents; without it a task that Spark runs again may write some twice.
+        Settings of Elastic's Spark connector. ``es.mapping.id`` names the column of document ids;
+        without it, a repeated Spark task may write documents twice.
     esResource : str
-        The index. With ``es.write.operation`` ``"index"``, the default, it must hold no documents.
+        Index. With ``es.write.operation`` ``"index"``, the default, it must be empty.
     df : pyspark.sql.DataFrame
+        Rows to write.
 
     Raises
     ------
     UsageError
-        If the servers do not answer or refuse the user or a document, if the index holds
-        documents, for a setting that is not known.
+        If the servers do not answer or reject the user or a document, the index has documents, or
+        a setting is unknown.
 
     Examples
     --------
@@ -210,22 +209,22 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     check_choice("es.write.operation", operation, operations)
     if operation in operations[2:] and not settings["es.mapping.id"]:
         raise UsageError(
-            f"es.write.operation={operation} needs es.mapping.id, the column of ids",
+            f"es.write.operation={operation} needs es.mapping.id, the column of document ids",
             code="argument-missing",
             argument="es.mapping.id",
         )
     with settings.client() as client:
-        is_there = client.indices.exists(index=index)
-        if not is_there and not settings.flag("es.index.auto.create"):
+        exists = client.indices.exists(index=index)
+        if not exists and not settings.flag("es.index.auto.create"):
             raise UsageError(
                 f"There is no index {index!r}, and es.index.auto.create=false",
                 code="path-missing",
                 path=index,
             )
-        if is_there and operation == "index" and client.count(index=index)["count"]:
+        if exists and operation == "index" and client.count(index=index)["count"]:
             raise UsageError(
-                f"Index {index!r} holds documents already: delete it, write to another one, or add "
-                'to it by es.write.operation "create", or "upsert" for the ids of es.mapping.id',
+                f"Index {index!r} already has documents: delete it, write to another index, or add "
+                'documents with es.write.operation "create", or "upsert" with es.mapping.id',
                 code="path-exists",
                 path=index,
             )
@@ -238,7 +237,7 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     if why := [each["why"] for each in outcomes if each["why"]]:
         raise UsageError(
             f"{written:,} documents were written to index {index!r}, {refused:,} were refused and "
-            f"the rest was not sent: {why[0]}",
+            f"the others were not sent: {why[0]}",
             code="cluster-refused",
             path=index,
         )
@@ -248,9 +247,10 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
 
 
 def flatten_df(df: DataFrame) -> DataFrame:
-    """Return a DataFrame with a column for each field of its structs, however deep.
+    """Return a DataFrame with one column for each, possibly nested, field of structs.
 
-    A column has the name of the field; where several have the same, their paths with ``_`` between.
+    Columns are named after the fields; fields with equal names are named by their path, joined with
+    ``_``.
 
     Examples
     --------
@@ -271,7 +271,7 @@ def flatten_df(df: DataFrame) -> DataFrame:
 
 
 def _leaves(schema: Any, *parents: str) -> list[tuple[str, ...]]:
-    """Paths of the fields that are no structs."""
+    """Return the paths of the fields that are not structs."""
     paths: list[tuple[str, ...]] = []
     for field in schema:
         path = (*parents, field.name)
@@ -281,7 +281,7 @@ def _leaves(schema: Any, *parents: str) -> list[tuple[str, ...]]:
 
 
 class _ElasticsearchSettings(dict[str, str]):
-    """The settings in `esConfig`, with all defaults; pickled to tasks."""
+    """Settings of `esConfig` with all defaults; pickled to tasks."""
 
     def __init__(self, config: Mapping[str, Any], resource: str | None, use: str):
         if not isinstance(config, Mapping):
@@ -291,8 +291,10 @@ class _ElasticsearchSettings(dict[str, str]):
                 argument="esConfig",
             )
         super().__init__(each.split("=") for each in _DEFAULTS.split())
-        given = {str(key): str(value) for key, value in config.items() if value is not None}
-        if unknown := [key for key in given if key not in self and not key.startswith(_HEADER)]:
+        user_settings = {str(key): str(value) for key, value in config.items() if value is not None}
+        if unknown := [
+            key for key in user_settings if key not in self and not key.startswith(_HEADER)
+        ]:
             raise UsageError(
                 f"esConfig has no setting {', '.join(map(repr, unknown))}; it has "
                 f"{', '.join(sorted(self))} and {_HEADER}<name>",
@@ -300,9 +302,9 @@ class _ElasticsearchSettings(dict[str, str]):
                 argument="esConfig",
                 allowed=list(self),
             )
-        numbers = [key for key, value in self.items() if value[:1].isdigit()]
-        self.update(given)
-        for key in numbers:
+        numeric = [key for key, value in self.items() if value[:1].isdigit()]
+        self.update(user_settings)
+        for key in numeric:
             self.number(key)
         resource = resource or self[f"es.resource.{use}"] or self["es.resource"]
         if not resource or "{" in resource:
@@ -311,22 +313,22 @@ class _ElasticsearchSettings(dict[str, str]):
                 code="argument-value",
                 argument="esResource",
             )
-        self["index"] = resource.strip("/").partition("/")[0]  # a type follows in old programs
+        self["index"] = resource.strip("/").partition("/")[0]  # old programs append a mapping type
 
     def flag(self, key: str) -> bool:
         return check_choice(key, self[key].lower(), ["true", "false", "yes", "no"]) in "true yes"
 
     def names(self, key: str) -> list[str]:
-        """Names with commas between."""
+        """Return a comma-separated setting as a list of names."""
         return [name.strip() for name in self[key].split(",") if name.strip()]
 
-    def wanted(self) -> tuple[list[str], list[str]]:
-        """Patterns of the fields to read, and of those among them that are left out."""
+    def field_patterns(self) -> tuple[list[str], list[str]]:
+        """Return the patterns of fields to include and to exclude."""
         include = self.names("es.read.source.filter") + self.names("es.read.field.include")
         return include or ["*"], self.names("es.read.field.exclude")
 
     def number(self, key: str, unit: str = "") -> float:
-        """A number, a size such as 1mb in bytes, or a time such as 10s in seconds."""
+        """Parse a number, a size such as 1mb to bytes, or a duration such as 10s to seconds."""
         match = re.fullmatch(r"(\d+)([a-z]*)", self[key].strip().lower())
         if match is None or (match[2] or unit) not in _UNITS:
             raise UsageError(
@@ -337,7 +339,7 @@ class _ElasticsearchSettings(dict[str, str]):
         return int(match[1]) * _UNITS[match[2] or unit]
 
     def query(self) -> dict[str, Any] | None:
-        """The query of es.query: after ``?q=``, or as JSON."""
+        """Parse es.query, given as ``?q=`` or as JSON."""
         text = self["es.query"].strip()
         if not text or text.startswith("?q="):
             return {"query_string": {"query": text[3:]}} if text else None
@@ -350,18 +352,18 @@ class _ElasticsearchSettings(dict[str, str]):
         return query
 
     def urls(self) -> list[str]:
-        """Addresses of the servers."""
+        """Return the addresses of the servers."""
         scheme = "https" if self.flag("es.net.ssl") else "http"
         path = self["es.nodes.path.prefix"].strip("/")
         if "@" in self["es.nodes"]:
             raise UsageError(
-                "es.nodes names a user; give es.net.http.auth.user and .pass instead",
+                "es.nodes must not contain a user; set es.net.http.auth.user and .pass instead",
                 code="argument-value",
                 argument="es.nodes",
             )
         urls = []
         with as_usage_error(
-            f"es.nodes should be names of hosts, got {self['es.nodes']!r}",
+            f"es.nodes should be host names, got {self['es.nodes']!r}",
             code="argument-value",
             argument="es.nodes",
         ):
@@ -374,7 +376,7 @@ class _ElasticsearchSettings(dict[str, str]):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """A client; what the servers refuse, or that they do not answer, is a UsageError."""
+        """Open a client, and convert errors of the servers and the connection to UsageError."""
         urls, user = self.urls(), self["es.net.http.auth.user"]
         options: dict[str, Any] = {
             "headers": {k.removeprefix(_HEADER): self[k] for k in self if k.startswith(_HEADER)},
@@ -392,10 +394,10 @@ class _ElasticsearchSettings(dict[str, str]):
         except (elasticsearch.ApiError, elasticsearch.TransportError) as error:
             is_expired = "search_context_missing" in str(error)
             status = 410 if is_expired else getattr(error, "status_code", None)
-            sentence = _SENTENCES.get(status, "refuses what it was asked")
+            problem = _ERROR_TEXTS.get(status, "refuses the request")
             reason = error if status else error.message
             raise UsageError(
-                f"Elasticsearch at {', '.join(urls)} {sentence} ({reason})",
+                f"Elasticsearch at {', '.join(urls)} {problem} ({reason})",
                 code="cluster-unreachable",
                 address=list(urls),
             ) from None
@@ -427,16 +429,16 @@ def _close(settings: _ElasticsearchSettings, point: str) -> None:
 def _pages(
     settings: _ElasticsearchSettings, search: dict[str, Any]
 ) -> Iterator[list[tuple[str, dict]]]:
-    """The documents of a slice with their ids, page by page."""
-    include, exclude = settings.wanted()
+    """Yield pages of a slice's documents with their ids."""
+    include, exclude = settings.field_patterns()
     search = {**search, "source": {"includes": include, "excludes": exclude}}
     search |= {"size": int(settings.number("es.scroll.size")), "sort": "_shard_doc"}
     search |= {"track_total_hits": False, "allow_partial_search_results": False}
     with settings.client() as client:
-        while hits := (answer := client.search(**search))["hits"]["hits"]:
+        while hits := (response := client.search(**search))["hits"]["hits"]:
             yield [(hit["_id"], hit["_source"]) for hit in hits]
             search["search_after"] = hits[-1]["sort"]
-            search["pit"] = {**search["pit"], "id": answer["pit_id"]}
+            search["pit"] = {**search["pit"], "id": response["pit_id"]}
 
 
 def _schema_of_mapping(settings: _ElasticsearchSettings) -> StructType:
@@ -450,7 +452,7 @@ def _schema_of_mapping(settings: _ElasticsearchSettings) -> StructType:
     if not fields or any(fields[field.name] != field for schema in schemas for field in schema):
         raise UsageError(
             f"Index {index!r} has {'fields of several types' if fields else 'no such fields'}: "
-            "choose others by es.read.field.include, or give schema=",
+            "select others with es.read.field.include, or pass schema=",
             code="data-schema",
             path=index,
         )
@@ -460,10 +462,10 @@ def _schema_of_mapping(settings: _ElasticsearchSettings) -> StructType:
 def _struct(
     settings: _ElasticsearchSettings, properties: Mapping[str, Any], parent: str
 ) -> StructType:
-    """Spark's type of an object with these fields, of those that are asked for."""
+    """Return the Spark struct type of the selected fields of an object."""
     from pyspark.sql.types import ArrayType, StringType, StructType
 
-    include, exclude = settings.wanted()
+    include, exclude = settings.field_patterns()
     rich = settings.flag("es.mapping.date.rich")
     depths = {}
     for each in settings.names("es.read.field.as.array.include"):
@@ -471,22 +473,24 @@ def _struct(
         depths[path] = int(depth or 1)
     struct = StructType()
     for name, field in properties.items():
-        path, kind = parent + name, field.get("type", "object")
-        of_field: Any
+        path, field_type = parent + name, field.get("type", "object")
+        spark_type: Any
         if "properties" in field:
-            of_field = _struct(settings, field["properties"], f"{path}.")
-            if not of_field.names:
+            spark_type = _struct(settings, field["properties"], f"{path}.")
+            if not spark_type.names:
                 continue
-        elif kind == "alias" or not _is_in(path, include) or _is_in(path, exclude):
+        elif field_type == "alias" or not _is_in(path, include) or _is_in(path, exclude):
             continue
-        elif kind.startswith("date") and ("epoch_second" in field.get("format", "") or not rich):
-            of_field = StringType()
+        elif field_type.startswith("date") and (
+            "epoch_second" in field.get("format", "") or not rich
+        ):
+            spark_type = StringType()
         else:
-            known = kind if kind in _PARSERS else "string"
-            of_field = data_type(_TYPES.get(kind, known))
-        for _ in range(depths.get(path, kind == "nested")):
-            of_field = ArrayType(of_field)
-        struct.add(name, of_field)
+            known = field_type if field_type in _PARSERS else "string"
+            spark_type = data_type(_TYPES.get(field_type, known))
+        for _ in range(depths.get(path, field_type == "nested")):
+            spark_type = ArrayType(spark_type)
+        struct.add(name, spark_type)
     return struct
 
 
@@ -494,39 +498,39 @@ def _is_in(path: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(path, end) for each in patterns for end in (each, f"{each}.*"))
 
 
-def _parsed(value: Any, data_type: Any, path: str) -> Any:
-    """A value of a document as one of a type of Spark."""
+def _convert(value: Any, data_type: Any, path: str) -> Any:
+    """Convert a value of a document to a Spark type."""
     name = data_type.typeName()
     if value is None or (value == "" and name != "string"):
         return None
     if isinstance(value, list) and name != "array":
         raise UsageError(
-            f"The field {path} of a document has several values: name it in "
-            "es.read.field.as.array.include, or give schema= with an array",
+            f"The field {path} of a document has several values: add it to "
+            "es.read.field.as.array.include, or pass schema= with an array",
             code="data-structure",
             column=path,
         )
     with as_usage_error(
-        f"The field {path} of a document is {value!r}, which is no {name}",
-        "; give schema= with another type, such as string",
+        f"The field {path} of a document is {value!r}, which is not of type {name}",
+        "; pass schema= with another type, such as string",
         code="data-dtype",
         column=path,
     ):
         if name == "struct":
             return {
-                each.name: _parsed(
-                    _member(value, each.name), each.dataType, f"{path}.{each.name}".strip(".")
+                each.name: _convert(
+                    _field_value(value, each.name), each.dataType, f"{path}.{each.name}".strip(".")
                 )
                 for each in data_type
             }
         if name == "array":
             values = value if isinstance(value, list) else [value]
-            return [_parsed(each, data_type.elementType, path) for each in values]
+            return [_convert(each, data_type.elementType, path) for each in values]
         return _PARSERS[name](value)
 
 
-def _member(value: dict[str, Any], name: str) -> Any:
-    """A field, or an object of those whose names begin with its name and a dot."""
+def _field_value(value: dict[str, Any], name: str) -> Any:
+    """Return a field, or an object of the fields whose names start with its name and a dot."""
     if name in value:
         return value[name]
     start = f"{name}."
@@ -534,7 +538,7 @@ def _member(value: dict[str, Any], name: str) -> Any:
 
 
 def _time(value: Any) -> datetime.datetime:
-    """A time as ISO 8601 writes it, in UTC if it says no zone, or in milliseconds since 1970."""
+    """Parse an ISO 8601 time, by default in UTC, or a number of milliseconds since 1970."""
     if isinstance(value, int | float):
         return datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
     time = datetime.datetime.fromisoformat(value)
@@ -557,9 +561,10 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator[Any]:
-    """Write the rows of a partition; yield how many were written, how many were not, and why.
+    """Write the rows of a partition; yield the numbers of written and refused rows, and an error.
 
-    No error of the servers is raised: Spark would run the task again, and write documents again.
+    Errors of the servers are not raised, because Spark would repeat the task and write documents
+    again.
     """
     import pyarrow as pa
 
@@ -575,10 +580,10 @@ def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator
     why = None
     try:
         with settings.client() as client:
-            for done, answer in bulk(client, _actions(settings, batches), **options):
+            for done, response in bulk(client, _actions(settings, batches), **options):
                 counts[not done] += 1
                 if not done and why is None:
-                    (item,) = answer.values()
+                    (item,) = response.values()
                     reason = item.get("error", {}).get("reason", f"status {item['status']}")
                     why = f"document {item['_id']!r}: {reason}"
     except UsageError as error:
@@ -591,7 +596,7 @@ def _write(settings: _ElasticsearchSettings, batches: Iterator[Any]) -> Iterator
 def _actions(
     settings: _ElasticsearchSettings, batches: Iterator[Any]
 ) -> Iterator[tuple[dict, str | None]]:
-    """Commands of a bulk request, each with the text that follows it."""
+    """Yield the commands of a bulk request with their document bodies."""
     operation, is_update = settings["es.write.operation"], {"update": "false", "upsert": "true"}
     for batch in batches:
         for text, key in zip(*(column.to_pylist() for column in batch), strict=True):

@@ -1,9 +1,8 @@
-"""Files on any storage, by one set of functions.
+"""File functions for local and remote storage.
 
-A path is a local one (plain, ``file://…`` or, on Databricks, ``dbfs:/…``, which is mounted at
-``/dbfs``) or the URL of a remote storage: ``hdfs://``, ``s3://``, ``gs://``, ``abfs://`` and
-whatever else fsspec knows.  Credentials are those of the storage's own driver, e.g.
-``AWS_ACCESS_KEY_ID`` for S3.
+A path is local (plain, ``file://…`` or, on Databricks, ``dbfs:/…``, which is mounted at ``/dbfs``)
+or the URL of remote storage: ``hdfs://``, ``s3://``, ``gs://``, ``abfs://`` and any other protocol
+of fsspec.  Credentials are configured for the storage's driver, e.g. ``AWS_ACCESS_KEY_ID`` for S3.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file.
+    """Read the content of a file.
 
     Examples
     --------
@@ -81,12 +80,12 @@ def read_bytes(path: str) -> bytes:
     >>> read_bytes("notes.txt")
     b'ab'
     """
-    fs, inside = open_file_system(path)
-    return fs.cat_file(inside)
+    fs, fs_path = open_file_system(path)
+    return fs.cat_file(fs_path)
 
 
 def open_text(path: str) -> list[str]:
-    r"""The lines of a text file in UTF-8, without the white space around them.
+    r"""Read the lines of a UTF-8 text file, stripped of whitespace.
 
     Examples
     --------
@@ -99,7 +98,7 @@ def open_text(path: str) -> list[str]:
 
 
 def open_image(path: str) -> PIL.Image.Image:
-    """An image file as a ``PIL.Image.Image``, fully read, in the mode of the file.
+    """Read an image file as a fully loaded ``PIL.Image.Image``, in the file's mode.
 
     Raises
     ------
@@ -119,12 +118,12 @@ def open_image(path: str) -> PIL.Image.Image:
 
 
 def decode_image(data: bytes, name: str) -> PIL.Image.Image:
-    """The image in the bytes of an image file, in the mode of the file.
+    """Decode the bytes of an image file, in the file's mode.
 
     Raises
     ------
     UsageError
-        If it is none; the message has `name`.
+        If it is not an image; the message contains `name`.
     """
     pil = require("PIL.Image", "orca")
     if not data:
@@ -133,7 +132,7 @@ def decode_image(data: bytes, name: str) -> PIL.Image.Image:
         )
     try:
         with pil.open(io.BytesIO(data)) as image:
-            return image.copy()  # of the class Image: pixels without the file
+            return image.copy()  # an Image that is independent of the file
     except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
         raise UsageError(
             f"{name!r} is not an image that Pillow can read: {error}", code="file-format", path=name
@@ -141,12 +140,12 @@ def decode_image(data: bytes, name: str) -> PIL.Image.Image:
 
 
 def load_numpy(path: str) -> np.ndarray:
-    """The content of a ``.npy`` file, or the arrays of a ``.npz`` file by name.
+    """Load the array of a ``.npy`` file, or the arrays of a ``.npz`` file by name.
 
     Raises
     ------
     UsageError
-        If the file holds Python objects, which would mean to run code that is in it.
+        If the file contains Python objects, whose unpickling could run arbitrary code.
 
     Examples
     --------
@@ -162,15 +161,15 @@ def load_numpy(path: str) -> np.ndarray:
         return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
     except ValueError as error:
         raise UsageError(
-            f"{path!r} is no numpy file of plain numbers or strings ({error}); save it by "
-            "numpy.save or numpy.savez from arrays that have no dtype object",
+            f"{path!r} is not a numpy file of numbers or strings ({error}); save arrays without "
+            "dtype object with numpy.save or numpy.savez",
             code="file-format",
             path=path,
         ) from error
 
 
 def makedirs(path: str) -> None:
-    """Make a directory and those above it; nothing happens if it exists.
+    """Create a directory and its parents, if it does not exist.
 
     Examples
     --------
@@ -179,8 +178,8 @@ def makedirs(path: str) -> None:
     >>> exists("models/ncf")
     True
     """
-    fs, inside = open_file_system(path)
-    fs.makedirs(inside, exist_ok=True)
+    fs, fs_path = open_file_system(path)
+    fs.makedirs(fs_path, exist_ok=True)
 
 
 def rmdir(path: str) -> None:
@@ -194,12 +193,12 @@ def rmdir(path: str) -> None:
     >>> exists("models")
     False
     """
-    fs, inside = find_directory(path)
-    fs.rm(inside, recursive=True)
+    fs, fs_path = find_directory(path)
+    fs.rm(fs_path, recursive=True)
 
 
 def write_text(path: str, text: str) -> int:
-    """Write a text file in UTF-8, in place of what is there.
+    """Write a UTF-8 text file, replacing an existing file.
 
     Returns
     -------
@@ -215,26 +214,27 @@ def write_text(path: str, text: str) -> int:
     ['zwölf']
     """
     data = text.encode("utf-8")
-    fs, inside = open_file_system(path)
-    fs.pipe_file(inside, data)
+    fs, fs_path = open_file_system(path)
+    fs.pipe_file(fs_path, data)
     return len(data)
 
 
 def files_of(path: str, *, nested: bool = False) -> list[str]:
-    """Return the files that a path, a directory or a pattern of both means, sorted.
+    """Return the files at a path, in a directory, or matching a glob pattern, sorted.
 
-    Names that start with ``_`` or ``.`` are left out of a directory, as by Spark.
+    In directories, names that start with ``_`` or ``.`` are ignored, as in Spark.
 
     Parameters
     ----------
     path : str
+        Path or glob pattern.
     nested : bool
-        Read the directories in a directory, too.
+        Include files in subdirectories.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there are no files.
 
     Examples
     --------
@@ -245,9 +245,9 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
     >>> [path.rpartition("/")[2] for path in files_of("table")]
     ['part-0.csv', 'part-1.csv']
     """
-    fs, inside = fresh_file_system(path)
+    fs, fs_path = fresh_file_system(path)
     files: list[str] = []
-    for match in [inside] if fs.exists(inside) else fs.glob(inside):
+    for match in [fs_path] if fs.exists(fs_path) else fs.glob(fs_path):
         if not fs.isdir(match):
             files.append(match)
             continue
@@ -270,8 +270,8 @@ def is_file(path: str) -> bool:
     >>> is_file("models")
     False
     """
-    fs, inside = fresh_file_system(path)
-    return fs.isfile(inside)
+    fs, fs_path = fresh_file_system(path)
+    return fs.isfile(fs_path)
 
 
 def put_local_file_to_remote(
@@ -283,17 +283,16 @@ def put_local_file_to_remote(
     ----------
     local_path : str
     remote_path : str
-        A file to write, or an existing directory to write into.  The directories above it are
-        made.
+        Target file, or existing target directory.  Parent directories are created.
     filemode : int, optional
-        Permissions of the copy, e.g. ``0o644``, where it is a local or mounted path.
+        Permissions of the copy, e.g. ``0o644``, on local or mounted storage.
     over_write : bool, default False
-        Whether to replace a file that exists.
+        Replace an existing file.
 
     Returns
     -------
     int
-        0 when the file was copied, −1 when nothing was done because it exists already.
+        0 if the file was copied, −1 if the target exists and was kept.
 
     Raises
     ------
@@ -308,7 +307,7 @@ def put_local_file_to_remote(
     0
     >>> open_text("memory://models/model.txt")
     ['weights']
-    >>> put_local_file_to_remote("model.txt", "memory://models/model.txt")  # there is one
+    >>> put_local_file_to_remote("model.txt", "memory://models/model.txt")  # exists
     -1
     """
     local, source = _local(local_path)
@@ -323,20 +322,19 @@ def put_local_file_to_remote(
             os.chmod(target, filemode)
         else:
             logger.warning(
-                "filemode has no effect on %s: its storage has no permissions of this kind",
+                "filemode has no effect on %s: its storage does not support Unix permissions",
                 remote_path,
             )
     return done
 
 
 def put_local_dir_to_remote(local_dir: str, remote_dir: str, over_write: bool = False) -> int:
-    """Copy what is in a local directory, with all below it, into a directory on any storage.
+    """Copy the contents of a local directory, recursively, to a directory on any storage.
 
     Returns
     -------
     int
-        0 when every file was copied, −1 when some were left as they are because they exist
-        already and `over_write` is False.
+        0 if every file was copied, −1 if existing files were kept because `over_write` is False.
 
     Examples
     --------
@@ -353,7 +351,7 @@ def put_local_dir_to_remote(local_dir: str, remote_dir: str, over_write: bool = 
 
 
 def put_local_dir_tree_to_remote(local_dir: str, remote_dir: str, over_write: bool = False) -> int:
-    """The same as :func:`put_local_dir_to_remote`.
+    """Copy the contents of a local directory; same as :func:`put_local_dir_to_remote`.
 
     Examples
     --------
@@ -371,12 +369,12 @@ def put_local_dir_tree_to_remote(local_dir: str, remote_dir: str, over_write: bo
 def put_local_files_with_prefix_to_remote(
     local_path_prefix: str, remote_dir: str, over_write: bool = False
 ) -> int:
-    """Copy the local files whose path starts with a prefix into a directory on any storage.
+    """Copy local files whose path starts with a prefix to a directory on any storage.
 
     Returns
     -------
     int
-        As of :func:`put_local_dir_to_remote`.
+        As in :func:`put_local_dir_to_remote`.
 
     Examples
     --------
@@ -395,14 +393,13 @@ def put_local_files_with_prefix_to_remote(
 def get_remote_file_to_local(remote_path: str, local_path: str, over_write: bool = False) -> int:
     """Copy a file from any storage to this machine.
 
-    The copy appears under its name when it is complete, so that several processes of a node may
+    The copy is renamed to its final name when it is complete, so several processes of a node may
     fetch the same file.
 
     Returns
     -------
     int
-        0 when the file was copied, −1 when nothing was done because it exists already and
-        `over_write` is False.
+        0 if the file was copied, −1 if the target exists and `over_write` is False.
 
     Examples
     --------
@@ -423,13 +420,12 @@ def get_remote_file_to_local(remote_path: str, local_path: str, over_write: bool
 
 
 def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = True) -> int:
-    """Copy what is in a directory on any storage, with all below it, into a local directory.
+    """Copy the contents of a directory on any storage, recursively, to a local directory.
 
     Returns
     -------
     int
-        0 when every file was copied, −1 when some were left as they are because they exist
-        already and `over_write` is False.
+        0 if every file was copied, −1 if existing files were kept because `over_write` is False.
 
     Examples
     --------
@@ -446,7 +442,7 @@ def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = 
 def get_remote_files_with_prefix_to_local(
     remote_path_prefix: str, local_dir: str, over_write: bool = True
 ) -> str:
-    """Copy the files whose path starts with a prefix from any storage into a local directory.
+    """Copy files whose path starts with a prefix from any storage to a local directory.
 
     Returns
     -------
@@ -473,26 +469,27 @@ def get_remote_files_with_prefix_to_local(
 
 
 def enable_multi_fs_load_static(load: Callable) -> Callable:
-    """Make a function whose first parameter is a local path read from any storage.
+    """Decorate a function of a local path, its first parameter, to read from any storage.
 
     Examples
     --------
     >>> from bigdl.orca.data.file import enable_multi_fs_load_static, write_text
     >>> @enable_multi_fs_load_static
     ... def first_line(path):
-    ...     with open(path) as file:  # knows local files only
+    ...     with open(path) as file:  # supports local files only
     ...         return file.readline()
     >>> _ = write_text("memory://log.txt", "started")
     >>> first_line("memory://log.txt")
     'started'
     """
-    return _of_any_path(load, 0, _copied_from)
+    return _accept_any_path(load, 0, _downloaded)
 
 
 def enable_multi_fs_load(load: Callable) -> Callable:
-    """Make a method whose first parameter, after ``self``, is a local path read from any storage.
+    """Decorate a method of a local path, its first parameter, to read from any storage.
 
-    A remote file or directory is copied to a temporary one for the time of the call.
+    The first parameter follows ``self``.  A remote file or directory is copied to a temporary local
+    one for the duration of the call.
 
     Examples
     --------
@@ -500,7 +497,7 @@ def enable_multi_fs_load(load: Callable) -> Callable:
     >>> class Model:
     ...     @enable_multi_fs_load
     ...     def load(self, path):
-    ...         with open(path) as file:  # knows local files only
+    ...         with open(path) as file:  # supports local files only
     ...             self.weight = float(file.read())
     >>> _ = write_text("memory://weight.txt", "0.5")
     >>> model = Model()
@@ -508,14 +505,15 @@ def enable_multi_fs_load(load: Callable) -> Callable:
     >>> model.weight
     0.5
     """
-    return _of_any_path(load, 1, _copied_from)
+    return _accept_any_path(load, 1, _downloaded)
 
 
 def enable_multi_fs_save(save: Callable) -> Callable:
-    """Make a method whose first parameter, after ``self``, is a local path write to any storage.
+    """Decorate a method of a local path, its first parameter, to write to any storage.
 
-    The method writes a temporary file or directory, which is then copied.  A file that exists is
-    replaced unless the method has a parameter ``overwrite`` or ``over_write`` that is false.
+    The first parameter follows ``self``.  The method writes a temporary local file or directory,
+    which is then copied.  An existing file is replaced unless the method's parameter ``overwrite``
+    or ``over_write`` is False.
 
     Examples
     --------
@@ -523,22 +521,22 @@ def enable_multi_fs_save(save: Callable) -> Callable:
     >>> class Model:
     ...     @enable_multi_fs_save
     ...     def save(self, path):
-    ...         with open(path, "w") as file:  # knows local files only
+    ...         with open(path, "w") as file:  # supports local files only
     ...             _ = file.write("0.5")
     >>> Model().save("memory://weight.txt")
     >>> open_text("memory://weight.txt")
     ['0.5']
     """
-    return _of_any_path(save, 1, _copied_to)
+    return _accept_any_path(save, 1, _uploaded)
 
 
-def _of_any_path(function: Callable, position: int, local_path: Callable) -> Callable:
-    """Give a function ``local_path(path, overwrite)`` in place of a remote path."""
+def _accept_any_path(function: Callable, position: int, local_path: Callable) -> Callable:
+    """Wrap a function to replace remote paths by ``local_path(path, overwrite)``."""
     signature = inspect.signature(function)
     name = list(signature.parameters)[position]
 
     @functools.wraps(function)
-    def of_any_path(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         path = call.arguments[name]
         if is_local_path(path):
@@ -550,12 +548,12 @@ def _of_any_path(function: Callable, position: int, local_path: Callable) -> Cal
         with local_path(path, overwrite) as call.arguments[name]:
             return function(*call.args, **call.kwargs)
 
-    return of_any_path
+    return wrapper
 
 
 @contextlib.contextmanager
-def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield a temporary local copy of what is on another storage."""
+def _downloaded(path: str, overwrite: bool) -> Iterator[str]:
+    """Yield a temporary local copy of a remote file or directory."""
     with _temporary(path) as copy:
         get = get_remote_file_to_local if is_file(path) else get_remote_dir_to_local
         get(path, copy)
@@ -563,8 +561,8 @@ def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
-    """Yield a temporary local path that is copied to another storage at the end."""
+def _uploaded(path: str, overwrite: bool) -> Iterator[str]:
+    """Yield a temporary local path, and copy it to the remote path at the end."""
     if not overwrite and exists(path):
         raise UsageError(
             f"{path!r} exists already; pass overwrite=True to replace it",
@@ -579,7 +577,7 @@ def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _temporary(path: str) -> Iterator[str]:
-    """A local path with the same last part as `path`, whose suffix may matter."""
+    """Yield a temporary local path with the base name of `path`, whose suffix may matter."""
     with scratch_folder("file") as folder:
         yield os.path.join(folder, posixpath.basename(path.rstrip("/")) or "data")
 
@@ -590,7 +588,7 @@ def _temporary(path: str) -> Iterator[str]:
 def _local(path: str) -> tuple[Any, str]:
     if not is_local_path(path):
         raise UsageError(
-            f"{path!r} must be a local path; a remote one is the other argument",
+            f"{path!r} must be a local path; pass the remote path as the other argument",
             code="argument-value",
             path=path,
         )
@@ -604,19 +602,19 @@ def _copy_directory(
     target: str,
     over_write: bool,
 ) -> int:
-    """Copy what is in a directory; return the least result of :func:`_copy_file`."""
+    """Copy the contents of a directory; return the minimum result of :func:`_copy_file`."""
     target_fs.makedirs(target, exist_ok=True)
     results = [0]
     for path, info in sorted(source_fs.find(source, withdirs=True, detail=True).items()):
-        below = path.strip("/")[len(source.strip("/")) :].strip("/")
-        if not below:
+        relative = path.strip("/")[len(source.strip("/")) :].strip("/")
+        if not relative:
             continue
         is_link = info["type"] == "other"
         if info["type"] == "directory" or (is_link and source_fs.isdir(path)):
-            target_fs.makedirs(joined(target, below), exist_ok=True)
+            target_fs.makedirs(joined(target, relative), exist_ok=True)
         else:
             results.append(
-                _copy_file(source_fs, path, target_fs, joined(target, below), over_write)
+                _copy_file(source_fs, path, target_fs, joined(target, relative), over_write)
             )
     return min(results)
 
@@ -624,10 +622,10 @@ def _copy_directory(
 def _copy_prefix(
     path_prefix: str, target_fs: AbstractFileSystem, target: str, over_write: bool
 ) -> int:
-    """Copy the files that start with a prefix; return the least result of :func:`_copy_file`."""
+    """Copy the files with a path prefix; return the minimum result of :func:`_copy_file`."""
     folder, slash, prefix = path_prefix.rpartition("/")
-    fs, inside = fresh_file_system(folder or slash or ".")
-    paths = sorted(fs.ls(inside, detail=False)) if fs.isdir(inside) else []
+    fs, fs_path = fresh_file_system(folder or slash or ".")
+    paths = sorted(fs.ls(fs_path, detail=False)) if fs.isdir(fs_path) else []
     paths = [p for p in paths if posixpath.basename(p).startswith(prefix) and fs.isfile(p)]
     if not paths:
         raise FileNotFoundError(f"There is no file that starts with {path_prefix!r}")
@@ -644,29 +642,29 @@ def _copy_file(
     target: str,
     over_write: bool,
 ) -> int:
-    """Copy a file from or to this machine; a local copy appears when it is complete.
+    """Copy a file from or to this machine; a local copy appears atomically.
 
     Returns
     -------
     int
-        −1 if it was left as it is.
+        0 if the file was copied, −1 if an existing target was kept.
     """
     from_local, to_local = is_local_storage(source_fs), is_local_storage(target_fs)
     if from_local and to_local and os.path.exists(target) and os.path.samefile(source, target):
         return 0
     if not over_write and target_fs.exists(target):
-        logger.warning("%s exists already and stays as it is; pass over_write=True", target)
+        logger.warning("%s already exists and is kept; pass over_write=True to replace it", target)
         return -1
     target_fs.makedirs(posixpath.dirname(target), exist_ok=True)
     if not to_local:
         target_fs.put_file(source, target)
         return 0
-    aside = f"{target}.{secrets.token_hex(4)}"
+    temporary = f"{target}.{secrets.token_hex(4)}"
     try:
         copy = shutil.copy if from_local else source_fs.get_file
-        copy(source, aside)
-        os.replace(aside, target)
+        copy(source, temporary)
+        os.replace(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+            os.unlink(temporary)
     return 0

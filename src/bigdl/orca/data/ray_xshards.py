@@ -1,4 +1,4 @@
-"""Old import path of :mod:`bigdl.orca.data.xshards`."""
+"""Alias of :mod:`bigdl.orca.data.xshards`, for programs of BigDL 2.x."""
 
 from bigdl.orca.data.xshards import RayXShards
 

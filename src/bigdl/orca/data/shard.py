@@ -1,4 +1,4 @@
-"""The import path that programs for BigDL 2.x use."""
+"""Alias of :mod:`bigdl.orca.data.xshards`, for programs of BigDL 2.x."""
 
 from bigdl.orca.data.xshards import SharedValue, SparkXShards, XShards
 

@@ -1,4 +1,4 @@
-"""Ray for programs of Orca: its context, under the names of BigDL 2.x."""
+"""Ray context of Orca programs, under the names of BigDL 2.x."""
 
 from bigdl.orca.cluster.ray import OrcaRayContext
 

@@ -1,4 +1,4 @@
-"""Old import path of :func:`resource_to_bytes`."""
+"""Former import path of :func:`resource_to_bytes`."""
 
 from bigdl.orca.cluster.ray import resource_to_bytes
 

@@ -1,4 +1,4 @@
-"""Images: read into XShards, and kept as records in Parquet files."""
+"""Readers of images into XShards, and datasets of image records in Parquet files."""
 
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> NoReturn:
-    """No more available, since it needed TensorFlow 1; the error says what takes its place.
+    """Raise UsageError: removed, because it needed TensorFlow 1; the error names a replacement.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> 
 
 
 def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn:
-    """No more available, since it needed TensorFlow 1; the error says what takes its place.
+    """Raise UsageError: removed, because it needed TensorFlow 1; the error names a replacement.
 
     Examples
     --------

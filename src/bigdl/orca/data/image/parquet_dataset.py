@@ -1,4 +1,4 @@
-"""Records of images and arrays in Parquet files, read in shards by the workers of a training.
+"""Datasets of image and array records in Parquet files, read in shards by training workers.
 
 A dataset is a directory on any storage::
 
@@ -6,8 +6,8 @@ A dataset is a directory on any storage::
     <path>/chunk=0/….parquet       the first `block_size` records
     <path>/chunk=1/….parquet       the next ones
 
-It is written block by block, from a generator of any length, and the schema is written last: a
-dataset whose writing did not end is not read.
+It is written block by block, from a generator of any length.  The schema is written last, so an
+incomplete dataset is rejected when reading.
 """
 
 import random
@@ -53,7 +53,7 @@ _MODES = ("overwrite", "append", "ignore", "error", "errorifexists")
 
 
 class ParquetDataset:
-    """Writes and reads the directories that this module describes.
+    """Writer and reader of record datasets in Parquet files.
 
     Examples
     --------
@@ -85,22 +85,23 @@ class ParquetDataset:
         Parameters
         ----------
         path : str
-            A directory on any storage.
+            Directory on any storage.
         generator : iterable of dict
-            The records, with a value for each column of the schema.
+            Records with a value for each column of the schema.
         schema : dict of str to SchemaField
+            Types of the columns.
         block_size : int, default 1000
-            Records in a chunk; one chunk is in memory at a time.
+            Records per chunk; one chunk at a time is in memory.
         write_mode : {"overwrite", "append", "ignore", "error", "errorifexists"}
-            What to do where a dataset exists: replace it (the default), add chunks to it, leave
-            it as it is, or raise an error.
+            Treatment of an existing dataset: replace it (the default), append chunks, keep it
+            unchanged, or raise an error.
         **kwargs
-            Of ``pyarrow.parquet.write_table``, e.g. ``compression``.
+            Arguments of ``pyarrow.parquet.write_table``, e.g. ``compression``.
 
         Raises
         ------
         UsageError
-            If an argument is wrong, or a record does not fit the schema.
+            If an argument is invalid, or a record does not match the schema.
         """
         schema = check_schema(schema)
         check_choice("write_mode", write_mode, _MODES)
@@ -134,7 +135,7 @@ class ParquetDataset:
 
     @staticmethod
     def schema(path: str) -> dict[str, SchemaField]:
-        """The schema of the dataset at `path`."""
+        """Return the schema of the dataset at `path`."""
         metadata = f"{path.rstrip('/')}/{_METADATA}"
         if not is_file(metadata):
             raise UsageError(
@@ -146,7 +147,7 @@ class ParquetDataset:
 
     @staticmethod
     def files(path: str) -> list[list[str]]:
-        """The Parquet files of each chunk of the dataset at `path`, in order."""
+        """Return the Parquet files of each chunk of the dataset at `path`, in order."""
         folders = [folder for _, folder in sorted(_chunks(path).items())]
         return [[p for p in listdir(folder) if p.endswith(".parquet")] for folder in folders]
 
@@ -156,9 +157,9 @@ class ParquetDataset:
         transforms: Callable | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The records as a ``torch.utils.data.IterableDataset`` of dicts.
+        """Read the records as a ``torch.utils.data.IterableDataset`` of dicts.
 
-        The parameters are those of :func:`~bigdl.orca.data.image.parquet_dataset.read_parquet`.
+        For the parameters see :func:`~bigdl.orca.data.image.parquet_dataset.read_parquet`.
         """
         from bigdl.orca.data.image.torch_records import TorchRecords
 
@@ -166,15 +167,15 @@ class ParquetDataset:
 
     @staticmethod
     def read_as_tf(path: str) -> Any:
-        """The records as a ``tf.data.Dataset`` of dicts."""
+        """Read the records as a ``tf.data.Dataset`` of dicts."""
         return tf_dataset(RecordReader(path))
 
     @staticmethod
     def read_as_xshards(path: str) -> Any:
-        """The records as SparkXShards: one shard per chunk, a dict of the columns.
+        """Read the records as SparkXShards with one shard per chunk, a dict of columns.
 
-        The arrays of a column are stacked if they have one shape; other values are the elements
-        of an object array.
+        Arrays of a column are stacked if they have equal shapes; other values become an object
+        array.
         """
         reader = RecordReader(path)
         rdd = parallelize(reader.chunks, max(len(reader.chunks), 1))
@@ -183,7 +184,7 @@ class ParquetDataset:
 
 
 def _chunks(path: str) -> dict[int, str]:
-    """Return the folder of each chunk by its number."""
+    """Return the folder of each chunk by number."""
     folders = listdir(path) if exists(path) else []
     matches = ((_CHUNK.fullmatch(folder.rpartition("/")[2]), folder) for folder in folders)
     return {int(match[1]): folder for match, folder in matches if match}
@@ -193,15 +194,15 @@ def _check_appended(path: str, schema: Mapping[str, SchemaField]) -> None:
     existing = ParquetDataset.schema(path)
     if existing != schema:
         raise UsageError(
-            f"The dataset at {path!r} has the schema {encode_schema(existing)}, to which records "
-            f"of {encode_schema(schema)} cannot be appended",
+            f"Cannot append records with schema {encode_schema(schema)} to the dataset at "
+            f"{path!r} with schema {encode_schema(existing)}",
             code="data-schema",
             path=path,
         )
 
 
 def _remove(root: str, folders: Mapping[int, str]) -> None:
-    """Remove a dataset, its schema first, and nothing that is beside it."""
+    """Remove a dataset's schema and chunks, and leave other files in the folder."""
     fs, metadata = open_file_system(f"{root}/{_METADATA}")
     if fs.exists(metadata):
         fs.rm(metadata)
@@ -217,14 +218,14 @@ def _table(schema, types, block):
         return pa.Table.from_pylist(rows, schema=types)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise UsageError(
-            f"A record does not fit the schema {types.names}: {error}",
+            f"A record does not match the schema {types.names}: {error}",
             code="data-schema",
             columns=list(types.names),
         ) from error
 
 
-_ROWS = 64  # records that are decoded together
-_AS_FORMAT: Any = object()  # the number of records in a batch that a format has by default
+_ROWS = 64  # records that are decoded at a time
+_AS_FORMAT: Any = object()  # selects the default batch size of a format
 
 
 def read_parquet(
@@ -245,26 +246,26 @@ def read_parquet(
     path : str
     transforms : callable, optional
         Function of one record, a dict by column: arrays are numpy arrays, images the bytes of
-        their file.
+        the image file.
     config : dict, optional
-        ``num_shards`` and ``rank``: read only the chunks whose number leaves the remainder
+        ``num_shards`` and ``rank``: read only every ``num_shards``-th chunk, starting with
         ``rank``.  For a DataLoader also ``num_workers`` and ``collate_fn``.
     batch_size : int or None
-        Records of a batch; None gives single records. Default: 1 for a DataLoader, None for a
+        Records per batch; None gives single records. By default 1 for a DataLoader, None for a
         ``tf.data.Dataset``.
     output_types, output_shapes : optional
-        For ``"tf_dataset"``, those of ``tf.data.Dataset.from_generator``; needed with
-        `transforms`, since without they follow from the schema.
+        Arguments of ``tf.data.Dataset.from_generator`` for ``"tf_dataset"``; required with
+        `transforms`, otherwise derived from the schema.
 
     Returns
     -------
     torch.utils.data.DataLoader or tf.data.Dataset
-        Of batches, or of records.
+        Batches or single records.
 
     Raises
     ------
     UsageError
-        If there is no such dataset, or it has fewer chunks than shards are asked for.
+        If there is no dataset at `path`, or it has fewer chunks than ``num_shards``.
 
     Examples
     --------
@@ -294,7 +295,7 @@ def read_parquet(
 
 
 class RecordReader:
-    """The records of one shard of a dataset; the order is that in which they were written.
+    """Reader of the records of one shard of a dataset, in the order of writing.
 
     Parameters
     ----------
@@ -302,7 +303,7 @@ class RecordReader:
     transforms : callable, optional
         Function of one record.
     config : mapping, optional
-        With ``num_shards`` and ``rank``.
+        Selection of chunks with ``num_shards`` and ``rank``.
     """
 
     def __init__(
@@ -322,7 +323,7 @@ class RecordReader:
         self.chunks = _shard(ParquetDataset.files(path), path, config or {})
 
     def records(self, part: int = 0, parts: int = 1) -> Iterator[Any]:
-        """The records of every `parts`-th chunk, from the one with the number `part` on."""
+        """Yield the records of every `parts`-th chunk, starting with chunk `part`."""
         for files in self.chunks[part::parts]:
             for record in read_chunk(files, self.schema):
                 yield record if self.transforms is None else self.transforms(record)
@@ -334,8 +335,7 @@ def _shard(chunks: list[list[str]], path: str, config: Mapping[str, Any]) -> lis
         return chunks
     if not isinstance(shards, int) or not isinstance(rank, int):
         raise UsageError(
-            f"config must have num_shards and rank, both whole numbers, got {shards!r} "
-            f"and {rank!r}",
+            f"config must have num_shards and rank, both integers, got {shards!r} and {rank!r}",
             code="argument-type",
             argument="config",
         )
@@ -357,11 +357,11 @@ def _shard(chunks: list[list[str]], path: str, config: Mapping[str, Any]) -> lis
 
 
 def read_chunk(files: list[str], schema: Mapping[str, SchemaField]) -> Iterator[dict[str, Any]]:
-    """The records of one chunk."""
+    """Read the records of one chunk."""
     parquet = require("pyarrow.parquet", "orca")
     for name in files:
         fs, inside = open_file_system(name)
-        # threads of Arrow may hold a Python file for a moment too long for a process that ends
+        # Arrow's threads may hold a remote Python file open while the process exits
         with parquet.ParquetFile(inside, filesystem=fs, pre_buffer=False) as file:
             batches = file.iter_batches(_ROWS, columns=list(schema), use_threads=False)
             for batch in batches:
@@ -384,7 +384,7 @@ def _stack(values: list) -> np.ndarray:
 
 
 def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: Any = None) -> Any:
-    """The records of a reader as a ``tf.data.Dataset``."""
+    """Return a ``tf.data.Dataset`` of a reader's records."""
     tf = require("tensorflow", "tf")
     if output_types is not None:
         return tf.data.Dataset.from_generator(
@@ -392,7 +392,7 @@ def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: An
         )
     if reader.transforms is not None:
         raise UsageError(
-            "output_types must say what transforms returns; pass it",
+            "output_types is required with transforms; pass the types of its results",
             code="argument-missing",
             argument="output_types",
         )
@@ -407,14 +407,14 @@ def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: An
 
 
 def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> None:
-    """Write a known kind of data as a :class:`ParquetDataset`.
+    """Write data of a known format as a :class:`ParquetDataset`.
 
     Parameters
     ----------
     format : {"mnist", "image_folder", "voc"}
     output_path : str
     *args, **kwargs
-        Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
+        Arguments of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
 
     Examples
     --------
@@ -433,7 +433,7 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
 
 
 def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: Any) -> None:
-    """Write the files of MNIST, which are unpacked idx files, as a :class:`ParquetDataset`.
+    """Write unpacked MNIST idx files as a :class:`ParquetDataset`.
 
     The columns are ``image``, uint8 of shape (rows, columns, 1), and ``label``, uint8 of shape ().
 
@@ -442,7 +442,7 @@ def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: An
     image_file, label_file : str
     output_path : str
     **kwargs
-        Of :meth:`ParquetDataset.write`.
+        Arguments of :meth:`ParquetDataset.write`.
 
     Examples
     --------
@@ -486,7 +486,7 @@ def _idx(path: str, magic: int, ndim: int) -> np.ndarray:
     values = np.frombuffer(data, np.uint8, offset=head)
     if values.size != np.prod(shape):
         raise UsageError(
-            f"{path!r} says to hold {shape} values, but there are {values.size}",
+            f"The header of {path!r} declares shape {shape}, but the file has {values.size} values",
             code="file-damaged",
             path=path,
         )
@@ -501,7 +501,7 @@ def write_from_directory(
     seed: int | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write images that lie in one directory per label as a :class:`ParquetDataset`.
+    """Write images from one directory per label as a :class:`ParquetDataset`.
 
     The columns are ``image`` (the bytes of the file), ``label`` (int), ``image_id`` (its path)
     and ``label_str``.
@@ -509,16 +509,17 @@ def write_from_directory(
     Parameters
     ----------
     directory : str
-        Directory of the directories.
+        Parent directory of the label directories.
     label_map : dict of str to int
-        Number of each label; other directories are left out.
+        Number of each label; other directories are ignored.
     output_path : str
+        Directory of the dataset.
     shuffle : bool, default True
-        Mix the images; else they are in the order of their paths.
+        Shuffle the images; otherwise sort them by path.
     seed : int, optional
-        Makes the mixture the same each time.
+        Random seed of the shuffle.
     **kwargs
-        Of :meth:`ParquetDataset.write`.
+        Arguments of :meth:`ParquetDataset.write`.
 
     Examples
     --------
@@ -576,7 +577,7 @@ def write_voc(
     r"""Write images and boxes of PASCAL VOC as a :class:`ParquetDataset`.
 
     The columns are ``image`` (the bytes of the file), ``label`` (float32, a row ``xmin, ymin,
-    xmax, ymax, class, difficult`` per object, with the box in fractions of the image) and
+    xmax, ymax, class, difficult`` per object, with the box relative to the image size) and
     ``image_id`` (its path).
 
     Parameters
@@ -587,9 +588,9 @@ def write_voc(
         Years and splits, e.g. ``[(2007, "trainval")]``.
     output_path : str
     classes : list of str or dict of str to int, optional
-        Names of the classes, or their numbers; default: the 20 of VOC.
+        Class names, or a dict of their numbers; by default the 20 VOC classes.
     **kwargs
-        Of :meth:`ParquetDataset.write`.
+        Arguments of :meth:`ParquetDataset.write`.
 
     Examples
     --------

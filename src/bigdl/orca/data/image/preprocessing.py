@@ -1,4 +1,4 @@
-"""Images and their labels, masks or boxes, as XShards."""
+"""Readers of images with labels, masks or boxes into XShards."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def read_images(
     target_type: str | tuple[str, ...] = ".png",
     backend: str = "spark",
 ) -> SparkXShards:
-    """Read images in the order of their paths.
+    """Read images into XShards, sorted by path.
 
     Parameters
     ----------
     file_path : str or list of str
-        A directory, a file, or a pattern such as ``"train/*"`` for the directories and files
-        that match it; or several of them.  What is deeper in a directory is not read.
+        Directory, file, or glob pattern such as ``"train/*"`` of directories and files; or a list
+        of them.  Subdirectories are not read.
     label_func : callable, optional
-        Function of an image's path that gives its label.
+        Function of an image's path that returns its label.
     target_path : str or list of str, optional
-        The same for masks.  The mask of ``x.jpg`` is ``x.png``, or one whose name goes on after
-        ``x`` with ``_``, ``-`` or ``.``, such as ``x_mask.png``.
+        Paths of masks.  The mask of ``x.jpg`` is ``x.png``, or a file whose name starts with ``x``
+        followed by ``_``, ``-`` or ``.``, such as ``x_mask.png``.
     image_type, target_type : str or tuple of str
-        Endings of the files to read, in upper or lower case.
+        File name suffixes, case-insensitive.
     backend : {"spark", "pillow"}, default "spark"
-        ``"spark"`` reads files through Spark, from every storage that it knows; ``"pillow"`` in
-        the Python workers, as :mod:`bigdl.orca.data.file` does.
+        ``"spark"`` reads files through Spark, from any storage that Spark supports; ``"pillow"``
+        reads them in the Python workers with :mod:`bigdl.orca.data.file`.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def read_images(
     Raises
     ------
     UsageError
-        If there is no image, or a mask is missing.
+        If there are no images, or a mask is missing.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def read_images(
         )
     if label_func is not None and target_path is not None:
         raise UsageError(
-            "label_func and target_path cannot be given together; leave out one",
+            "label_func and target_path cannot be combined; omit one",
             code="argument-conflict",
             argument="label_func",
         )
@@ -119,7 +119,7 @@ def read_images_pil(
     image_type: str | tuple[str, ...] = ".jpg",
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
-    """:func:`read_images` in the Python workers.
+    """Read images with Pillow in the Python workers; see :func:`read_images`.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def read_images_spark(
     image_type: str | tuple[str, ...] = ".jpg",
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
-    """:func:`read_images` through Spark.
+    """Read images through Spark's file sources; see :func:`read_images`.
 
     Examples
     --------
@@ -171,22 +171,22 @@ def read_voc(
     Parameters
     ----------
     file_path : str, default "VOCdevkit"
-        The directory with ``VOC<year>``.
+        Directory that contains ``VOC<year>``.
     split_names : list of (int, str)
         Years and splits.
     classes : list of str or dict of str to int, optional
-        Names of the classes, or their numbers; default: the 20 of VOC.  Other objects are left
-        out.
+        Class names, or a dict of their numbers; by default the 20 VOC classes.  Objects of other
+        classes are ignored.
     diff : bool, default False
         Keep the column ``difficult``.
     max_samples : int, optional
-        Read only so many images.
+        Maximum number of images.
 
     Returns
     -------
     SparkXShards
-        A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
-        class`` (and ``difficult``) per object, the box in fractions of the image.
+        Each shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
+        class`` (and ``difficult``) per object, with boxes relative to the image size.
 
     Examples
     --------
@@ -206,12 +206,12 @@ def read_voc(
     ...   </bndbox></object>
     ... </annotation>''')
     >>> image, boxes = read_voc("VOCdevkit", [(2007, "train")], classes=["cat", "dog"]).first()
-    >>> boxes.tolist()  # in fractions of the image, and the class
+    >>> boxes.tolist()  # box relative to the image size, and class
     [[...]]
     """
     numbers = class_numbers(classes)
     columns = 6 if diff else 5
-    rdd = _spread(voc_images(file_path, split_names)[: _at_most(max_samples)])
+    rdd = _distribute(voc_images(file_path, split_names)[: _at_most(max_samples)])
     return SparkXShards(
         rdd.map(lambda pair: (open_image(pair[0]), voc_boxes(pair[1], numbers)[:, :columns]))
     )
@@ -223,19 +223,19 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
     Parameters
     ----------
     file_path : str
-        The directory with ``annotations/instances_<split>….json`` and the images in
-        ``<split>…`` or ``images/<split>…``.
+        Directory with ``annotations/instances_<split>….json`` and images in ``<split>…`` or
+        ``images/<split>…``.
     split : str, default "train"
-        ``"train"`` finds ``train2017`` too.
+        Name or prefix of the split; ``"train"`` also matches ``train2017``.
     max_samples : int, optional
-        Read only so many images.
+        Maximum number of images.
 
     Returns
     -------
     SparkXShards
-        A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
-        class`` per object: the box in fractions of the image, the classes numbered from 0 in the
-        order of their ``category_id``.
+        Each shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
+        class`` per object.  Boxes are relative to the image size, and classes are numbered from 0
+        in the order of their ``category_id``.
 
     Examples
     --------
@@ -253,10 +253,10 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
     ...     "annotations": [{"image_id": 1, "category_id": 18, "bbox": [10, 10, 50, 25]}],
     ... }))
     >>> image, boxes = read_coco("coco").first()
-    >>> boxes.round(2).tolist()  # in fractions of the image, and the class
+    >>> boxes.round(2).tolist()  # box relative to the image size, and class
     [[...]]
     """
-    rdd = _spread(coco_records(file_path, split)[: _at_most(max_samples)])
+    rdd = _distribute(coco_records(file_path, split)[: _at_most(max_samples)])
     return SparkXShards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))
 
 
@@ -264,30 +264,33 @@ def _at_most(max_samples: int | None) -> int | None:
     return None if max_samples is None else check_positive("max_samples", max_samples)
 
 
-Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and endings of their files
+Sources = tuple["str | list[str]", "str | tuple[str, ...]"]  # paths, and file name suffixes
 
 
 def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
-    """Return an RDD of path and content of every image and of its mask, or None."""
-    paths = _files(*images)
-    pairs = pairs_of_images(paths, _files(*masks)) if masks else [(path, None) for path in paths]
-    return _spread(pairs).map(
+    """Read path and content of every image and its mask (or None) with Python workers."""
+    paths = _list_files(*images)
+    pairs = (
+        pairs_of_images(paths, _list_files(*masks)) if masks else [(path, None) for path in paths]
+    )
+    return _distribute(pairs).map(
         lambda pair: (pair[0], read_bytes(pair[0]), pair[1], pair[1] and read_bytes(pair[1]))
     )
 
 
 def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
-    """Return an RDD of path and content of every image and of its mask, or None."""
-    frame, paths = _listed(*images)
+    """Read path and content of every image and its mask (or None) with Spark."""
+    frame, paths = _list_with_spark(*images)
     parts = _partitions(len(paths))
-    mask_frame, mask_paths = _listed(*masks) if masks else (None, [])
+    mask_frame, mask_paths = _list_with_spark(*masks) if masks else (None, [])
     pairs = pairs_of_images(paths, mask_paths) if masks else [(path, None) for path in paths]
-    # a part per image, since a sort of all would read every file twice: to sample, and to sort
+    # assign partitions here, because a global sort would read every file twice (sampling and
+    # sorting)
     rows = [(*pair, i * parts // len(pairs)) for i, pair in enumerate(pairs)]
-    placed = OrcaContext.get_spark_session().createDataFrame(
+    assignment = OrcaContext.get_spark_session().createDataFrame(
         rows, "path string, mask_path string, part int"
     )
-    frame = frame.select("path", "content").join(F.broadcast(placed), "path")
+    frame = frame.select("path", "content").join(F.broadcast(assignment), "path")
     if mask_frame is None:
         frame = frame.withColumn("mask", F.lit(None))
     else:
@@ -297,31 +300,31 @@ def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
     return rows_of(ordered.select("path", "content", "mask_path", "mask")).map(tuple)
 
 
-def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
+def _suffixes(types: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(t.lower() for t in ([types] if isinstance(types, str) else types))
 
 
-def _files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
-    """The files with these endings that a path, a pattern or several of them mean, sorted."""
+def _list_files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
+    """Return the files with the given suffixes under paths or patterns, sorted."""
     paths = [where] if isinstance(where, str) else where
     files = {file for path in paths for file in files_of(path)}
-    # Spark takes the other names for temporary files
-    shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
-    chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
+    # Spark ignores hidden and temporary files
+    visible = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
+    chosen = sorted(path for path in visible if path.lower().endswith(_suffixes(types)))
     if not chosen:
         raise UsageError(
-            f"There is no file that ends in {types!r} at {where!r}", code="path-missing", path=where
+            f"There is no file with suffix {types!r} at {where!r}", code="path-missing", path=where
         )
     return chosen
 
 
-def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
-    """The files that a path means as a frame of Spark, and their paths, sorted."""
+def _list_with_spark(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
+    """Return a Spark frame of the files with the given suffixes, and their sorted paths."""
     from pyspark.errors import AnalysisException
 
     paths = [where] if isinstance(where, str) else list(where)
     letters = [
-        "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in e) for e in _endings(types)
+        "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in e) for e in _suffixes(types)
     ]
     reader = OrcaContext.get_spark_session().read.format("binaryFile")
     try:
@@ -330,10 +333,12 @@ def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
         raise UsageError(
             f"There is no file at {where!r}: {condition_of(error)}", code="path-missing", path=where
         ) from error
-    files = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
+    files = sorted(
+        row["path"] for row in frame.select("path").collect()
+    )  # does not read the contents
     if not files:
         raise UsageError(
-            f"There is no file that ends in {types!r} at {where!r}", code="path-missing", path=where
+            f"There is no file with suffix {types!r} at {where!r}", code="path-missing", path=where
         )
     return frame, files
 
@@ -343,14 +348,14 @@ def _stem(path: str) -> str:
 
 
 def pairs_of_images(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
-    """Every image with its mask, or a UsageError that names one without."""
+    """Pair every image with its mask; raise UsageError for an image without one mask."""
     by_stem: dict[str, list[str]] = {}
     for mask in masks:
         by_stem.setdefault(_stem(mask), []).append(mask)
     stems = {_stem(path) for path in images}
     longer = [stem for stem in by_stem if stem not in stems]
     prefixes: dict[str, list[str]] = {}
-    for stem in longer:  # its image is the one with the longest name that it goes on from
+    for stem in longer:  # its image has the longest name that is a prefix of the mask's name
         cuts = [i for i, letter in enumerate(stem) if letter in "_-." and stem[:i] in stems]
         if cuts:
             prefixes.setdefault(stem[: cuts[-1]], []).extend(by_stem[stem])
@@ -359,7 +364,8 @@ def pairs_of_images(images: list[str], masks: list[str]) -> list[tuple[str, str]
         matching = by_stem.get(_stem(image)) or prefixes.get(_stem(image), [])
         if len(matching) != 1:
             raise UsageError(
-                f"The image {image!r} must have one mask with its name, not {matching or 'none'}",
+                f"The image {image!r} must have exactly one mask with its name, got "
+                f"{matching or 'none'}",
                 code="path-missing",
                 path=image,
             )
@@ -371,7 +377,7 @@ def _partitions(items: int) -> int:
     return max(1, min(items, active_spark().parallelism))
 
 
-def _spread(items: list) -> RDD:
+def _distribute(items: list) -> RDD:
     return parallelize(items, _partitions(len(items)))
 
 
@@ -383,7 +389,7 @@ VOC_CLASSES = (
 
 
 def class_numbers(classes: Any) -> dict[str, int]:
-    """The number of each class, from a list or a dict."""
+    """Return the number of each class, from a list of names or a dict."""
     if classes is None:
         classes = VOC_CLASSES
     if isinstance(classes, Mapping):
@@ -398,7 +404,7 @@ def class_numbers(classes: Any) -> dict[str, int]:
 
 
 def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
-    """Paths of image and annotation of everything in these splits of a ``VOCdevkit``."""
+    """Return paths of image and annotation for all items of splits in a ``VOCdevkit``."""
     records = []
     for split in splits:
         if not isinstance(split, list | tuple) or len(split) != 2:
@@ -426,12 +432,12 @@ def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
 
 
 def _number(element: ElementTree.Element, path: str) -> float:
-    """The number at a path; TypeError where there is none."""
+    """Return the number at an XML path; raise TypeError if it is missing."""
     return float(cast("str", element.findtext(path)))
 
 
 def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
-    """The objects of an annotation file: float32 of shape (objects, 6)."""
+    """Read the objects of an annotation file as float32 of shape (objects, 6)."""
     try:
         tree = ElementTree.fromstring(read_bytes(annotation))
         width, height = (_number(tree, f"size/{side}") for side in ("width", "height"))
@@ -445,7 +451,7 @@ def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
             rows.append([*scaled, number, int(item.findtext("difficult") or 0)])
     except (ElementTree.ParseError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(
-            f"{annotation!r} is no annotation of PASCAL VOC: {error}",
+            f"{annotation!r} is not a PASCAL VOC annotation: {error}",
             code="file-format",
             path=annotation,
         ) from error
@@ -453,22 +459,22 @@ def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
 
 
 def voc_records(root: str, splits: Any, classes: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-    """Path and objects of every image."""
+    """Yield path and objects of every image."""
     numbers = class_numbers(classes)
     for image, annotation in voc_images(root, splits):
         yield image, voc_boxes(annotation, numbers)
 
 
 def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
-    """Path and objects of every image of a split of COCO; float32 of shape (objects, 5).
+    """Return path and objects, float32 of shape (objects, 5), of every image of a COCO split.
 
     Classes are numbered from 0 in the order of their ``category_id``.
     """
     root = root.rstrip("/")
-    listed = _one(f"{root}/annotations", f"instances_{split}", ".json")
-    folder = _images_of(root, posixpath.basename(listed)[len("instances_") : -len(".json")])
+    annotations = _single_file(f"{root}/annotations", f"instances_{split}", ".json")
+    folder = _images_of(root, posixpath.basename(annotations)[len("instances_") : -len(".json")])
     try:
-        content = json.loads(read_bytes(listed))
+        content = json.loads(read_bytes(annotations))
         ids = sorted(category["id"] for category in content["categories"])
         numbers = {category: number for number, category in enumerate(ids)}
         images = {image["id"]: image for image in content["images"]}
@@ -484,18 +490,20 @@ def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
         ]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(
-            f"{listed!r} has no annotations of COCO: {error!r}", code="file-format", path=listed
+            f"{annotations!r} has no COCO annotations: {error!r}",
+            code="file-format",
+            path=annotations,
         ) from error
 
 
-def _one(folder: str, start: str, end: str) -> str:
-    """The only file in a directory with such a name."""
+def _single_file(folder: str, start: str, end: str) -> str:
+    """Return the only file in a directory whose name has the given start and end."""
     names = [posixpath.basename(path) for path in listdir(folder)]
     fitting = [name for name in names if name.startswith(start) and name.endswith(end)]
     exact = [name for name in fitting if name == start + end]
     if len(exact or fitting) != 1:
         raise UsageError(
-            f"There must be one file {start}*{end} in {folder!r}, but there are {fitting or names}",
+            f"{folder!r} must have exactly one file {start}*{end}, but has {fitting or names}",
             code="path-missing",
             path=folder,
         )
@@ -503,13 +511,13 @@ def _one(folder: str, start: str, end: str) -> str:
 
 
 def _images_of(root: str, split: str) -> str:
-    there = {posixpath.basename(path) for path in listdir(root)}
-    if split in there:
+    names = {posixpath.basename(path) for path in listdir(root)}
+    if split in names:
         return f"{root}/{split}"
-    if "images" in there and f"{root}/images/{split}" in listdir(f"{root}/images"):
+    if "images" in names and f"{root}/images/{split}" in listdir(f"{root}/images"):
         return f"{root}/images/{split}"
     raise UsageError(
-        f"There is no directory {split!r} of images in {root!r} or in its images",
+        f"There is no image directory {split!r} in {root!r} or {root}/images",
         code="path-missing",
         path=root,
     )

@@ -1,4 +1,4 @@
-"""Records as a dataset of PyTorch; needs torch, so it is imported where it is used."""
+"""PyTorch dataset of records; needs torch, so it is imported where it is used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 class TorchRecords(IterableDataset):
-    """The records of files; the workers of a DataLoader share their chunks.
+    """Iterable dataset of records, whose chunks are divided among DataLoader workers.
 
     Parameters
     ----------
     records : callable
-        Gives the records of the n-th of several workers, or all of them.
+        ``records(worker, num_workers)`` yields the records of a worker; without arguments all.
     """
 
     def __init__(self, records: Callable[..., Iterator[dict[str, Any]]]):

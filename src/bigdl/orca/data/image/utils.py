@@ -1,4 +1,4 @@
-"""Types of the columns of a :class:`~bigdl.orca.data.image.ParquetDataset`, and their bytes.
+"""Column types of a :class:`~bigdl.orca.data.image.ParquetDataset`, and their encoding.
 
 ========================  ==========================  ===========================
 type of the field         a record has                the Parquet file has
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class FeatureType(Enum):
-    """Kind of a column.
+    """Type of a column: image, array or scalar.
 
     Examples
     --------
     >>> from bigdl.orca.data.image.utils import FeatureType
-    >>> [kind.name for kind in FeatureType]
+    >>> [feature_type.name for feature_type in FeatureType]
     ['IMAGE', 'NDARRAY', 'SCALAR']
     """
 
@@ -43,7 +43,7 @@ class FeatureType(Enum):
 
 
 class DType(Enum):
-    """Type of a scalar, or of the elements of an array.
+    """Dtype of a scalar, or of the elements of an array.
 
     Examples
     --------
@@ -60,19 +60,19 @@ class DType(Enum):
 
 
 class SchemaField(NamedTuple):
-    """One column.
+    """Type, dtype and shape of one column.
 
     Attributes
     ----------
     feature_type : FeatureType
     dtype : DType
     shape : tuple of int
-        Shape of an array, ``()`` for others.
+        Shape of an array, ``()`` for other types.
 
     Examples
     --------
     >>> from bigdl.orca.data.image.utils import DType, FeatureType, SchemaField
-    >>> boxes = SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (-1, 4))  # any number of rows
+    >>> boxes = SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (-1, 4))  # -1: any number of rows
     >>> boxes.shape
     (-1, 4)
     """
@@ -83,14 +83,14 @@ class SchemaField(NamedTuple):
 
 
 def chunks(items: Iterable, size: int) -> Iterator[list]:
-    """Lists of `size` items, the last one of what remains; nothing is read ahead."""
+    """Yield lists of `size` items, and a shorter last one, without reading ahead."""
     iterator = iter(items)
     while block := list(itertools.islice(iterator, size)):
         yield block
 
 
 def check_schema(schema: Any) -> dict[str, SchemaField]:
-    """`schema`, or a UsageError that says what is wrong with it."""
+    """Return `schema` as a dict, or raise UsageError if it is invalid."""
     if not isinstance(schema, Mapping) or not schema:
         raise UsageError(
             f"schema must be a dict of SchemaField by column name, got {schema!r}",
@@ -111,17 +111,17 @@ def check_schema(schema: Any) -> dict[str, SchemaField]:
 
 
 def encode_schema(schema: Mapping[str, SchemaField]) -> str:
-    """`schema` as JSON."""
+    """Convert a schema to JSON."""
     return json.dumps(
         {
-            name: {"feature_type": kind.name, "dtype": dtype.name, "shape": list(shape)}
-            for name, (kind, dtype, shape) in schema.items()
+            name: {"feature_type": type_.name, "dtype": dtype.name, "shape": list(shape)}
+            for name, (type_, dtype, shape) in schema.items()
         }
     )
 
 
 def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
-    """The schema that :func:`encode_schema`, or BigDL 2.x, wrote."""
+    """Parse a schema that :func:`encode_schema` or BigDL 2.x wrote."""
     try:
         return {
             name: SchemaField(
@@ -138,14 +138,14 @@ def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
 
 
 def _member(value: Any) -> str:
-    """``IMAGE`` of ``{"__enum__": "FeatureType.IMAGE"}``, as BigDL 2.x writes."""
+    """Return the enum member name, such as ``IMAGE``, also in the notation of BigDL 2.x."""
     if isinstance(value, Mapping):
         value = value["__enum__"]
     return value.rpartition(".")[2]
 
 
 def arrow_schema(schema: Mapping[str, SchemaField]) -> pa.Schema:
-    """The types of the Parquet columns."""
+    """Return the Arrow schema of the Parquet columns."""
     import pyarrow as pa
 
     def type_of(field: SchemaField) -> pa.DataType:
@@ -159,10 +159,10 @@ def arrow_schema(schema: Mapping[str, SchemaField]) -> pa.Schema:
 
 
 def encode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The Parquet values of one record."""
+    """Convert one record to Parquet values."""
     if record.keys() != schema.keys():
         raise UsageError(
-            f"A record has the columns {sorted(record)} where the schema has {sorted(schema)}",
+            f"A record has the columns {sorted(record)}, but the schema has {sorted(schema)}",
             code="data-schema",
             columns=list(record),
         )
@@ -178,8 +178,8 @@ def _encode(name: str, field: SchemaField, value: Any) -> Any:
         array = np.asarray(value)
         if array.dtype == object:
             raise UsageError(
-                f"The column {name!r} holds an array of Python objects; give its elements one "
-                "type and its rows one length",
+                f"Column {name!r} contains an array of Python objects; use elements of one type "
+                "and rows of equal length",
                 code="data-dtype",
                 column=name,
             )
@@ -190,7 +190,7 @@ def _encode(name: str, field: SchemaField, value: Any) -> Any:
 
 
 def decode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record from its Parquet values: arrays are arrays again, images are bytes."""
+    """Convert Parquet values to a record, with arrays as ndarrays and images as bytes."""
     return {
         name: _decode_array(value) if schema[name].feature_type is FeatureType.NDARRAY else value
         for name, value in record.items()

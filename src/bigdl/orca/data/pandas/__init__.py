@@ -1,8 +1,8 @@
-"""Readers like those of pandas, whose result is XShards of pandas frames.
+"""Readers with the interface of pandas that return XShards of pandas frames.
 
-``OrcaContext.pandas_read_backend`` says who reads the files: ``"spark"``, which cuts large ones, or
-``"pandas"``, whose own readers run on the workers, each on whole files.  In a program with
-``runtime="ray"`` there is no Spark: pandas reads, and the result is RayXShards.
+``OrcaContext.pandas_read_backend`` selects the backend: ``"spark"``, which splits large files, or
+``"pandas"``, whose readers run on the workers and read whole files.  Programs with
+``runtime="ray"`` have no Spark, so pandas reads the files and the result is RayXShards.
 """
 
 from bigdl.orca.data.pandas.readers import read_csv, read_json, read_parquet

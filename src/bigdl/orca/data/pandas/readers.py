@@ -1,4 +1,4 @@
-"""Readers of CSV, JSON and Parquet files into XShards, by Spark or by pandas on the workers."""
+"""Readers of CSV, JSON and Parquet files into XShards, with Spark or with pandas on workers."""
 
 from __future__ import annotations
 
@@ -38,29 +38,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
-_HEADER_BYTES = 1 << 20  # of the first line of a file
+_HEADER_BYTES = 1 << 20  # maximum length of a file's first line
 
 
 def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
-    """The single paths of a list, or of a text with commas between them."""
-    given = file_path if isinstance(file_path, list | tuple) else [file_path]
-    if not given or not all(isinstance(each, str | os.PathLike) for each in given):
+    """Return the paths of a list, or of a comma-separated string."""
+    items = file_path if isinstance(file_path, list | tuple) else [file_path]
+    if not items or not all(isinstance(each, str | os.PathLike) for each in items):
         raise UsageError(
             f"file_path must be a str or a list of str, got {file_path!r}",
             code="argument-type",
             argument="file_path",
         )
     paths = []
-    for each in map(os.fspath, given):
+    for each in map(os.fspath, items):
         is_one = "," not in each or (is_local_path(each) and exists(each))
         paths += [each] if is_one else [part.strip() for part in each.split(",") if part.strip()]
     return paths
 
 
 def paths_for_spark(file_path) -> list[str]:
-    """Paths as Spark's readers take them.
+    """Return paths in the form for Spark's readers.
 
-    On one machine a path that exists is given in full: the JVM may have another working directory.
+    On a single machine existing paths are made absolute, because the JVM may have another working
+    directory.
     """
     is_one_machine = active_spark_or_local().is_local
     paths = split_paths(file_path)
@@ -76,31 +77,31 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
     Parameters
     ----------
     file_path : str or sequence of str
-        A file, a directory, a pattern such as ``"data/*.csv"``, several of them with commas
-        between, or a list; local or the URL of a remote storage.
+        File, directory, or glob pattern such as ``"data/*.csv"``; or several, in a list or
+        separated by commas.  Local paths or URLs of remote storage.
     **kwargs
-        With the backend ``"pandas"``, those of :func:`pandas.read_csv`.  With ``"spark"``:
+        With the backend ``"pandas"``, arguments of :func:`pandas.read_csv`.  With ``"spark"``:
         ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
-        ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
-        numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
-        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``, ``encoding`` by Python's
-        name of it, and the options of Spark's own reader of CSV.  With ``usecols`` of numbers,
-        ``names`` may have a name for each of them only.  Files whose columns are in another order
-        are read by the names in their headers.
+        ``names`` (a list, or a schema as a Spark DDL string), ``index_col``, ``usecols`` (names,
+        indices or a function of a name), ``dtype`` (one, or a dict by column name or index),
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``, ``encoding`` (Python's
+        name), and the options of Spark's CSV reader.  With indices in ``usecols``, ``names`` may
+        contain names for these columns only.  Files with another column order are matched by
+        their headers.
 
     Returns
     -------
     SparkXShards or RayXShards
-        One pandas frame per partition.  Without a SparkContext one is started on this machine.
+        One pandas frame per partition.  Without a SparkContext, a local one is started.
 
     Raises
     ------
     UsageError
-        For arguments that cannot be followed, for an empty file without `names`, for a row with
-        more fields than there are columns, or one that ends within quotes (one with fewer fields
-        ends with nulls), and with the backend ``"pandas"`` if there is no file.
+        If an argument is not supported, a file is empty and `names` is not given, a row has more
+        fields than columns or an open quote (missing fields become null), or, with the backend
+        ``"pandas"``, there is no file.
     pyspark.errors.AnalysisException
-        With the backend ``"spark"``, if there is no file.
+        If there is no file, with the backend ``"spark"``.
 
     Examples
     --------
@@ -128,12 +129,11 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     file_path : str or sequence of str
         As for :func:`read_csv`.
     **kwargs
-        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``,
-        ``names`` (of all columns, or of those in `usecols`), ``usecols`` (names, numbers or a
-        function of a name), ``dtype`` (one, or a dict by name or number of columns),
-        ``index_col``, ``squeeze``, and options of Spark's reader, which expects one record per
-        line (``multiLine=True`` for other files). The order of the columns is that of the first
-        record.
+        With the backend ``"pandas"``, arguments of :func:`pandas.read_json`.  With ``"spark"``:
+        ``names`` (of all columns, or of those in `usecols`), ``usecols`` (names, indices or a
+        function of a name), ``dtype`` (one, or a dict by column name or index), ``index_col``,
+        ``squeeze``, and options of Spark's reader, which expects one record per line
+        (``multiLine=True`` for other files). Columns have the key order of the first record.
 
     Returns
     -------
@@ -168,14 +168,14 @@ def read_parquet(
     Parameters
     ----------
     file_path : str or sequence of str
-        As for :func:`read_csv`; or the path of one table, such as ``clicks@v5``, as the Estimators
-        take it.
+        As for :func:`read_csv`; or the path of one Delta Lake or Iceberg table, such as
+        ``clicks@v5``.
     columns : sequence of str, optional
-        Default: all.
+        Columns to read, by default all.
     schema : pyspark.sql.types.StructType, str or pyarrow.Schema, optional
-        Schema of the files, when it is known; pyarrow's with the backend ``"pandas"``.
+        Schema of the files, if known; a pyarrow schema with the backend ``"pandas"``.
     **options
-        Of Spark's reader, or of :func:`pandas.read_parquet`.
+        Options of Spark's reader, or arguments of :func:`pandas.read_parquet`.
 
     Returns
     -------
@@ -198,10 +198,10 @@ def read_parquet(
         columns = [columns]
     if is_lake(file_path):
         if schema is not None or options:
-            given = ["schema"] * (schema is not None) + list(options)
+            unsupported = ["schema"] * (schema is not None) + list(options)
             raise UsageError(
-                f"{', '.join(given)} cannot be passed for {file_path}: a Delta or Iceberg table "
-                "has its schema in its log; leave it out",
+                f"{', '.join(unsupported)} cannot be passed for {file_path}: a Delta or Iceberg "
+                "table stores its schema; omit it",
                 code="argument-conflict",
                 path=file_path,
             )
@@ -219,7 +219,7 @@ def read_parquet(
         _refuse_empty_files(path)
     frame = reader.parquet(*paths)
     if schema is None and frame.columns:
-        # Names of folders, column=value; Spark infers whole numbers of 32 bits for them.
+        # Partition columns (column=value folders), for which Spark infers 32-bit integers.
         files = frame.inputFiles()[:1]
         keys = {*re.findall(r"/([^/=]+)=[^/]*(?=/)", unquote("".join(files)))}
         wide = _wide(frame.select(*[quoted(name) for name in frame.columns if name in keys]).schema)
@@ -233,20 +233,20 @@ def read_parquet(
 
 
 def _refuse_empty_files(path: str) -> None:
-    """Refuse a file of this machine that has no bytes, which Spark tells in many lines."""
+    """Raise UsageError for an empty local file, for which Spark's error is hard to read."""
     if not is_local_path(path) or not exists(path):
         return
     for file in files_of(path, nested=True):
         if os.path.getsize(open_file_system(file)[1]) == 0:
             raise UsageError(
-                f"{file} is empty, and so no Parquet file; remove it or write it anew",
+                f"{file} is empty, so it is not a Parquet file; remove it or write it again",
                 code="file-damaged",
                 path=file,
             )
 
 
 def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
-    """XShards of a frame per part of a table, whose files the tasks read."""
+    """Read a lake table to XShards with one frame per part, whose files the tasks read."""
     from bigdl.orca.data.lake_tables import frames
 
     table = open_table(path)
@@ -267,7 +267,10 @@ def _is_with_pandas() -> bool:
 
 
 def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
-    """XShards of a frame per partition, on which ``finish`` is called, of at least one per node."""
+    """Convert a frame to XShards with one, optionally post-processed, shard per partition.
+
+    `finish` is applied to each shard; there is at least one partition per node.
+    """
     rdd = frames_of(frame, names=names)
     if finish is not None:
         rdd = keeping_failures(rdd.map(finish))
@@ -276,10 +279,10 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
 
 
-# Types whose values pandas makes of the text; numbers and truth values are parsed by Spark.
+# Dtype kinds that Spark parses; pandas converts the other dtypes from strings.
 _NUMBERS = "biuf"
 
-# Of Spark's readers of CSV and of files, in lower case: Spark itself ignores what it does not know.
+# Options of Spark's CSV and file readers, in lower case; Spark ignores unknown options.
 _CSV_OPTIONS = """
 charset chartoescapequoteescaping columnnameofcorruptrecord compression codec dateformat
 delimiter emptyvalue enabledatetimeparsingfallback encoding enforceschema escape escapequotes
@@ -291,8 +294,8 @@ timestampformat timestampntzformat timezone unescapedquotehandling
 """
 
 
-_RAGGED = "_bigdl_ragged"  # a column of the rows that do not have as many fields as the others
-_SHOWN = 200  # characters of such a row in a message
+_RAGGED = "_bigdl_ragged"  # column with the rows whose number of fields differs
+_SHOWN = 200  # maximum characters of a row in a message
 
 
 def _read_csv(
@@ -311,7 +314,7 @@ def _read_csv(
     parse_dates: bool = False,
     **options: Any,
 ):
-    """Read CSV files by Spark, see :func:`read_csv`."""
+    """Read CSV files with Spark, see :func:`read_csv`."""
     from pandas.api.types import pandas_dtype
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -324,7 +327,8 @@ def _read_csv(
         )
     if parse_dates is not False:
         raise UsageError(
-            f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it",
+            f"parse_dates can only be False, got {parse_dates!r}; Spark recognizes dates without "
+            "it",
             code="argument-value",
             argument="parse_dates",
             allowed=[False],
@@ -333,8 +337,8 @@ def _read_csv(
     unknown = [name for name in options if name.lower() not in known]
     if unknown:
         raise UsageError(
-            f"read_csv has no option {', '.join(map(repr, unknown))} where Spark reads; set "
-            'OrcaContext.pandas_read_backend = "pandas" for all of pandas.read_csv',
+            f"read_csv with Spark has no option {', '.join(map(repr, unknown))}; set "
+            'OrcaContext.pandas_read_backend = "pandas" for all options of pandas.read_csv',
             code="argument-unknown",
         )
     if header == "infer":
@@ -359,8 +363,8 @@ def _read_csv(
         header=header == 0,
         sep=sep,
         preferDate=False,  # dates become datetime64, not Python objects
-        columnPruning=False,  # rows are looked at as a whole, also where few columns are read
-        # A quote in a quoted text is written twice, unless another character marks it.
+        columnPruning=False,  # the check of rows needs all fields
+        # A quote within quotes is doubled, unless an escape character is set.
         escape='"' if quotechar is None else quotechar,
     )
     for key, value in (("quote", quotechar), ("escape", escapechar), ("comment", comment)):
@@ -400,40 +404,42 @@ def _read_csv(
             if headers is not None and len(headers) > 1:
                 schema = _schema_by_names(reader, headers)
             elif headers is None:
-                # Spark compares each file's header; columns in another order would change places.
+                # Spark then checks each header, so columns in another order are not mixed up.
                 reader = reader.options(enforceSchema=False, **options)
-        columns = _named(names, schema.names, header, usecols)
+        columns = _column_names(names, schema.names, header, usecols)
     if len(set(columns)) != len(columns):
         raise UsageError(
-            f"Found duplicate names in {columns}; every column needs its own",
+            f"Found duplicate names in {columns}; column names must be unique",
             code="column-duplicate",
             columns=columns,
         )
-    chosen = _chosen(usecols, columns, names is not None)
-    index = _index(index_col, chosen)
+    selected = _selected_columns(usecols, columns, names is not None)
+    index = _index(index_col, selected)
 
-    types = {name: each for name, each in _types(dtype, columns).items() if name in chosen}
-    texts = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
-    if texts and not isinstance(names, str):
+    types = {
+        name: each for name, each in _dtypes_by_name(dtype, columns).items() if name in selected
+    }
+    text_columns = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
+    if text_columns and not isinstance(names, str):
         fields = [
-            StructField(field.name, StringType()) if name in texts else field
+            StructField(field.name, StringType()) if name in text_columns else field
             for name, field in zip(columns, schema.fields, strict=True)
         ]
         schema = StructType(fields)
     safe = dict(zip(columns, safe_names(len(columns)), strict=True))
-    kept = [safe[name] for name in chosen]
+    kept = [safe[name] for name in selected]
     is_checked = lowered.get("mode", "permissive").lower() == "permissive" and not (
         lowered.keys() & {"columnnameofcorruptrecord", "singlevariantcolumn"}
         or "_corrupt_record" in columns
     )
     if is_checked:
-        # Spark would leave out what does not fit, without a word
+        # Otherwise Spark silently drops the excess fields
         reader = reader.option("columnNameOfCorruptRecord", _RAGGED)
         frame = load(reader, StructType([*schema.fields, StructField(_RAGGED, StringType())]))
         frame = frame.toDF(*safe.values(), _RAGGED)
         where = F.concat_ws("\n", F.input_file_name(), _RAGGED)
         frame = frame.select(*kept, F.when(F.col(_RAGGED).isNotNull(), where).alias(_RAGGED))
-        chosen.append(_RAGGED)
+        selected.append(_RAGGED)
     else:
         frame = load(reader, schema).toDF(*safe.values()).select(*kept)
     check_row = partial(
@@ -447,12 +453,12 @@ def _read_csv(
     def finish(frame: pd.DataFrame) -> Any:
         if is_checked:
             frame.pop(_RAGGED).dropna().map(check_row)
-        frame = _in_types(frame, types) if types else frame
+        frame = _cast(frame, types) if types else frame
         if index is not None:
             frame = frame.set_index(index)
         return frame.squeeze("columns") if squeeze else frame
 
-    return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
+    return to_xshards(frame, selected, finish, None if squeeze else DATA_FRAME)
 
 
 def _read_json(
@@ -466,82 +472,84 @@ def _read_json(
     orient: str = "records",
     **options: Any,
 ):
-    """Read JSON files by Spark, see :func:`read_json`."""
-    if lines is not None:  # as pandas calls it
+    """Read JSON files with Spark, see :func:`read_json`."""
+    if lines is not None:  # pandas' name of the option
         options["multiLine"] = not lines
     if orient != "records":
         raise UsageError(
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
-            '"pandas" for others',
+            '"pandas" for other values',
             code="unsupported",
             argument="orient",
         )
     _translate_encoding(options)
-    given = {name.lower() for name in options}
-    if given & {"encoding", "charset"} and not given & {"multiline", "linesep"}:
-        options["lineSep"] = "\n"  # which Spark asks for beside any charset but UTF-8
+    lowered = {name.lower() for name in options}
+    if lowered & {"encoding", "charset"} and not lowered & {"multiline", "linesep"}:
+        options["lineSep"] = "\n"  # Spark requires it with any charset except UTF-8
     frame = active_spark_or_local().spark.read.json(paths_for_spark(file_path), **options)
     if not frame.columns:
         raise UsageError(
-            f"There is no record in {file_path}: its files are empty",
+            f"{file_path} has no records: its files are empty",
             code="data-empty",
             path=file_path,
         )
     order = _order_of_keys(frame, options)
     frame = frame.select(*map(quoted, order))
-    columns = _named(names, order, 0, usecols)
+    columns = _column_names(names, order, 0, usecols)
     if len(set(columns)) != len(columns):
         raise UsageError(
-            f"Found duplicate names in {columns}; every column needs its own",
+            f"Found duplicate names in {columns}; column names must be unique",
             code="column-duplicate",
             columns=columns,
         )
-    chosen = _chosen(usecols, columns, names is not None)
-    index = _index(index_col, chosen)
-    types = {name: each for name, each in _types(dtype, columns).items() if name in chosen}
+    selected = _selected_columns(usecols, columns, names is not None)
+    index = _index(index_col, selected)
+    types = {
+        name: each for name, each in _dtypes_by_name(dtype, columns).items() if name in selected
+    }
     safe = dict(zip(columns, safe_names(len(columns)), strict=True))
-    frame = frame.toDF(*safe.values()).select(*[safe[name] for name in chosen])
+    frame = frame.toDF(*safe.values()).select(*[safe[name] for name in selected])
 
     def finish(frame: pd.DataFrame) -> Any:
-        frame = _in_types(frame, types) if types else frame
+        frame = _cast(frame, types) if types else frame
         if index is not None:
             frame = frame.set_index(index)
         return frame.squeeze("columns") if squeeze else frame
 
-    return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
+    return to_xshards(frame, selected, finish, None if squeeze else DATA_FRAME)
 
 
-def _in_types(frame: pd.DataFrame, types: dict[str, Any]) -> pd.DataFrame:
-    """Return a frame with columns in other types; null stays null."""
+def _cast(frame: pd.DataFrame, types: dict[str, Any]) -> pd.DataFrame:
+    """Cast columns of a frame; nulls stay null."""
     from pandas.api.types import pandas_dtype
 
-    texts = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
-    missing = frame[texts].isna()
+    text_columns = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
+    missing = frame[text_columns].isna()
     frame = frame.astype(types)
-    for name in texts:  # pandas 2 makes "None" of a null
+    for name in text_columns:  # pandas 2 converts null to "None"
         if missing[name].any():
             frame[name] = frame[name].mask(missing[name])
     return frame
 
 
 def _order_of_keys(frame: DataFrame, options: dict[str, Any]) -> list[str]:
-    """Return the columns in the order of the first record's keys; Spark sorts them by name."""
+    """Return the columns in the key order of the first record; Spark sorts them by name."""
     import json
 
     is_lines = str(options.get("multiLine", False)).lower() != "true"
     keys: list[str] = []
     if is_lines:
         first = frame.sparkSession.read.text(frame.inputFiles()).filter("trim(value) <> ''").first()
-        with contextlib.suppress(ValueError):  # Spark itself says what is wrong
+        with contextlib.suppress(ValueError):  # Spark reports the error
             record = json.loads(first[0]) if first is not None else {}
             keys = [key for key in record if key in frame.columns]
     return keys + [name for name in frame.columns if name not in keys]
 
 
-# Charsets that Spark's readers take, by Python's names.
+# Charsets of Spark's readers, by Python's names.
 _CHARSETS = {
     "utf-8": "UTF-8",
-    "utf-8-sig": "UTF-8",  # a mark at the beginning is dropped
+    "utf-8-sig": "UTF-8",  # Spark drops a byte order mark
     "ascii": "US-ASCII",
     "iso8859-1": "ISO-8859-1",
     "utf-16": "UTF-16",
@@ -552,7 +560,7 @@ _CHARSETS = {
 
 
 def _translate_encoding(options: dict[str, Any]) -> None:
-    """Give an encoding the name that Spark has for it, or refuse one that Spark does not have."""
+    """Replace an encoding by Spark's name for it, or raise UsageError if Spark lacks it."""
     for key in [name for name in options if name.lower() in ("encoding", "charset")]:
         encoding = options[key]
         if encoding is None:
@@ -562,18 +570,18 @@ def _translate_encoding(options: dict[str, Any]) -> None:
             known = codecs.lookup(str(encoding)).name
         except LookupError:
             raise UsageError(
-                f"There is no encoding {encoding!r}; pass a name such as utf-8 or latin-1",
+                f"Unknown encoding {encoding!r}; pass a name such as utf-8 or latin-1",
                 code="argument-value",
                 argument="encoding",
             ) from None
-        # Spark looks for the ends of lines in single bytes, unless it is told otherwise.
+        # Without lineSep or multiLine, Spark searches line ends byte by byte.
         is_wide = known.startswith(("utf-16", "utf-32"))
-        is_cut = not {name.lower() for name in options} & {"multiline", "linesep"}
-        if known not in _CHARSETS or (is_wide and is_cut):
+        splits_bytes = not {name.lower() for name in options} & {"multiline", "linesep"}
+        if known not in _CHARSETS or (is_wide and splits_bytes):
             raise UsageError(
-                f"Spark does not read the encoding {encoding!r}, but utf-8, utf-8-sig, ascii and "
-                "latin-1; set "
-                'OrcaContext.pandas_read_backend = "pandas", whose reader does',
+                f"Spark does not support the encoding {encoding!r}, only utf-8, utf-8-sig, ascii "
+                "and latin-1; set "
+                'OrcaContext.pandas_read_backend = "pandas" for other encodings',
                 code="unsupported",
                 argument="encoding",
             )
@@ -583,7 +591,7 @@ def _translate_encoding(options: dict[str, Any]) -> None:
 def _headers_of(
     files: Sequence[str], sep: str, quote: str, encoding: str | None
 ) -> dict[tuple[str, ...], list[str]] | None:
-    """Return the files of each header, without empty files; None where they cannot be looked at."""
+    """Return the files of each header, without empty files, or None if a header is unreadable."""
     import csv
 
     def header(file: str) -> tuple[str, ...]:
@@ -609,15 +617,17 @@ def _headers_of(
         with ThreadPoolExecutor(16) as pool:
             for file, names in zip(files, pool.map(header, files), strict=True):
                 headers.setdefault(names, []).append(file)
-    except Exception as error:  # of any storage, compression or charset: Spark compares them then
-        logger.debug("The headers of %d files cannot be compared: %s", len(files), error)
+    except (
+        Exception
+    ) as error:  # storage, compression or charset errors: Spark then compares the headers
+        logger.debug("Cannot compare the headers of %d files: %s", len(files), error)
         return None
     headers.pop((), None)
     return headers
 
 
 def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> StructType:
-    """Return the schema of files whose columns are in different orders, in that of the first.
+    """Return the common schema of files with differently ordered columns, in the first's order.
 
     Raises
     ------
@@ -630,12 +640,13 @@ def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> 
     for names in others:
         if sorted(names) != sorted(first):
             missing, more = sorted({*first} - {*names}), sorted({*names} - {*first})
-            facts = [f"lacks {missing}"] * bool(missing) + [f"has {more} beside"] * bool(more)
+            differences = [f"lacks {missing}"] * bool(missing) + [f"also has {more}"] * bool(more)
             raise UsageError(
                 f"The header of {headers[names][0]} is {list(names)}, and that of "
-                f"{headers[first][0]} is {list(first)}: it {' and '.join(facts) or 'differs'}; "
-                "give all files the same columns, or set "
-                'OrcaContext.pandas_read_backend = "pandas", which fills with nulls',
+                f"{headers[first][0]} is {list(first)}: it "
+                f"{' and '.join(differences) or 'differs'}; "
+                "use the same columns in all files, or set "
+                'OrcaContext.pandas_read_backend = "pandas", which fills in nulls',
                 code="data-schema",
                 path=headers[names][0],
                 columns=list(names),
@@ -647,30 +658,33 @@ def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> 
                 types[field.name].append(field.dataType)
     numbers = {"bigint", "double"}
     fields = []
-    for name in [*first, *(name for name in types if name not in first)]:  # also of partitions
+    for name in [
+        *first,
+        *(name for name in types if name not in first),
+    ]:  # including partition columns
         single = types[name][0] if len(types[name]) == 1 else None
         are_numbers = {each.simpleString() for each in types[name]} <= numbers
-        kind = single or (DoubleType() if are_numbers else StringType())
-        fields.append(StructField(name, kind))
+        field_type = single or (DoubleType() if are_numbers else StringType())
+        fields.append(StructField(name, field_type))
     return StructType(fields)
 
 
 def _load_by_names(headers: dict[tuple[str, ...], list[str]], reader: Any, schema: StructType):
-    """Return the rows of files whose columns are in different orders, in that of a schema."""
+    """Read files with differently ordered columns into one frame with the columns of a schema."""
     from pyspark.sql.types import StructType
 
     frames = []
     for names, files in headers.items():
-        places = {name: place for place, name in enumerate(names)}
-        # Columns that no header has, of partitions and of rows that do not fit, stay at the end.
-        fields = sorted(schema.fields, key=lambda each: places.get(each.name, len(places)))
+        positions = {name: index for index, name in enumerate(names)}
+        # Partition columns and the column of ragged rows are in no header and stay last.
+        fields = sorted(schema.fields, key=lambda each: positions.get(each.name, len(positions)))
         frame = reader.schema(StructType(fields)).csv(files)
         frames.append(frame.select(*map(quoted, schema.names)))
     return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
 
 def _wide(schema: StructType) -> StructType:
-    """Return a schema that Spark inferred with whole numbers of 64 bits, as pandas has them."""
+    """Replace inferred 32-bit integers in a schema by 64-bit integers, as in pandas."""
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
     return StructType(
@@ -682,14 +696,16 @@ def _wide(schema: StructType) -> StructType:
 
 
 def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str) -> None:
-    """Refuse a row that Spark cannot read as it is; one with too few fields is filled with nulls.
+    """Raise UsageError for a row with too many fields or an open quote.
 
     Parameters
     ----------
     columns : int
+        Number of columns.
     sep, quote, escape : str
+        Characters of the CSV format.
     row : str
-        The name of the file in a line of its own, and the row.
+        File name and row, separated by a line break.
     """
     import csv
 
@@ -697,8 +713,8 @@ def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str)
     shown = repr(text if len(text) < _SHOWN else f"{text[:_SHOWN]}…")
     if quote and (text.replace(escape + quote, "") if escape else text).count(quote) % 2:
         raise UsageError(
-            f"A row of {file} ends within quotes: {shown}; pass multiLine=True if fields hold ends "
-            'of lines, or quotechar="" if quotes have no meaning',
+            f"A row of {file} ends within quotes: {shown}; pass multiLine=True if fields contain "
+            'line breaks, or quotechar="" if quotes are ordinary characters',
             code="file-damaged",
             path=file,
         )
@@ -709,16 +725,16 @@ def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str)
     if any(fields[columns:]):
         raise UsageError(
             f"A row of {file} has {len(fields)} fields, but there are {columns} columns: {shown}; "
-            'mend it, or pass mode="DROPMALFORMED" to leave out all rows that do not fit',
+            'correct it, or pass mode="DROPMALFORMED" to drop all malformed rows',
             code="data-shape",
             path=file,
         )
 
 
-def _named(
+def _column_names(
     names: Sequence[str] | None, columns: list[str], header: int | None, usecols: Any
 ) -> list[str]:
-    """Names of all columns; `names` may be those of the numbers in `usecols` only, as in pandas."""
+    """Return the names of all columns; `names` may cover only the indices in `usecols`."""
     if names is None:
         return list(columns) if header == 0 else [str(i) for i in range(len(columns))]
     names = list(names)
@@ -727,8 +743,8 @@ def _named(
     is_numbers = isinstance(usecols, Sequence) and all(isinstance(each, int) for each in usecols)
     numbers = sorted(set(usecols)) if is_numbers else []
     if len(names) == len(numbers) and set(numbers) <= set(range(len(columns))):
-        given = dict(zip(numbers, names, strict=True))
-        return [given.get(number, f"column {number}") for number in range(len(columns))]
+        names_by_index = dict(zip(numbers, names, strict=True))
+        return [names_by_index.get(number, f"column {number}") for number in range(len(columns))]
     raise UsageError(
         f"The number of names {names} does not match the number of columns, {len(columns)}; "
         "pass a name for each, or for each number in usecols",
@@ -737,22 +753,22 @@ def _named(
     )
 
 
-def _chosen(usecols, names: list[str], are_given: bool) -> list[str]:
-    """Names of the columns to read, in the order of the file."""
+def _selected_columns(usecols, names: list[str], are_given: bool) -> list[str]:
+    """Return the names of the columns to read, in the order of the file."""
     if usecols is None or callable(usecols):
         return [name for name in names if usecols is None or usecols(name)]
-    wanted: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
+    requested: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
     columns: Sequence[Any] = names
-    if all(isinstance(each, int) for each in wanted):
+    if all(isinstance(each, int) for each in requested):
         columns = range(len(names))
-    elif not all(isinstance(each, str) for each in wanted):
+    elif not all(isinstance(each, str) for each in requested):
         raise UsageError(
-            "usecols must be names of columns, or their numbers, or a function of a name, got "
+            "usecols must be column names, column indices, or a function of a name, got "
             f"{usecols!r}",
             code="argument-type",
             argument="usecols",
         )
-    missing = [each for each in wanted if each not in columns]
+    missing = [each for each in requested if each not in columns]
     if missing:
         if are_given:
             raise UsageError(
@@ -769,7 +785,7 @@ def _chosen(usecols, names: list[str], are_given: bool) -> list[str]:
             column=missing[0],
             columns=names,
         )
-    return [name for name, column in zip(names, columns, strict=True) if column in wanted]
+    return [name for name, column in zip(names, columns, strict=True) if column in requested]
 
 
 def _index(index_col, names: list[str]) -> str | None:
@@ -790,8 +806,8 @@ def _index(index_col, names: list[str]) -> str | None:
     )
 
 
-def _types(dtype, names: list[str]) -> dict[str, Any]:
-    """Type by name of the column."""
+def _dtypes_by_name(dtype, names: list[str]) -> dict[str, Any]:
+    """Return the dtype of each column by name."""
     if not isinstance(dtype, dict):
         return {} if dtype is None else dict.fromkeys(names, dtype)
     types = {}
@@ -799,7 +815,7 @@ def _types(dtype, names: list[str]) -> dict[str, Any]:
         if key not in names:
             if isinstance(key, bool) or key not in range(len(names)):
                 raise UsageError(
-                    f"dtype names the column {key!r}, which is not in {names}",
+                    f"dtype has the column {key!r}, which is not in {names}",
                     code="column-missing",
                     argument="dtype",
                     column=key,
@@ -810,10 +826,12 @@ def _types(dtype, names: list[str]) -> dict[str, Any]:
     return types
 
 
-def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
-    """XShards of the frames of ``pandas.read_<kind>``, the files of a partition joined to one."""
+def _read_with_pandas(format: str, file_path, options: dict[str, Any]):
+    """Read files with ``pandas.read_<format>``, concatenated to one frame per partition."""
     files = [
-        file for path in split_paths(file_path) for file in files_of(path, nested=kind == "parquet")
+        file
+        for path in split_paths(file_path)
+        for file in files_of(path, nested=format == "parquet")
     ]
     cluster: Any = active_cluster()
     number = min(len(files), cluster.nodes * cluster.cores_per_node)
@@ -821,7 +839,7 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     for option in ("iterator", "chunksize"):
         if options.get(option):
             raise UsageError(
-                f"{option} is not possible: every shard is a whole frame",
+                f"{option} is not supported: every shard is a complete frame",
                 code="unsupported",
                 argument=option,
             )
@@ -830,15 +848,15 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
         import pandas as pd
 
         keywords = dict(options)
-        squeeze = keywords.pop("squeeze", False)  # pandas 2 took it away
+        squeeze = keywords.pop("squeeze", False)  # removed in pandas 2
         frames = []
         for file in files:
             if not is_local_path(file):
-                open_file_system(file)  # makes the driver of the storage ready in this process
+                open_file_system(file)  # initializes the storage driver in this process
             with as_usage_error(
                 f"{file} cannot be read", text=first_line, code="file-format", path=file
             ):
-                frame = getattr(pd, f"read_{kind}")(file, **keywords)
+                frame = getattr(pd, f"read_{format}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 

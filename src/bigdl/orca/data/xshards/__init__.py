@@ -1,4 +1,4 @@
-"""XShards: a large collection as shards, each any Python object, transformed by plain functions."""
+"""XShards: distributed collections of Python objects, transformed with plain functions."""
 
 from bigdl.orca.data.xshards.ray import RayXShards
 from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards

@@ -1,8 +1,8 @@
-"""Python objects in the partitions of a DataFrame, with the methods of an RDD that XShards call.
+"""RDD-like collections of Python objects over Spark Connect, stored in a DataFrame.
 
-Over Spark Connect there are no RDDs. Here an object is pickled into the rows of a DataFrame, large
-ones in several, and functions run over them by ``mapInArrow``.  Functions that follow each other
-run in one task without pickling in between, as with RDDs; what is kept is a persisted DataFrame.
+Spark Connect has no RDDs.  Here objects are pickled into the rows of a DataFrame, large ones into
+several rows, and functions are applied with ``mapInArrow``.  Consecutive functions run in one task
+without pickling in between, as with RDDs.  Persisting elements persists the DataFrame.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _unpickled(batches: Iterable) -> Iterator:
 
 
 def _rows(batches: Iterable) -> Iterator[tuple]:
-    """The rows of batches, as Spark has them in this process."""
+    """Convert record batches to Spark ``Row`` objects."""
     from pyspark.sql import Row
 
     for batch in batches:
@@ -43,22 +43,22 @@ def _rows(batches: Iterable) -> Iterator[tuple]:
 
 
 class ConnectShards:
-    """Elements of any kind, in the partitions of a DataFrame.
+    """Elements of any type in the partitions of a DataFrame, with methods of an RDD.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Whose rows are decoded to elements.
+        Frame whose rows are decoded to elements.
     functions : sequence of callable
-        ``function(partition, elements)``, one after the other, make these elements of those.
+        Functions ``function(partition, elements)`` that are applied in this order.
     partitions : int, optional
-        Their number, where it is known.
+        Number of partitions, if known.
     decode : callable
-        Makes elements of the record batches of a partition.
+        Function that decodes the record batches of a partition to elements.
     """
 
     context: None = None
-    """There is no SparkContext."""
+    """Always None: Spark Connect has no SparkContext."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class ConnectShards:
     ):
         self._source, self._functions, self._decode = frame, tuple(functions), decode
         self._partitions = partitions
-        self._made: DataFrame | None = None
+        self._cached_frame: DataFrame | None = None
         self.is_cached = False
 
     @classmethod
     def of_rows(cls, frame: DataFrame) -> ConnectShards:
-        """The rows of a DataFrame; a vector is a dict of its parts."""
+        """Create elements from the rows of a DataFrame; a vector becomes a dict of its fields."""
         return cls(frame, decode=_rows)
 
     # -- narrow functions --------------------------------------------------------------------------
@@ -82,50 +82,50 @@ class ConnectShards:
     def mapPartitionsWithIndex(
         self, func: Function, preservesPartitioning: bool = False
     ) -> ConnectShards:
-        """Elements of ``func(partition, elements)``."""
+        """Return the elements of ``func(partition, elements)`` for each partition."""
         if self.is_cached:
             return ConnectShards(self._frame(), (func,), self._partitions)
         functions = (*self._functions, func)
         return ConnectShards(self._source, functions, self._partitions, self._decode)
 
     def mapPartitions(self, func: Callable, preservesPartitioning: bool = False) -> ConnectShards:
-        """Elements of ``func(elements)``."""
+        """Return the elements of ``func(elements)`` for each partition."""
         return self.mapPartitionsWithIndex(lambda partition, elements: func(elements))
 
     def map(self, func: Callable) -> ConnectShards:
-        """``func(element)`` of every element."""
+        """Return ``func(element)`` for every element."""
         return self.mapPartitions(lambda elements: map(func, elements))
 
     def flatMap(self, func: Callable) -> ConnectShards:
-        """The elements of ``func(element)`` of every element."""
+        """Return the elements of ``func(element)`` for every element."""
         return self.mapPartitions(
             lambda elements: itertools.chain.from_iterable(map(func, elements))
         )
 
     def filter(self, func: Callable) -> ConnectShards:
-        """The elements for which `func` is true."""
+        """Return the elements for which `func` is true."""
         return self.mapPartitions(lambda elements: filter(func, elements))
 
     # -- between partitions ------------------------------------------------------------------------
 
     def partitionBy(self, number: int, func: Callable[[Any], int] = int) -> ConnectShards:
-        """Pairs, moved to the partition that ``func(key)`` names."""
+        """Move each pair to the partition that ``func(key)`` returns."""
         moved = by_partition(self._cells(lambda pair: func(pair[0])), number, "target")
         return ConnectShards(moved, (), number)
 
     def zip(self, other: ConnectShards) -> ConnectShards:
-        """Pairs of the elements of two that have as many partitions and elements in each."""
+        """Return pairs of the elements of two collections with equal partitions."""
         number = self.getNumPartitions()
         if number != other.getNumPartitions():
             raise ValueError("Can only zip with RDD which has the same number of partitions")
 
-        def placed(side: int) -> Function:
+        def tag_elements(side: int) -> Function:
             return lambda partition, elements: (
                 (partition, ((i, side), element)) for i, element in enumerate(elements)
             )
 
         cells = [
-            shards.mapPartitionsWithIndex(placed(side))._cells(lambda pair: pair[0])
+            shards.mapPartitionsWithIndex(tag_elements(side))._cells(lambda pair: pair[0])
             for side, shards in enumerate((self, other))
         ]
 
@@ -142,7 +142,7 @@ class ConnectShards:
         return ConnectShards(moved, (), number).mapPartitions(pairs)
 
     def reduceByKey(self, func: Callable) -> ConnectShards:
-        """Pairs of each key and its values, reduced by `func`, in one partition."""
+        """Return pairs of each key and its values reduced by `func`, in one partition."""
 
         def reduced(pairs: Iterable) -> Iterator[tuple]:
             by_key: dict = {}
@@ -150,36 +150,36 @@ class ConnectShards:
                 by_key[key] = func(by_key[key], value) if key in by_key else value
             yield from by_key.items()
 
-        def keyless(pairs: Iterable) -> Iterator[tuple]:
+        def with_one_key(pairs: Iterable) -> Iterator[tuple]:
             return ((0, pair) for pair in pairs)
 
-        moved = self.mapPartitions(reduced).mapPartitions(keyless).partitionBy(1)
+        moved = self.mapPartitions(reduced).mapPartitions(with_one_key).partitionBy(1)
         return moved.map(lambda pair: pair[1]).mapPartitions(reduced)
 
-    # -- what is in them ---------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def getNumPartitions(self) -> int:
-        """Number of partitions; of a DataFrame of others a job counts them."""
+        """Return the number of partitions; if it is unknown, a job counts them."""
         if self._partitions is None:
             counted = self.mapPartitions(lambda elements: [sum(1 for _ in elements)])
             self._partitions = len(counted.collect())
         return self._partitions
 
     def collect(self) -> list:
-        """All elements, in order."""
+        """Return all elements, in order."""
         return list(_unpickled(to_arrow(self._frame()).to_batches()))
 
     def take(self, number: int) -> list:
-        """The first elements; every partition gives its first."""
+        """Return the first elements, fetched from every partition."""
         some = self.mapPartitions(lambda elements: itertools.islice(elements, number))
         return some.collect()[:number]
 
     def toLocalIterator(self) -> Iterator:
-        """The elements, in order."""
+        """Return an iterator over the elements, in order."""
         return iter(self.collect())
 
     def to_frame(self, schema: str) -> DataFrame:
-        """A DataFrame of elements that are tuples, in the types of :func:`one_row`."""
+        """Return a DataFrame of elements that are tuples, with the types of :func:`one_row`."""
         run = self._run()
 
         def work(batches: Iterable) -> Iterator:
@@ -189,30 +189,30 @@ class ConnectShards:
         return self._source_frame().mapInArrow(work, schema)
 
     def saveAsPickleFile(self, path: str, batchSize: int = 10) -> NoReturn:
-        """Refused: it writes Hadoop's sequence files."""
+        """Raise UsageError: Spark Connect cannot write Hadoop sequence files."""
         refuse("save_pickle", "write the rows as Parquet by to_spark_df().write.parquet(path)")
 
-    # -- what is kept ------------------------------------------------------------------------------
+    # -- persistence -------------------------------------------------------------------------------
 
     def persist(self, level: Any) -> None:
-        """Keep the elements once they are computed."""
+        """Persist the elements when they are computed."""
         self._frame().persist(level)
         self.is_cached = True
 
     def unpersist(self) -> None:
-        """Free the elements."""
+        """Release the persisted elements."""
         self._frame().unpersist()
         self.is_cached = False
 
     @property
     def ctx(self) -> Any:
-        """The object that says whether the session still runs, as a SparkContext does."""
+        """Object that reports whether the session is running, like a SparkContext."""
         session: Any = self._source.sparkSession
         return SimpleNamespace(_jsc=None if session.is_stopped else session)
 
     @property
     def _jrdd(self) -> DataFrame:
-        """The object that frees the elements."""
+        """DataFrame whose ``unpersist`` releases the elements."""
         return self._frame()
 
     # -- as DataFrames -----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class ConnectShards:
         return self._frame() if self.is_cached else self._source
 
     def _run(self) -> Callable[[Iterable], Iterator]:
-        """Return a function that makes a partition's elements of its row batches; goes by value."""
+        """Return a picklable function that computes a partition's elements from its batches."""
         functions = () if self.is_cached else self._functions
         decode = _unpickled if self.is_cached else self._decode
 
@@ -237,14 +237,14 @@ class ConnectShards:
         return run
 
     def _frame(self) -> DataFrame:
-        """The elements as rows of pieces; the same DataFrame each time, so that it can be kept."""
-        if self._made is None:
-            is_made = not self._functions and self._decode is _unpickled
-            self._made = self._source if is_made else self._cells(lambda element: 0)
-        return self._made
+        """Return the elements as rows of pieces; the same DataFrame each time, to be persisted."""
+        if self._cached_frame is None:
+            is_encoded = not self._functions and self._decode is _unpickled
+            self._cached_frame = self._source if is_encoded else self._cells(lambda element: 0)
+        return self._cached_frame
 
     def _cells(self, target: Callable[[Any], int]) -> DataFrame:
-        """The elements as pieces, each for the partition that `target` names."""
+        """Return the elements as pieces for the partitions that `target` returns."""
         run = self._run()
 
         def work(batches: Iterable) -> Iterator:
@@ -259,7 +259,7 @@ class ConnectShards:
 
 
 def parallelize(elements: Sequence, number: int) -> Any:
-    """Objects of this process in `number` partitions of the active Spark: an RDD, or the like."""
+    """Distribute local objects over `number` partitions of the active Spark session."""
     cluster = active_spark()
     if not isinstance(cluster, ConnectCluster):
         return cluster.sc.parallelize(elements, number)
@@ -272,7 +272,7 @@ def parallelize(elements: Sequence, number: int) -> Any:
 
 
 def frame_of(tuples: Any, schema: str) -> DataFrame:
-    """A DataFrame of elements that are tuples, by Spark's text of its schema."""
+    """Return a DataFrame of elements that are tuples, with a schema in Spark's text form."""
     if isinstance(tuples, ConnectShards):
         return tuples.to_frame(schema)
     spark = active_spark().spark
@@ -280,5 +280,5 @@ def frame_of(tuples: Any, schema: str) -> DataFrame:
 
 
 def rows_of(frame: DataFrame) -> Any:
-    """The rows of a DataFrame: an RDD, or the like."""
+    """Return the rows of a DataFrame as an RDD or ConnectShards."""
     return ConnectShards.of_rows(frame) if is_connect(frame) else frame.rdd

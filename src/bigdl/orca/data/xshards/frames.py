@@ -1,7 +1,7 @@
-"""Shards that are pandas frames -> a Spark DataFrame, and back, as Arrow record batches.
+"""Conversion between shards of pandas frames and Spark DataFrames, as Arrow record batches.
 
-A batch travels as one binary cell (Arrow's stream format), so that Spark moves a few large values.
-Nothing goes through the driver but the types of the columns.
+A batch is sent as one binary cell (Arrow's stream format), so Spark moves a few large values.  Only
+the column types pass through the driver.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CELL_ROWS = 1 << 16
 
 
 def safe_names(number: int) -> list[str]:
-    """Names of columns that need no quotes and do not meet."""
+    """Return unique column names that need no quotes."""
     return [f"c{i}" for i in range(number)]
 
 
@@ -50,22 +50,22 @@ def safe_names(number: int) -> list[str]:
 
 
 def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[Any, str]]:
-    """Return a Spark DataFrame of the rows of an RDD of pandas frames, and its columns by name.
+    """Convert an RDD of pandas frames to a Spark DataFrame; return it and its column names.
 
-    Partitions and the order of rows are kept; the index is left out.  A column has the one type
-    that holds the values of every shard; NaN becomes null, and a time without a zone is taken for
-    one in the session's zone.
+    Partitions and the order of rows are kept; the index is dropped.  A column gets one type for the
+    values of all shards.  NaN becomes null, and a timestamp without time zone is interpreted in the
+    session's time zone.
 
     Parameters
     ----------
     rdd : pyspark.RDD
     prefix : str, optional
-        Call the columns by this and their number in the DataFrame; default: their own names.
+        Name the columns by this prefix and their index; by default keep their names.
 
     Raises
     ------
     UsageError
-        If a shard is no frame, shards do not have the same columns, or Spark has no type for one.
+        If a shard is not a frame, columns differ between shards, or Spark has no matching type.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -82,10 +82,10 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
         for low in range(0, len(shard), _CELL_ROWS):
             rows = shard.iloc[low : low + _CELL_ROWS]
             arrays = [
-                _converted(name, rows[name], field.type, zone)
+                _convert(name, rows[name], field.type, zone)
                 for name, field in zip(columns, schema, strict=True)
             ]
-            yield (_serialized(pa.table(arrays, schema=schema)),)
+            yield (_serialize(pa.table(arrays, schema=schema)),)
 
     cells = persistence.hold(rdd.flatMap(pack), rdd)
     packed = frame_of(cells, "data binary")
@@ -93,9 +93,9 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
 
 
 def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
-    """Return the Arrow type of each column of a shard.
+    """Return the Arrow type of each column of a shard, with a flag for large integers.
 
-    Beside it stands whether the column holds whole numbers that no float holds.
+    The flag is True if the column has integers that float64 cannot represent.
     """
     if class_name(shard) != DATA_FRAME:
         raise UsageError(
@@ -104,7 +104,7 @@ def column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
         )
     if not shard.columns.is_unique:
         raise UsageError(
-            f"A column name must be of one column, but the frame has {list(shard.columns)}",
+            f"Column names must be unique, but the frame has {list(shard.columns)}",
             code="column-duplicate",
             columns=list(shard.columns),
         )
@@ -123,7 +123,7 @@ def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
 
 
 def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
-    """Return the type of each column that holds the values of all shards, None without shards."""
+    """Return one Arrow type per column for the values of all shards, or None without shards."""
     known: dict[Any, pa.DataType] | None = None
     beyond: dict[Any, pa.DataType] = {}
     for shard in shards:
@@ -131,7 +131,8 @@ def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | No
         beyond.update({name: type_ for name, (type_, is_beyond) in shard.items() if is_beyond})
         if not types:
             raise UsageError(
-                "A frame without columns cannot become a Spark DataFrame", code="data-empty"
+                "A frame without columns cannot be converted to a Spark DataFrame",
+                code="data-empty",
             )
         if known is None:
             known = types
@@ -149,8 +150,8 @@ def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | No
                 merged = pa.unify_schemas(schemas, promote_options="permissive")
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise UsageError(
-                    f"Column {name!r} is {pair[0]} in one shard and {pair[1]} in another; make "
-                    "them one",
+                    f"Column {name!r} is {pair[0]} in one shard and {pair[1]} in another; cast "
+                    "them to one type",
                     code="data-schema",
                     column=name,
                 ) from error
@@ -158,9 +159,9 @@ def unified_types(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | No
     for name, type_ in beyond.items():
         if known is not None and pa.types.is_floating(known[name]):
             raise UsageError(
-                f"Column {name!r} holds whole numbers beyond 2**53 ({type_}) in one shard and "
-                "floats in another, and no type of Spark holds both exactly; make it one type, "
-                "e.g. astype('Int64') in every shard, which may hold missing numbers, or text",
+                f"Column {name!r} has integers beyond 2**53 ({type_}) in one shard and floats in "
+                "another, and no Spark type represents both exactly; cast it to one type in every "
+                "shard, e.g. astype('Int64'), which supports missing values, or str",
                 code="data-schema",
                 column=name,
             )
@@ -172,7 +173,7 @@ def _array_type(name: Any, column: Any):
         type_ = _array(name, column).type
     else:
         type_ = pa.Array.from_pandas(column.iloc[:0]).type
-    # Only the values of a categorical can be compared between shards.
+    # Categories differ between shards, so compare the types of their values.
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
@@ -183,22 +184,22 @@ def _array(name: object, column: Any):
         if column.dtype != object:
             raise
     try:
-        return pa.array([_plain(value) for value in column], from_pandas=True)
+        return pa.array([_to_python(value) for value in column], from_pandas=True)
     except pa.ArrowException as error:
         raise UsageError(
-            f"Column {name!r} holds values that Spark has no type for: {error}",
+            f"Column {name!r} has values without a matching Spark type: {error}",
             code="data-dtype",
             column=name,
         ) from error
 
 
-def _plain(value):
-    if hasattr(value, "toArray"):  # a vector of Spark
+def _to_python(value):
+    if hasattr(value, "toArray"):  # a Spark vector
         value = value.toArray()
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _converted(name, column, type_, zone):
+def _convert(name, column, type_, zone):
     import pyarrow.compute as pc
 
     array = _array(name, column)
@@ -209,11 +210,11 @@ def _converted(name, column, type_, zone):
         if array.type.tz is None:
             array = pc.assume_timezone(array, zone, ambiguous="earliest", nonexistent="latest")
         return array.cast(type_)
-    times = (pa.types.is_temporal, pa.types.is_nested)
-    return array.cast(type_, safe=not any(is_kind(type_) for is_kind in times))
+    unsafe = (pa.types.is_temporal, pa.types.is_nested)
+    return array.cast(type_, safe=not any(matches(type_) for matches in unsafe))
 
 
-def _serialized(table: pa.Table | pa.RecordBatch) -> bytes:
+def _serialize(table: pa.Table | pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
@@ -231,7 +232,7 @@ def _unpack_cells(batches: Iterable) -> Iterator:
 
 
 def without_vectors(frame: DataFrame) -> DataFrame:
-    """Return a Spark DataFrame with arrays in the place of its vectors."""
+    """Convert the vector columns of a Spark DataFrame to arrays."""
     from pyspark.ml.functions import vector_to_array
 
     vectors = [f.name for f in frame.schema if f.dataType.typeName() == "vectorudt"]
@@ -247,40 +248,41 @@ def without_vectors(frame: DataFrame) -> DataFrame:
 def frames_of(
     frame: DataFrame, shard_size: int | None = None, names: Sequence | None = None
 ) -> RDD:
-    """Return an RDD of pandas frames of the rows of a Spark DataFrame.
+    """Convert a Spark DataFrame to an RDD of pandas frames.
 
-    A partition becomes one shard, or shards of `shard_size` rows and a last, smaller one.  One
-    without rows has no shard, but the first partition always has one, of the columns' types.
-    Vectors become arrays; a time is that of the session's zone, without a zone.
+    A partition becomes one shard, or shards of `shard_size` rows with a smaller last one.  An empty
+    partition has no shard, but the first partition always has one, with the columns' types.
+    Vectors become arrays; timestamps become local times of the session's time zone.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
     shard_size : int, optional
+        Rows per shard, by default all rows of the partition.
     names : sequence, optional
-        Names of the columns of the shards, if they are to differ from the frame's.
+        Column names of the shards, by default those of the frame.
     """
     names = list(frame.columns if names is None else names)
     frame = without_vectors(frame.toDF(*safe_names(len(names))))
     zone = str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
-    empty = _serialized(arrow_schema(frame.schema, zone).empty_table())
+    empty = _serialize(arrow_schema(frame.schema, zone).empty_table())
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cut the batches of a partition at the bounds of shards; a part is one cell."""
+        """Split the batches of a partition at shard boundaries; each part is one cell."""
         row, size = 0, shard_size or sys.maxsize
         for batch in batches:
             low = 0
             while low < batch.num_rows:
                 shard, start = divmod(row, size)
                 part = batch.slice(low, size - start)
-                yield pa.RecordBatch.from_pydict({"shard": [shard], "data": [_serialized(part)]})
+                yield pa.RecordBatch.from_pydict({"shard": [shard], "data": [_serialize(part)]})
                 low, row = low + part.num_rows, row + part.num_rows
 
     def join(partition: int, cells: Iterable) -> Iterator[pd.DataFrame]:
         shards = itertools.groupby(cells, key=operator.itemgetter(0))
         shard = None
-        for _, of_shard in shards:
-            shard = _pandas([data for _, data in of_shard], names)
+        for _, shard_cells in shards:
+            shard = _pandas([data for _, data in shard_cells], names)
             yield shard
         if shard is None and partition == 0:
             yield _pandas([empty], names)
@@ -298,7 +300,7 @@ def _pandas(cells: list, names: list) -> pd.DataFrame:
     for i, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz is not None:
             table = table.set_column(i, field.name, pc.local_timestamp(table.column(i)))
-    # A copy: a column that shares Arrow's memory could not be written to.
+    # Copy, because columns that share Arrow's memory are read-only.
     frame = table.to_pandas().copy()
     frame.columns = names
     return frame

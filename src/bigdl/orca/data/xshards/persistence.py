@@ -1,39 +1,39 @@
-"""The time for which Spark keeps computed shards.
+"""Lifetime of persisted shards in Spark.
 
-A persisted RDD may be released when nobody can ask for its shards again: no XShards has it and no
-RDD that is not computed yet reads it.  Python's own references tell that, since an RDD refers to
-the one that it was made of; where PySpark drops that reference, :func:`hold` puts it back, and
-:func:`detached` takes it away from an RDD that is computed at once and does not need it any more.
+A persisted RDD may be released when its shards cannot be read again: no XShards refers to it, and
+no lazy RDD depends on it.  Python references track this, because an RDD refers to its parent.
+:func:`hold` adds the reference where PySpark drops it, and :func:`detached` removes it from an RDD
+that is computed immediately.
 
-The release itself is left to the next call of :func:`persist`: a finalizer can run inside any line
-of the program, also in the middle of a call to the JVM.
+The next call of :func:`persist` does the release, because a finalizer can run at any point of the
+program, even during a call to the JVM.
 """
 
 import weakref
 from collections import deque
 from contextlib import suppress
 
-_dropped: deque = deque()  # (SparkContext, Java RDD) that nobody refers to any more
+_dropped: deque = deque()  # (SparkContext, Java RDD) of unreachable RDDs
 
 
 def persist(rdd) -> None:
-    """Keep the elements of `rdd` once they are computed, for as long as somebody refers to it.
+    """Persist the elements of `rdd` until no Python object refers to it.
 
-    An RDD that is persisted already is left to the one who did it.
+    An RDD that the caller persisted is left unchanged.
     """
     from pyspark import StorageLevel
 
     release_dropped()
     if rdd.is_cached:
         return
-    # With disk: an evicted shard would be computed again, and perhaps to something else.
+    # With disk, because an evicted shard would be recomputed, possibly with another result.
     rdd.persist(StorageLevel.MEMORY_AND_DISK)
     rdd._bigdl_release = weakref.finalize(rdd, _dropped.append, (rdd.ctx, rdd._jrdd))
     rdd._bigdl_release.atexit = False
 
 
 def unpersist(rdd) -> None:
-    """Free the elements of `rdd` now."""
+    """Release the persisted elements of `rdd` now."""
     release = getattr(rdd, "_bigdl_release", None)
     if release is not None:
         release.detach()
@@ -42,26 +42,26 @@ def unpersist(rdd) -> None:
 
 
 def release_dropped() -> None:
-    """Free what nobody refers to any more."""
+    """Release the persisted elements of unreachable RDDs."""
     while True:
         try:
             sc, jrdd = _dropped.popleft()
         except IndexError:
             return
-        if sc._jsc is not None:  # the context was not stopped
-            with suppress(Exception):  # its JVM, or the server of Spark Connect, is gone
+        if sc._jsc is not None:  # the context is running
+            with suppress(Exception):  # the JVM or Spark Connect server has exited
                 jrdd.unpersist(False)
 
 
 def hold(rdd, *parents):
-    """`rdd`, which keeps its `parents` from being released."""
+    """Attach `parents` to `rdd`, so that they are not released before it; return `rdd`."""
     rdd._bigdl_parents = parents
     return rdd
 
 
 def detached(rdd):
-    """The same RDD without Python references to those that it is computed from."""
-    if rdd.context is None:  # of Spark Connect, whose plans refer to nothing in this process
+    """Return the same RDD without Python references to its parents."""
+    if rdd.context is None:  # Spark Connect plans have no references in this process
         return rdd
     from pyspark import RDD
 
@@ -69,10 +69,10 @@ def detached(rdd):
 
 
 def hand_over(rdd) -> None:
-    """Leave `rdd`, and what it is computed from, to Spark's own cleaner.
+    """Leave the release of `rdd` and its parents to Spark's context cleaner.
 
-    For a use that Python's references do not show, such as a Spark DataFrame: the JVM frees what
-    no plan of its own reads.
+    For uses without Python references, such as a Spark DataFrame: the JVM releases data that no
+    plan reads.
     """
     release = getattr(rdd, "_bigdl_release", None)
     if release is not None:

@@ -14,7 +14,12 @@ from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.ray_launch import ray_get
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.xshards.ray_exchange import RayAddress, partitions_to_ray
-from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrapped
+from bigdl.orca.data.xshards.spark import (
+    SharedValue,
+    SparkXShards,
+    XShards,
+    unwrap_shared_values,
+)
 
 __all__ = ["RayXShards"]
 
@@ -23,16 +28,16 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class RayXShards(XShards):
-    """XShards whose partitions are objects of Ray: lists of shards.
+    """XShards whose partitions are Ray objects: lists of shards.
 
-    They are made by :meth:`from_spark_xshards`, by ``XShards.partition`` in a program with
-    ``runtime="ray"``, and from references by :meth:`from_partition_refs`.  What is made of them is
-    computed by Ray at once, in the background.
+    Create them with :meth:`from_spark_xshards`, with ``XShards.partition`` in a program with
+    ``runtime="ray"``, or with :meth:`from_partition_refs`.  Ray computes transformations
+    immediately, in the background.
 
     Parameters
     ----------
     references : sequence of ray.ObjectRef
-        Of every partition, a list of shards.
+        References of the partitions, each a list of shards.
 
     Examples
     --------
@@ -57,53 +62,53 @@ class RayXShards(XShards):
 
     @staticmethod
     def from_spark_xshards(spark_xshards: SparkXShards) -> RayXShards:
-        """The shards of SparkXShards, computed by Spark into Ray; nothing goes through the driver.
+        """Compute SparkXShards into Ray's object store, without passing through the driver.
 
         Raises
         ------
         UsageError
-            If it is something else, or Ray does not run on Spark's nodes.
+            If `spark_xshards` has another type, or Ray does not run on Spark's nodes.
         """
         if not isinstance(spark_xshards, SparkXShards):
             raise UsageError(
-                f"from_spark_xshards takes SparkXShards, got {type(spark_xshards).__name__}",
+                f"from_spark_xshards needs SparkXShards, got {type(spark_xshards).__name__}",
                 code="data-type",
                 argument="spark_xshards",
             )
         return RayXShards(partitions_to_ray(spark_xshards.rdd, RayCluster.of_program()))
 
     def to_spark_xshards(self) -> SparkXShards:
-        """The same shards as SparkXShards, in the same partitions.
+        """Return the same shards as SparkXShards, in the same partitions.
 
-        Spark's tasks fetch them from Ray, which keeps them as long as the result is in use.
+        Spark tasks fetch them from Ray, which keeps them while the result is in use.
         """
-        side = RayAddress.of(RayCluster.of_program())
-        side.leave(self._references)
+        exchange = RayAddress.of(RayCluster.of_program())
+        exchange.leave(self._references)
 
-        def fetch(places):
-            for place in places:
-                yield from side.take(place)
+        def fetch(indices):
+            for index in indices:
+                yield from exchange.take(index)
 
         number = max(1, self.num_partitions())
-        places = SparkCluster.from_active().sc.parallelize(range(self.num_partitions()), number)
-        rdd = places.mapPartitions(fetch)
-        weakref.finalize(rdd, side.drop)
+        indices = SparkCluster.from_active().sc.parallelize(range(self.num_partitions()), number)
+        rdd = indices.mapPartitions(fetch)
+        weakref.finalize(rdd, exchange.drop)
         return SparkXShards(rdd)
 
     @staticmethod
     def from_partition_refs(
         ip2part_id: dict[str, list[int]], part_id2ref: dict[int, Any], old_rdd: Any = None
     ) -> RayXShards:
-        """XShards of objects that are in Ray already.
+        """Create XShards from objects in Ray's object store.
 
         Parameters
         ----------
         ip2part_id : dict
-            Numbers of the partitions on each node; Ray itself knows where they are.
+            Partition ids by node address; only the ids are used.
         part_id2ref : dict of int to ray.ObjectRef
-            Lists of shards.
+            References of the partitions, each a list of shards.
         old_rdd : optional
-            Accepted for programs of BigDL 2.x, without effect.
+            Has no effect; accepted for programs of BigDL 2.x.
         """
         numbers = sorted(number for part in ip2part_id.values() for number in part)
         if numbers != sorted(part_id2ref):
@@ -118,15 +123,15 @@ class RayXShards(XShards):
     # What is in them ----------------------------------------------------------------------------
 
     def num_partitions(self) -> int:
-        """Number of partitions."""
+        """Return the number of partitions."""
         return len(self._references)
 
     def get_partition_refs(self) -> list:
-        """References of the partitions, each a list of shards."""
+        """Return object references of the partitions, each a list of shards."""
         return list(self._references)
 
     def get_refs(self) -> list:
-        """References of the shards."""
+        """Return object references of the shards."""
         count_of: Any = ray.remote(lambda partition: len(partition))
         item_of: Any = ray.remote(lambda partition, number: partition[number])
         counts = ray_get([count_of.remote(each) for each in self._references])
@@ -137,50 +142,50 @@ class RayXShards(XShards):
         ]
 
     def collect_partitions(self) -> list[list]:
-        """All shards, as a list for every partition."""
+        """Return all shards, as one list per partition."""
         return ray_get(self._references)
 
     def collect(self) -> list:
-        """All shards, in order."""
+        """Return all shards, in order."""
         return [shard for partition in self.collect_partitions() for shard in partition]
 
     # New ones -----------------------------------------------------------------------------------
 
     def transform_shard(self, func: Callable, *args: Any) -> RayXShards:
-        """New XShards of ``func(shard, *args)`` of every shard.
+        """Return new XShards of ``func(shard, *args)`` for every shard.
 
-        In the place of a :class:`~bigdl.orca.data.SharedValue`, `func` gets its value.
+        `func` receives the value of each :class:`~bigdl.orca.data.SharedValue` argument.
         """
 
         def transform(partition, *args):
-            values = unwrapped(func, args)
+            values = unwrap_shared_values(func, args)
             return [func(shard, *values) for shard in partition]
 
-        return self.map_partitions(transform, *map(_reachable, args))
+        return self.map_partitions(transform, *map(_to_ray_argument, args))
 
     def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
-        """New XShards of ``func(partition, *args)``, a list of shards, of every partition."""
+        """Return new XShards of ``func(partition, *args)`` for each partition, a list of shards."""
         task: Any = ray.remote(func)
         return RayXShards([task.remote(each, *args) for each in self._references])
 
     # With actors --------------------------------------------------------------------------------
 
     def transform_shards_with_actors(self, actors: Sequence, func: Callable) -> RayXShards:
-        """New XShards of what actors make of the partitions.
+        """Return new XShards of the results of actors for the partitions.
 
         Parameters
         ----------
         actors : sequence of Ray actors
         func : callable
-            ``func(actor, reference)`` of a partition gives the reference of a list of shards.
+            ``func(actor, partition_ref)`` returns the reference of a list of shards.
         """
         assigned, _, _ = self.assign_partitions_to_actors(actors)
-        made = {
+        results_by_partition = {
             number: func(actor, self._references[number])
             for actor, numbers in zip(actors, assigned, strict=False)
             for number in numbers
         }
-        return RayXShards([reference for _, reference in sorted(made.items())])
+        return RayXShards([reference for _, reference in sorted(results_by_partition.items())])
 
     def reduce_partitions_for_actors(
         self, actors: Sequence, reduce_partitions_func: Callable, return_refs: bool = False
@@ -191,7 +196,7 @@ class RayXShards(XShards):
         ----------
         actors : sequence of Ray actors
         reduce_partitions_func : callable
-            ``f(actor, references)`` gives a reference.
+            ``f(actor, references)`` returns a reference.
         return_refs : bool, default False
             Return the references instead of their values.
 
@@ -209,15 +214,15 @@ class RayXShards(XShards):
         reduce_partitions_func: Callable,
         return_refs: bool = False,
     ) -> list:
-        """Call a function with the partitions of each actor of these and of other XShards.
+        """Call a function with each actor's partitions of these and of other XShards.
 
         Parameters
         ----------
         xshards : RayXShards
-            Of as many partitions.
+            XShards with the same number of partitions.
         actors : sequence of Ray actors
         reduce_partitions_func : callable
-            ``f(actor, references, others)`` gives a reference.
+            ``f(actor, references, others)`` returns a reference.
         return_refs : bool, default False
             Return the references instead of their values.
 
@@ -252,65 +257,63 @@ class RayXShards(XShards):
     def assign_partitions_to_actors(
         self, actors: Sequence
     ) -> tuple[list[list[int]], list[str], list[Any]]:
-        """Share the partitions out: on their own node where that is even, else anywhere.
+        """Assign partitions evenly to actors, preferring actors on the partition's node.
 
         Returns
         -------
         assigned : list of list of int
-            Numbers of the partitions of every actor, which differ in length by at most 1.  Actors
-            without any are left out.
+            Partition indices of every actor; lengths differ by at most 1.  Actors without
+            partitions are omitted.
         addresses : list of str
-            Of the nodes of those actors.
+            Node addresses of those actors.
         actors : list of Ray actors
             The actors that have partitions.
         """
         if not actors:
-            raise UsageError(
-                "There must be at least one actor", code="argument-value", argument="actors"
-            )
+            raise UsageError("Pass at least one actor", code="argument-value", argument="actors")
         if self.num_partitions() < len(actors):
             logger.warning(
-                "There are %d actors but only %d partitions; the other actors get none",
+                "There are %d actors but only %d partitions; the remaining actors are not used",
                 len(actors),
                 self.num_partitions(),
             )
             actors = list(actors)[: self.num_partitions()]
-        where = _node_of_actors(actors)
+        locations = _node_of_actors(actors)
         ray.wait(self._references, num_returns=len(self._references), fetch_local=False)
         located = ray.experimental.get_object_locations(self._references)
         homes = [located.get(each, {}).get("node_ids", []) for each in self._references]
-        assigned = evenly(homes, [node for node, _ in where])
-        return assigned, [address for _, address in where], list(actors)
+        assigned = assign_evenly(homes, [node for node, _ in locations])
+        return assigned, [address for _, address in locations], list(actors)
 
 
 XShards._on_ray = RayXShards
 
 
-def evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[int]]:
-    """Give partitions to actors: as many on their own nodes as an even share allows.
+def assign_evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[int]]:
+    """Assign partitions evenly to actors, preferring actors on the partition's nodes.
 
     Parameters
     ----------
     homes : sequence of sequence of str
-        The nodes that have each partition.
+        Node ids that hold each partition.
     nodes : sequence of str
-        The node of each actor.
+        Node id of each actor.
 
     Returns
     -------
     list of list of int
-        Of each actor; the lengths differ by at most 1.
+        Partition indices of each actor; lengths differ by at most 1.
     """
     share, larger = divmod(len(homes), len(nodes))
     assigned: list[list[int]] = [[] for _ in nodes]
-    left = []
+    unassigned = []
     for number, home in enumerate(homes):
         near = [i for i, node in enumerate(nodes) if node in home and len(assigned[i]) < share]
         if near:
             assigned[min(near, key=lambda i: len(assigned[i]))].append(number)
         else:
-            left.append(number)
-    for number in left:
+            unassigned.append(number)
+    for number in unassigned:
         full = sum(len(each) > share for each in assigned)
         most = share + 1 if full < larger else share
         free = [i for i, each in enumerate(assigned) if len(each) < most]
@@ -320,23 +323,23 @@ def evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[in
 
 
 def _node_of_actors(actors) -> list[tuple[str, str]]:
-    """Node and address of actors; ones that Ray does not place in time count as anywhere."""
+    """Return node id and address of each actor, or empty strings if it is not placed in time."""
     from ray._private.state import actors as states
 
     def node_of(actor) -> str | None:
-        said = states(actor._actor_id.hex()) or {}  # before it is placed it has a nil NodeID
-        return said["Address"]["NodeID"] if said.get("State") in ("ALIVE", "DEAD") else None
+        state = states(actor._actor_id.hex()) or {}  # the NodeID is nil before placement
+        return state["Address"]["NodeID"] if state.get("State") in ("ALIVE", "DEAD") else None
 
-    end = time.monotonic() + ACTOR_PLACE_S
-    while None in (nodes := list(map(node_of, actors))) and time.monotonic() < end:
+    deadline = time.monotonic() + ACTOR_PLACE_S
+    while None in (nodes := list(map(node_of, actors))) and time.monotonic() < deadline:
         time.sleep(0.05)
-    # an actor without CPUs may be on the head of a Ray on Spark, which has none
+    # an actor without CPUs may run on the head node of Ray on Spark, which has no CPUs
     addresses = RayCluster.from_active().hosts
     return [(node or "", addresses.get(node or "", "")) for node in nodes]
 
 
-def _reachable(argument: Any) -> Any:
-    """A SharedValue that Spark holds as an object of Ray, and anything else as it is."""
+def _to_ray_argument(argument: Any) -> Any:
+    """Move a Spark-held SharedValue into Ray's object store; return other arguments unchanged."""
     if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, RayBroadcast):
         return ray.put(argument.value)
     return argument

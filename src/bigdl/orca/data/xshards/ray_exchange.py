@@ -1,9 +1,8 @@
-"""Data between Spark's tasks and Ray's object store, past the driver.
+"""Exchange of data between Spark tasks and Ray's object store, without the driver.
 
-A task of Spark connects to the Ray node of its machine and hands what it has to that node's
-*store*, an actor of the driver that owns the objects: they outlive the task and its process.  The
-other way round a task asks a store for a reference.  References travel inside Ray only, so Ray
-always knows who needs an object.
+A Spark task connects to the Ray node of its machine and sends its data to that node's *store*, an
+actor of the driver that owns the objects, so they outlive the task.  In the opposite direction, a
+task gets references from a store.  References are sent within Ray only, so Ray can track them.
 """
 
 from __future__ import annotations
@@ -27,44 +26,44 @@ if TYPE_CHECKING:
 
 ray = LazyModule("ray", "ray")
 
-_BLOCK = 64 << 20  # bytes of a block of cells
+_BLOCK = 64 << 20  # approximate bytes of a block of cells
 _STORE = "bigdl-store-{}"
 
-_stores: dict[tuple[str, str], Any] = {}  # of this driver, by connection and node
+_stores: dict[tuple[str, str], Any] = {}  # of this driver, by Ray session and node
 
 
-class _Store:
-    """Owner of objects that processes without a future have made."""
+class _ObjectStore:
+    """Actor that owns objects created by short-lived processes."""
 
     def __init__(self):
-        self._kept: dict[str, dict] = {}
+        self._objects: dict[str, dict] = {}
 
-    def put(self, key: str, place, value) -> None:
-        """Keep a copy of a value; a second try of a task replaces what the first has left."""
-        self._kept.setdefault(key, {})[place] = ray.put(value)
+    def put(self, key: str, index, value) -> None:
+        """Store a copy of a value; a repeated task replaces the value of its first attempt."""
+        self._objects.setdefault(key, {})[index] = ray.put(value)
 
     def keep(self, key: str, references: list) -> None:
-        self._kept[key] = dict(enumerate(references))
+        self._objects[key] = dict(enumerate(references))
 
     def references(self, key: str) -> dict:
-        return self._kept.get(key, {})
+        return self._objects.get(key, {})
 
     def drop(self, key: str) -> None:
-        self._kept.pop(key, None)
+        self._objects.pop(key, None)
 
 
 @dataclass(frozen=True)
 class RayAddress:
-    """The address at which a task of Spark connects to Ray; pickled to the task.
+    """Address at which Spark tasks connect to Ray for one exchange; pickled to the tasks.
 
     Attributes
     ----------
     address : str
     namespace : str
     key : str
-        Under which the stores keep the objects of one exchange.
+        Key of the exchange's objects in the stores.
     environment : dict of str to str
-        Variables that a process needs to connect; Ray's token is among them.
+        Environment variables for the connection, including Ray's token.
     """
 
     address: str
@@ -74,14 +73,14 @@ class RayAddress:
 
     @classmethod
     def of(cls, cluster: RayCluster) -> RayAddress:
-        """The way to the driver's Ray, for one exchange; starts the stores."""
+        """Start the stores and return the address of the driver's Ray for one exchange."""
         start_stores(cluster)
         context = ray.get_runtime_context()
         key = secrets.token_hex(8)
         return cls(context.gcs_address, context.namespace, key, shared_environment())
 
     def connect(self):
-        """Connect this process; returns the store of its node."""
+        """Connect this process to Ray and return the store of its node."""
         if ray.is_initialized() and ray.get_runtime_context().gcs_address != self.address:
             ray.shutdown()
         if not ray.is_initialized():
@@ -96,7 +95,7 @@ class RayAddress:
             except (ConnectionError, RuntimeError) as error:
                 raise UsageError(
                     f"The Spark task on {os.uname().nodename} cannot connect to Ray at "
-                    f"{self.address} ({error}); start Ray on Spark's nodes by "
+                    f"{self.address} ({error}); start Ray on Spark's nodes with "
                     "init_orca_context(init_ray_on_spark=True)",
                     code="cluster-unreachable",
                     address=self.address,
@@ -104,23 +103,23 @@ class RayAddress:
         node = ray.get_runtime_context().get_node_id()
         return ray.get_actor(_STORE.format(node), namespace=self.namespace)
 
-    def put(self, place, value) -> None:
-        """Leave a value with the store of this node."""
-        ray.get(self.connect().put.remote(self.key, place, value))
+    def put(self, index, value) -> None:
+        """Send a value to the store of this node."""
+        ray.get(self.connect().put.remote(self.key, index, value))
 
-    def take(self, place) -> Any:
-        """A value that the driver has left with the stores."""
-        return ray.get(ray.get(self.connect().references.remote(self.key))[place])
+    def take(self, index) -> Any:
+        """Return a value that the driver passed to the stores."""
+        return ray.get(ray.get(self.connect().references.remote(self.key))[index])
 
     # -- on the driver -------------------------------------------------------------------------
 
     def run(self, sc: SparkContext, job: Callable[[], Any]) -> list[tuple]:
-        """Run a Spark job that Ctrl-C can end.
+        """Run an interruptible Spark job whose tasks put values, and return their references.
 
         Returns
         -------
-        list of (place, ObjectRef)
-            What its tasks have left, sorted by the places; the stores let go of it.
+        list of (index, ObjectRef)
+            References of the values that tasks put, sorted by index; the stores release them.
         """
         from bigdl.orca.cluster.spark_calls import SparkCall
 
@@ -132,11 +131,11 @@ class RayAddress:
         return sorted(references.items(), key=lambda item: item[0])
 
     def leave(self, references: list) -> None:
-        """Leave objects for the tasks, by their places in a list."""
+        """Pass objects to the stores, for tasks to take by their index in the list."""
         ray_get([store.keep.remote(self.key, references) for store in _stores.values()])
 
     def drop(self) -> None:
-        """Let the stores forget this exchange."""
+        """Delete the objects of this exchange from the stores."""
         from bigdl.orca.cluster.ray import is_connected
 
         if is_connected():
@@ -145,17 +144,17 @@ class RayAddress:
 
 
 def start_stores(cluster: RayCluster) -> None:
-    """A store on every node, also on those that run no tasks."""
+    """Start a store on every node, also on nodes without tasks."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     session, hosts = cluster.session, cluster.hosts
-    for gone in [key for key in _stores if key[0] != session or key[1] not in hosts]:
-        del _stores[gone]
+    for stale in [key for key in _stores if key[0] != session or key[1] not in hosts]:
+        del _stores[stale]
     started = []
     for node in hosts:
         if (session, node) not in _stores:
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor = ray.remote(_Store).options(
+            actor = ray.remote(_ObjectStore).options(
                 name=_STORE.format(node), num_cpus=0, scheduling_strategy=strategy
             )
             _stores[session, node] = actor.remote()
@@ -169,21 +168,21 @@ def cells_to_ray(frame: DataFrame, cluster: RayCluster, num_workers: int) -> lis
     Returns
     -------
     list of list of ObjectRef
-        For every worker, tables of its cells.
+        Tables of cells of every worker.
     """
 
-    def place(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
+    def keyed_tables(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
         for number, (target, table) in enumerate(_by_target(batches)):
             yield (target, source, number), table
 
     blocks: list[list] = [[] for _ in range(num_workers)]
-    for (target, *_), reference in _batches_to_ray(frame, cluster, place):
+    for (target, *_), reference in _batches_to_ray(frame, cluster, keyed_tables):
         blocks[target].append(reference)
     return blocks
 
 
 def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
-    """Tables of cells for one worker, each of about a block."""
+    """Group cells by worker and yield tables of about one block each."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -202,60 +201,61 @@ def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
 
 
 def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
-    """Compute a DataFrame into Ray: references of an Arrow table for every partition, in order."""
+    """Compute a DataFrame into Ray; return a reference of one Arrow table per partition."""
     schema = to_arrow(frame.limit(0)).schema
 
-    def place(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
+    def keyed_tables(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
         import pyarrow as pa
 
         batches = [batch for batch in batches if batch.num_rows]
         yield source, pa.Table.from_batches(batches) if batches else schema.empty_table()
 
-    return [reference for _, reference in _batches_to_ray(frame, cluster, place)]
+    return [reference for _, reference in _batches_to_ray(frame, cluster, keyed_tables)]
 
 
-def _batches_to_ray(frame: DataFrame, cluster: RayCluster, place: Callable) -> list[tuple]:
-    """Compute the pairs ``place(partition, batches)`` of a place and a table into Ray.
+def _batches_to_ray(frame: DataFrame, cluster: RayCluster, keyed_tables: Callable) -> list[tuple]:
+    """Compute tables with ``keyed_tables(partition, batches)`` and put them into Ray by key.
 
     Returns
     -------
-    list of (place, ObjectRef)
-        Sorted by the places.
+    list of (key, ObjectRef)
+        References of the tables, sorted by key.
     """
-    side = RayAddress.of(cluster)
+    exchange = RayAddress.of(cluster)
 
     def put(batches: Iterable) -> Iterator:
         from pyspark import TaskContext
 
-        for each, table in place(cast("TaskContext", TaskContext.get()).partitionId(), batches):
-            side.put(each, table)
+        partition = cast("TaskContext", TaskContext.get()).partitionId()
+        for key, table in keyed_tables(partition, batches):
+            exchange.put(key, table)
         yield from ()
 
     job = frame.mapInArrow(put, "done long")
-    return side.run(frame.sparkSession.sparkContext, job.collect)
+    return exchange.run(frame.sparkSession.sparkContext, job.collect)
 
 
 def partitions_to_ray(rdd: RDD, cluster: RayCluster) -> list:
-    """Compute an RDD into Ray: references of the list of elements of every partition, in order."""
-    side = RayAddress.of(cluster)
+    """Compute an RDD into Ray; return a reference of each partition's list of elements."""
+    exchange = RayAddress.of(cluster)
 
-    def put(place: int, elements: Iterable) -> Iterator[int]:
-        side.put(place, list(elements))
-        yield place
+    def put(partition: int, elements: Iterable) -> Iterator[int]:
+        exchange.put(partition, list(elements))
+        yield partition
 
     job = rdd.mapPartitionsWithIndex(put)
-    return [reference for _, reference in side.run(rdd.context, job.collect)]
+    return [reference for _, reference in exchange.run(rdd.context, job.collect)]
 
 
 def spark_df_to_ray_dataset(df):
-    """A Spark DataFrame as a dataset of Ray.
+    """Convert a Spark DataFrame to a Ray Dataset.
 
-    It is computed once, now, by Spark; every partition becomes a block, in order.
+    Spark computes it immediately, once; every partition becomes a block, in order.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Vectors become arrays.
+        Classic Spark DataFrame; vectors become arrays.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def spark_df_to_ray_dataset(df):
     Raises
     ------
     UsageError
-        If `df` is something else, or Ray does not run on Spark's nodes.
+        If `df` has another type, or Ray does not run on Spark's nodes.
 
     Examples
     --------
@@ -282,7 +282,7 @@ def spark_df_to_ray_dataset(df):
 
     if not isinstance(df, DataFrame) or is_connect(df):
         raise UsageError(
-            f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}",
+            f"spark_df_to_ray_dataset needs a classic Spark DataFrame, got {type(df).__name__}",
             code="data-type",
             argument="df",
         )
@@ -290,9 +290,9 @@ def spark_df_to_ray_dataset(df):
 
 
 def ordered_blocks(dataset) -> list:
-    """References of a dataset's blocks as dicts of arrays, in the order of the dataset.
+    """Return references of a dataset's blocks as dicts of arrays, in the dataset's order.
 
-    Ray gives blocks in the order in which they were made unless it is told otherwise.
+    By default Ray returns blocks in the order of their completion.
     """
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
@@ -303,5 +303,5 @@ def ordered_blocks(dataset) -> list:
 
 
 def parquet_dataset(paths: list[str]):
-    """The dataset of Parquet files."""
+    """Return the Ray Dataset of Parquet files."""
     return require("ray.data", "ray").read_parquet(paths)

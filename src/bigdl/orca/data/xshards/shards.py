@@ -1,7 +1,7 @@
-"""Shards as values: their class and length, how they are cut, joined, and moved between partitions.
+"""Operations on shards: class and length, slicing, joining and moves between partitions.
 
-A shard that moves is cut in *pieces*, each with its target and its place (source partition, number
-of the piece) from before the exchange; a partition joins its pieces in the order of their places.
+A shard that moves is split into *pieces*.  Each has a target partition and a position (source
+partition, piece number); a partition joins its pieces in the order of their positions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ _NAMES = {"pandas.DataFrame": DATA_FRAME, "pandas.Series": SERIES}
 
 
 def class_name(shard: object) -> str:
-    """Name of a shard's class as BigDL 2.x wrote it, e.g. ``"pandas.core.frame.DataFrame"``."""
+    """Return the name of a shard's class as in BigDL 2.x.
+
+    For example ``"pandas.core.frame.DataFrame"``.
+    """
     module, name = type(shard).__module__, type(shard).__qualname__
     return known_class_name(name if module == "builtins" else f"{module}.{name}")
 
 
 def known_class_name(name: str) -> str:
-    """`name` in the spelling of :func:`class_name`."""
+    """Return `name` in the spelling of :func:`class_name`."""
     return _NAMES.get(name, name)
 
 
 def rows(shard: Any) -> int | None:
-    """Number of rows of a shard that can be cut by rows, None of any other.
+    """Return the number of rows of a shard that can be split by rows, else None.
 
-    Frames, Series, arrays and lists can be cut, and dicts (nested or not) of arrays of one length.
+    Frames, Series, arrays, lists, and (nested) dicts of arrays of equal length can be split.
     """
     name = class_name(shard)
     if name in (DATA_FRAME, SERIES, "list"):
@@ -60,18 +63,18 @@ def rows(shard: Any) -> int | None:
 
 @dataclass
 class PartitionSummary:
-    """Facts about the shards of one partition.
+    """Lengths, classes and schema of the shards of one partition.
 
     Attributes
     ----------
     lengths : list of int
         Length of each shard.
     rows : list of int or None
-        Number of rows of each shard that can be cut by rows.
+        Number of rows of each shard, None if it cannot be split by rows.
     classes : list of str
-        Names of their classes, in the order of first appearance.
+        Class names of the shards, in order of first appearance.
     schema : dict or None
-        Of the first shard.
+        Schema of the first shard.
     """
 
     lengths: list[int] = field(default_factory=list)
@@ -82,15 +85,15 @@ class PartitionSummary:
 
 @dataclass
 class FailedShard:
-    """The place of a shard whose function has failed, while XShards are computed.
+    """Marker for a shard whose function raised an error during computation of XShards.
 
     Attributes
     ----------
     partition : int
     traceback : str
-        Of the exception.
+        Traceback of the exception.
     code : str
-        Of an error of BigDL.
+        Error code of BigDL.
     """
 
     partition: int
@@ -98,9 +101,9 @@ class FailedShard:
     code: str = UsageError.code
 
     def as_error(self) -> BigDLError:
-        """Return the error to be raised by the driver."""
-        place = f"partition {self.partition} of the XShards"
-        return error_of(self.traceback, place, self.partition, self.code)
+        """Return the error that the driver raises."""
+        location = f"partition {self.partition} of the XShards"
+        return error_of(self.traceback, location, self.partition, self.code)
 
 
 _COMPUTING = "bigdl.xshards.computing"  # local property of a job
@@ -108,12 +111,12 @@ _COMPUTING = "bigdl.xshards.computing"  # local property of a job
 
 @contextlib.contextmanager
 def computing(sc: SparkContext | None) -> Iterator[None]:
-    """Let the jobs of a block find a :class:`FailedShard` where a function fails.
+    """Let jobs within the block report a failing function as a :class:`FailedShard`.
 
-    As nothing else can read the shards yet, no task has to fail for it: Spark would run the
-    function again, as often as it may, and wrap the reason in its own and Java's frames.
+    The task then does not fail. Otherwise Spark would retry the function several times and hide the
+    error in Spark and Java stack traces.
     """
-    if sc is None:  # of Spark Connect, see keeping_failures
+    if sc is None:  # Spark Connect, see keeping_failures
         yield
         return
     sc.setLocalProperty(_COMPUTING, "true")
@@ -124,13 +127,13 @@ def computing(sc: SparkContext | None) -> Iterator[None]:
 
 
 def with_failures(shards: Iterable) -> Iterable:
-    """Return the shards of a partition and, in jobs that ask for it, the one that failed."""
+    """Return a partition's shards; in jobs of :func:`computing` a failure is a FailedShard."""
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
 
 def keeping_failures(rdd: RDD) -> RDD:
-    """Return an RDD whose elements are those of another one :func:`with_failures`."""
-    # jobs of Spark Connect have no properties: what fails there later is found as an element, too
+    """Apply :func:`with_failures` to the partitions of an RDD."""
+    # Spark Connect jobs have no local properties, so failures always become elements
     keep = _with_failure if rdd.context is None else with_failures
     return rdd.mapPartitions(keep, preservesPartitioning=True)
 
@@ -140,7 +143,7 @@ def _with_failure(shards: Iterable) -> Iterator:
         yield from shards
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        # Spark's own troubles, such as input that went away, are for its retries
+        # leave Spark's errors, such as missing input, to its retries
         if f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
             raise
         code = error.code if isinstance(error, BigDLError) else UsageError.code
@@ -154,12 +157,12 @@ def _task() -> TaskContext:
 
 
 def collected(rdd: RDD, number: int | None = None) -> list:
-    """Return all elements of an RDD, or the first `number`, of which nothing else is made.
+    """Return all elements of an RDD, or the first `number`, with the user's errors raised here.
 
     Raises
     ------
     WorkerError
-        If the function of the user fails that makes one. It is not run again.
+        If the user's function fails; Spark does not retry it.
     """
     elements = rdd.mapPartitions(_with_failure)
     with users_errors(rdd.context):
@@ -188,13 +191,13 @@ def summarize(shards: Iterable) -> Iterator[PartitionSummary | FailedShard]:
 
 
 def repartition(rdd: RDD, summaries: list[PartitionSummary], number: int) -> tuple[RDD, str | None]:
-    """Return an RDD of `number` equal partitions, and the class of its shards if all are of one."""
+    """Return an RDD of `number` equal partitions, and the common class of its shards, if any."""
     classes = {name for summary in summaries for name in summary.classes}
     by_rows = len(classes) == 1 and all(None not in summary.rows for summary in summaries)
     counts = [sum(cast("list[int]", s.rows)) if by_rows else len(s.rows) for s in summaries]
     starts = [0, *itertools.accumulate(counts)]
     bounds = split_evenly(starts[-1], number)
-    # Targets without rows get an empty piece of the last shard, so that each has a shard.
+    # Targets without rows get an empty piece of the last shard, so each target has a shard.
     last = max(((p, len(s.rows) - 1) for p, s in enumerate(summaries) if s.rows), default=None)
 
     def cut(partition: int, shards: Iterable) -> Iterator:
@@ -213,7 +216,7 @@ def repartition(rdd: RDD, summaries: list[PartitionSummary], number: int) -> tup
 
 
 def partition_by(rdd: RDD, column: str, number: int) -> RDD:
-    """Return an RDD of frames where equal values of `column` are in one partition."""
+    """Return an RDD of frames in which equal values of `column` are in one partition."""
 
     def cut(partition: int, frames: Iterable) -> Iterator:
         for i, frame in enumerate(frames):
@@ -225,7 +228,7 @@ def partition_by(rdd: RDD, column: str, number: int) -> RDD:
 
 
 def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RDD:
-    """Move the pieces ``(target, (place, piece))`` that `cut` makes; put them in order and join."""
+    """Move the pieces ``(target, (position, piece))`` of `cut`; sort them by position and join."""
 
     def arrange(pieces: Iterable) -> Iterator:
         ordered = [piece for _, (_, piece) in sorted(pieces, key=lambda each: each[1][0])]
@@ -238,15 +241,15 @@ def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RD
 
 
 def hash_values(series):
-    """A hash of each value: equal for values that are equal, whatever the dtypes of the shards."""
+    """Hash each value; equal values have equal hashes, also with different dtypes."""
     import pandas as pd
 
     null = series.isna().to_numpy()
-    kind = series.dtype.kind
-    if kind in "biuf":
-        # + 0.0 makes one zero of two; an integer too large for a float shares its hash
+    dtype_kind = series.dtype.kind
+    if dtype_kind in "biuf":
+        # + 0.0 maps -0.0 to 0.0; integers beyond float precision may share a hash
         values = series.to_numpy(dtype=np.float64, na_value=np.nan) + 0.0
-    elif isinstance(series.dtype, pd.DatetimeTZDtype) or kind == "M":
+    elif isinstance(series.dtype, pd.DatetimeTZDtype) or dtype_kind == "M":
         values = pd.DatetimeIndex(series).as_unit("ns").asi8
     else:
         values = series.to_numpy(dtype=object)
@@ -265,9 +268,9 @@ def _slice(shard, low, high):
 
 
 def _join(pieces: list) -> Any:
-    """Return one shard of the rows of all pieces, which are of one class."""
+    """Concatenate pieces of one class to one shard."""
     name = class_name(pieces[0])
-    # An empty piece has no say about the type of the rows.
+    # Empty pieces do not determine the type of the rows.
     pieces = [piece for piece in pieces if rows(piece) != 0] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0]
@@ -281,7 +284,7 @@ def _join(pieces: list) -> Any:
 
 
 def stack_samples(samples: Iterable) -> Iterator[dict]:
-    """Yield the samples of a partition, ``(features, labels)`` or features, as a dict of arrays."""
+    """Stack a partition's samples, ``(features, labels)`` or features, to a dict of arrays."""
 
     def stack(values: Sequence) -> np.ndarray:
         return np.stack([np.asarray(value, np.float32) for value in values])

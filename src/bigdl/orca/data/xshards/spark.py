@@ -1,4 +1,4 @@
-"""XShards of any engine, those on Spark, and values that all of their tasks share."""
+"""XShards, SparkXShards and values that are shared with all tasks."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ else:
 logger = logging.getLogger("bigdl.orca")
 
 _SIGNATURES = "_bigdl_signatures"
-"""A file beside pickles, which Spark does not read: the signature of each by its user."""
+"""File with the user's signatures of pickle files in the same folder; Spark does not read it."""
 
 
 class XShards(ABC):
-    """A collection of any size as shards: Python objects that plain functions transform.
+    """Distributed collection of shards: Python objects that plain functions transform.
 
     A shard is any object that can be pickled, most often a pandas DataFrame or arrays in a dict.
-    XShards are made by :meth:`partition`, by the readers of ``bigdl.orca.data`` and from a Spark
+    Create XShards with :meth:`partition`, with the readers of ``bigdl.orca.data``, or from a Spark
     RDD whose elements are the shards.
 
     Examples
@@ -87,38 +87,38 @@ class XShards(ABC):
 
     @abstractmethod
     def transform_shard(self, func: Callable, *args: Any) -> XShards:
-        """New XShards of ``func(shard, *args)`` of every shard."""
+        """Return new XShards of ``func(shard, *args)`` for every shard."""
 
     @abstractmethod
     def collect(self) -> list:
-        """All shards, in order."""
+        """Return all shards, in order."""
 
     @abstractmethod
     def num_partitions(self) -> int:
-        """Number of partitions, which are computed in parallel."""
+        """Return the number of partitions, which are computed in parallel."""
 
     @staticmethod
     def load_pickle(
         path: str, minPartitions: int | None = None, *, trust: bool = False
     ) -> SparkXShards:
-        """Load what ``save_pickle`` wrote.
+        """Load shards that ``save_pickle`` wrote.
 
-        Unpickling runs code that the file names.  ``save_pickle`` signs its files, and those that
-        another user wrote or that have changed since are loaded only on request.
+        Unpickling can run arbitrary code.  ``save_pickle`` signs its files; files of other users
+        and modified files are loaded only with ``trust=True``.
 
         Parameters
         ----------
         path : str
-            Directory, or a pattern of directories.
+            Directory, or a glob pattern of directories.
         minPartitions : int, optional
-            Least number of partitions.
+            Minimum number of partitions.
         trust : bool, default False
-            Load files of others too, and do not read the files a first time for their signatures.
+            Skip the check of signatures and load any files; otherwise the files are read twice.
 
         Raises
         ------
         UsageError
-            If the files are of others and `trust` is False.
+            If `trust` is False and a file is not signed by this user.
 
         Examples
         --------
@@ -139,20 +139,22 @@ class XShards(ABC):
 
     @staticmethod
     def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
-        """Cut arrays in shards of nearly equal numbers of rows; with ``runtime="ray"``, on Ray.
+        """Split arrays into shards with nearly equal numbers of rows.
+
+        They are on Ray in a program with ``runtime="ray"``, else on Spark.
 
         Parameters
         ----------
         data : numpy.ndarray, or a tuple, list or dict of them, nested or not
-            All arrays have the same first dimension.  Every shard is a container like `data`.
+            All arrays have the same first dimension.  Every shard has the structure of `data`.
         num_shards : int, optional
-            Default: the cores of the cluster.
+            Number of shards, by default the number of the cluster's cores.
 
         Raises
         ------
         UsageError
             If there are fewer rows than shards, the arrays differ in their first dimension, or
-            `data` holds something else.
+            `data` contains other types.
 
         Examples
         --------
@@ -181,7 +183,7 @@ class XShards(ABC):
 
 
 def _count_rows(data: Any) -> int:
-    """Return the first dimension of all arrays in `data`."""
+    """Return the common first dimension of all arrays in `data`."""
     arrays = list(arrays_of(data))
     for array in arrays:
         if not isinstance(array, np.ndarray):
@@ -195,7 +197,7 @@ def _count_rows(data: Any) -> int:
                 "The arrays must have at least one dimension, but one has none", code="data-shape"
             )
     if not arrays:
-        raise UsageError("There is no array in the data to partition", code="data-empty")
+        raise UsageError("The data to partition contains no array", code="data-empty")
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) > 1:
         raise UsageError(
@@ -207,16 +209,16 @@ def _count_rows(data: Any) -> int:
 
 
 class SharedValue:
-    """A value for the functions given to ``transform_shard``, sent to every executor once.
+    """Value for functions of ``transform_shard``, sent to every executor once.
 
-    In a program with ``runtime="ray"`` it is in Ray's object store instead.
+    In a program with ``runtime="ray"`` it is stored in Ray's object store instead.
 
-    ``transform_shard`` passes its :attr:`value` in the place of a SharedValue.
+    ``transform_shard`` passes the :attr:`value` of a SharedValue to the function.
 
     Parameters
     ----------
     data : object
-        Anything that cloudpickle can pickle, also of a class of the main program.
+        Any object that cloudpickle can pickle, including instances of classes in ``__main__``.
 
     Examples
     --------
@@ -236,7 +238,7 @@ class SharedValue:
     """
 
     def __init__(self, data: Any):
-        # As bytes: Spark's own pickler does not know the classes of the main program.
+        # As bytes, because Spark's pickler does not support classes of __main__.
         self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
 
@@ -245,42 +247,42 @@ class SharedValue:
 
     @property
     def value(self) -> Any:
-        """The value; on a worker it is unpickled once per process."""
+        """The value; workers unpickle it once per process."""
         if self._data is None:
             broadcast: Any = self.broadcast_data
-            if not hasattr(broadcast, "_bigdl_value"):  # lives as long as Spark keeps the bytes
+            if not hasattr(broadcast, "_bigdl_value"):  # cached as long as Spark keeps the bytes
                 broadcast._bigdl_value = (cloudpickle.loads(broadcast.value),)
             self._data = broadcast._bigdl_value
         return self._data[0]
 
     def unpersist(self) -> None:
-        """Free the copies on the executors; they are sent again when needed."""
+        """Release the copies on the executors; they are sent again when needed."""
         self.broadcast_data.unpersist()
 
 
-def unwrapped(func: Callable, args: Sequence[Any]) -> list[Any]:
-    """Return arguments of a function of shards, with the values of SharedValues in their places.
+def unwrap_shared_values(func: Callable, args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a shard function, with SharedValues replaced by their values.
 
-    A function that was written for the SharedValue itself, as it reads ``argument.value``, gets it.
+    A function whose code reads ``argument.value`` receives the SharedValue itself.
     """
     if not any(isinstance(each, SharedValue) for each in args):
         return list(args)
     takes_itself = _parameters_whose_value_is_read(func)
     return [
-        each.value if isinstance(each, SharedValue) and place not in takes_itself else each
-        for place, each in enumerate(args, start=1)
+        each.value if isinstance(each, SharedValue) and index not in takes_itself else each
+        for index, each in enumerate(args, start=1)
     ]
 
 
 def _parameters_whose_value_is_read(func: Callable) -> set[int]:
-    """Return the positions of parameters of which a function's code reads ``.value``."""
-    func = getattr(func, "__func__", func)  # of a method, whose first parameter is its object
+    """Return the positions of parameters whose ``.value`` the function's code reads."""
+    func = getattr(func, "__func__", func)  # of a method, whose first parameter is the instance
     code = getattr(inspect.unwrap(func), "__code__", None)
     if code is None:
         return set()
     names = code.co_varnames[: code.co_argcount]
     shift = 1 if names[:1] == ("self",) else 0
-    found: set[str] = set()
+    names_read: set[str] = set()
     codes = [code]
     while codes:
         each = codes.pop()
@@ -289,40 +291,40 @@ def _parameters_whose_value_is_read(func: Callable) -> set[int]:
         for step, after in itertools.pairwise(steps):
             is_read = after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval == "value"
             if is_read and step.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
-                found.add(step.argval)
-    return {place - shift for place, name in enumerate(names) if name in found}
+                names_read.add(step.argval)
+    return {index - shift for index, name in enumerate(names) if name in names_read}
 
 
 class SparkXShards(XShards):
     """XShards whose shards are the elements of a Spark RDD.
 
-    They are computed and kept (in memory, and on disk where that is short) when they are made, so
-    that a function runs once on every shard; a random one gives the same shards each time they
-    are read.  What was kept is released when nothing in the program refers to it any more.  Lazy
-    ones (:meth:`lazy`, :meth:`to_lazy`, ``OrcaContext._eager_mode = False``) are computed again at
-    every use.
+    By default shards are computed and persisted (in memory, spilling to disk) when they are
+    created. So a function runs once per shard, and a random function gives the same shards at every
+    read. Persisted shards are released when the program no longer refers to them.  Lazy XShards
+    (:meth:`lazy`, :meth:`to_lazy`, ``OrcaContext._eager_mode = False``) are recomputed at every
+    use.
 
     Parameters
     ----------
     rdd : pyspark.RDD
-        One element is one shard.
+        RDD with one shard per element.
     transient : bool, default False
-        Neither compute nor keep these shards now.
+        Neither compute nor persist these shards now.
     class_name : str, optional
-        Class of the shards, when it is known, e.g. ``"pandas.core.frame.DataFrame"``.
+        Class name of the shards, if known, e.g. ``"pandas.core.frame.DataFrame"``.
     is_lazy : bool, default False
-        Neither compute nor keep these shards, nor those that are made of them.
+        Neither compute nor persist these shards and those derived from them.
 
     Attributes
     ----------
     rdd : pyspark.RDD
     eager : bool
-        Whether the shards were computed and kept when they were made.
+        True if the shards were computed and persisted at creation.
     is_lazy : bool
-        Whether shards made of these are lazy too.
+        True if derived shards are lazy, too.
     transient : bool
     type : dict
-        What is known of the shards: ``"class_name"`` and, of pandas frames, ``"schema"``.
+        Known properties of the shards: ``"class_name"`` and, for pandas frames, ``"schema"``.
 
     Examples
     --------
@@ -359,15 +361,18 @@ class SparkXShards(XShards):
 
     @classmethod
     def lazy(cls, rdd: RDD, class_name: str | None = None) -> SparkXShards:
-        """XShards that are computed when they are used."""
+        """Create XShards that are computed when they are used."""
         return cls(rdd, class_name=class_name, is_lazy=True)
 
     def to_lazy(self) -> SparkXShards:
-        """The same shards; what is made of them is lazy."""
+        """Return the same shards, with lazy transformations."""
         return SparkXShards.lazy(self.rdd, self.type.get("class_name"))
 
     def _derive(self, rdd, *others, class_name=None) -> SparkXShards:
-        """XShards made of these, and of the RDDs `others`: lazy or computed at once like these."""
+        """Create XShards from an RDD that depends on these shards and on the RDDs `others`.
+
+        The result is lazy if these XShards are, and else computed immediately.
+        """
         if OrcaContext._eager_mode and not self.is_lazy:
             rdd = keeping_failures(rdd)
             rdd = persistence.detached(rdd)
@@ -378,68 +383,68 @@ class SparkXShards(XShards):
     # What is kept --------------------------------------------------------------------------------
 
     def compute(self) -> SparkXShards:
-        """Compute the shards and keep them; returns these XShards.
+        """Compute and persist the shards; return these XShards.
 
         Raises
         ------
         WorkerError
-            If the function that makes them has failed.
+            If the function that computes them fails.
         """
         persistence.persist(self.rdd)
         sc = self.rdd.context
-        with quiet(sc), computing(sc):  # the exception has the traceback of a failed task
+        with quiet(sc), computing(sc):  # the exception has the task's traceback
             self._summary()
         return self
 
     def cache(self) -> SparkXShards:
-        """Keep the shards from the next time they are computed; returns these XShards."""
+        """Persist the shards at their next computation; return these XShards."""
         persistence.persist(self.rdd)
         return self
 
     def uncache(self) -> SparkXShards:
-        """Free the shards that are kept: they are computed again when needed."""
+        """Release the persisted shards; they are recomputed when needed. Return these XShards."""
         persistence.unpersist(self.rdd)
         return self
 
     def is_cached(self) -> bool:
-        """Return True if the shards are kept once they are computed."""
+        """Return True if the shards are or will be persisted."""
         return self.rdd.is_cached
 
     # What is in them -----------------------------------------------------------------------------
 
     def num_partitions(self) -> int:
-        """Number of partitions."""
+        """Return the number of partitions."""
         return self.rdd.getNumPartitions()
 
     def collect(self) -> list:
-        """All shards, in order."""
+        """Return all shards, in order."""
         return collected(self.rdd)
 
     def first(self) -> Any:
-        """The first shard.
+        """Return the first shard.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If there are no shards.
         """
         for shard in self.take(1):
             return shard
-        raise UsageError("There is no shard in these XShards", code="data-empty")
+        raise UsageError("These XShards have no shards", code="data-empty")
 
     def take(self, n: int) -> list:
-        """The first `n` shards, or all if there are fewer."""
+        """Return the first `n` shards, or all if there are fewer."""
         return collected(self.rdd, n)
 
     def __len__(self) -> int:
-        """Sum of ``len`` of the shards, where one without a length counts as 1.
+        """Return the sum of the shards' lengths, where a shard without length counts as 1.
 
-        So it is the number of rows of frames and arrays, and the number of keys of dicts.
+        For frames and arrays this is the number of rows, for dicts the number of keys.
         """
         return sum(sum(summary.lengths) for summary in self._summary())
 
     def _summary(self) -> list[PartitionSummary]:
-        """Return a summary of the shards of each partition; computed once."""
+        """Return a summary of the shards of each partition, computed once."""
         if self._summaries is None:
             summaries = collected(self.rdd.mapPartitions(summarize))
             for failed in summaries:
@@ -456,7 +461,7 @@ class SparkXShards(XShards):
         return self._summaries
 
     def _get_class_name(self) -> str | None:
-        """Name of the class of the first shard; None if there is no shard."""
+        """Return the class name of the first shard, or None without shards."""
         if "class_name" not in self.type:
             self._summary()
         return self.type.get("class_name")
@@ -464,13 +469,14 @@ class SparkXShards(XShards):
     # New ones ------------------------------------------------------------------------------------
 
     def transform_shard(self, func: Callable, *args: Any) -> SparkXShards:
-        """New XShards of ``func(shard, *args)`` of every shard.
+        """Return new XShards of ``func(shard, *args)`` for every shard.
 
         Parameters
         ----------
         func : callable
+            Function of a shard.
         *args : object
-            Further arguments; of a :class:`SharedValue` the function gets the value, or the
+            Further arguments. The function receives the value of a :class:`SharedValue`, or the
             SharedValue itself if its code reads ``.value`` of that parameter.
 
         Examples
@@ -485,12 +491,12 @@ class SparkXShards(XShards):
         """
 
         def transform(shard: Any) -> Any:
-            return func(shard, *unwrapped(func, args))
+            return func(shard, *unwrap_shared_values(func, args))
 
         return self._derive(self.rdd.map(transform))
 
     def __getitem__(self, key: Any) -> SparkXShards:
-        """XShards of ``shard[key]``, computed when they are used.
+        """Return lazy XShards of ``shard[key]``.
 
         Raises
         ------
@@ -518,9 +524,9 @@ class SparkXShards(XShards):
         return SparkXShards(rdd, transient=True, is_lazy=self.is_lazy)
 
     def split(self) -> list[SparkXShards]:
-        """One XShards per item, if every shard is a list or tuple of equally many items.
+        """Return one XShards per item if all shards are lists or tuples of equal length.
 
-        Otherwise a list of only these XShards.
+        Otherwise return a list with these XShards as the only element.
 
         Examples
         --------
@@ -535,17 +541,17 @@ class SparkXShards(XShards):
         """
         sized = self.rdd.map(lambda shard: isinstance(shard, list | tuple) and len(shard))
         counts = set(collected(sized))
-        if len(counts) != 1 or not all(counts):  # False, or nothing to split
+        if len(counts) != 1 or not all(counts):  # not all are non-empty sequences of one length
             return [self]
         return [self._derive(self.rdd.map(itemgetter(i))) for i in range(counts.pop())]
 
     def zip(self, other: SparkXShards) -> SparkXShards:
-        """XShards of tuples of a shard of these and the shard of `other` in its place.
+        """Return XShards of pairs of the corresponding shards of these and other XShards.
 
         Raises
         ------
         UsageError
-            If `other` is no SparkXShards, or has not as many partitions with as many shards.
+            If `other` is not a SparkXShards, or has other numbers of partitions or shards.
 
         Examples
         --------
@@ -581,11 +587,11 @@ class SparkXShards(XShards):
         return self._derive(self.rdd.zip(other.rdd), other.rdd, class_name="tuple")
 
     def repartition(self, num_partitions: int) -> SparkXShards:
-        """The same rows, in the same order, in `num_partitions` partitions of equal size.
+        """Redistribute the rows to `num_partitions` equal partitions, in the same order.
 
-        Shards that can be cut by rows (pandas frames and Series, arrays, lists, and dicts of
-        arrays of one length) are cut and joined: every partition has one shard, and the numbers of
-        rows differ by at most 1.  Other shards stay whole.
+        Shards that can be split by rows (pandas frames and Series, arrays, lists, and dicts of
+        arrays of equal length) are split and joined: every partition has one shard, and row counts
+        differ by at most 1.  Other shards are moved whole.
 
         Examples
         --------
@@ -602,10 +608,10 @@ class SparkXShards(XShards):
         return self._derive(rdd, class_name=class_name)
 
     def stack_feature_labels(self) -> SparkXShards:
-        """Samples to batches: one shard ``{"x": ..., "y": ...}`` of float32 arrays per partition.
+        """Stack samples to one shard ``{"x": ..., "y": ...}`` of float32 arrays per partition.
 
-        A shard of these is one sample, ``(features, labels)`` or features alone.  Features and
-        labels are arrays, or tuples, lists or dicts of them, as the arrays of the result are.
+        Each shard is one sample, ``(features, labels)`` or features alone.  Features and labels are
+        arrays, or tuples, lists or dicts of arrays; the result has the same structure.
 
         Examples
         --------
@@ -621,17 +627,17 @@ class SparkXShards(XShards):
         return self._derive(self.rdd.mapPartitions(stack_samples), class_name="dict")
 
     def save_pickle(self, path: str, batchSize: int = 10) -> SparkXShards:
-        """Write the shards as a pickle file of Spark, which :meth:`load_pickle` reads.
+        """Write the shards as a Spark pickle file, for :meth:`load_pickle`.
 
-        The files, which are read once more for that, are signed with a key of this user, see
-        :func:`~bigdl.common.trust.user_signature`.
+        The files are signed with a key of this user, see
+        :func:`~bigdl.common.trust.user_signature`; this reads them once more.
 
         Parameters
         ----------
         path : str
-            A directory that does not exist, of any file system that Spark knows.
+            New directory, on any file system that Spark supports.
         batchSize : int, default 10
-            Shards that are pickled together.
+            Number of shards that are pickled together.
         """
         with users_errors(self.rdd.context), spark_writing("The shards", path):
             self.rdd.saveAsPickleFile(path, batchSize)
@@ -639,7 +645,9 @@ class SparkXShards(XShards):
             for folder, signatures in _signatures(path).items():
                 write_bytes(f"{folder}/{_SIGNATURES}", json.dumps(signatures).encode())
         except BigDLError as error:
-            logger.warning("load_pickle will need trust=True for %s: %s", path, error)
+            logger.warning(
+                "Cannot sign the files; load_pickle will need trust=True for %s: %s", path, error
+            )
         return self
 
     @classmethod
@@ -648,10 +656,10 @@ class SparkXShards(XShards):
 
     # Pandas frames ------------------------------------------------------------------------------
     #
-    # Methods that go through Spark give columns the types that they have there, and a new index.
+    # Methods that use Spark DataFrames return Spark's column types and a new index.
 
     def get_schema(self) -> dict | None:
-        """``{"columns": [...], "dtypes": {...}}`` of the first shard, None if it is no frame."""
+        """Return ``{"columns": [...], "dtypes": {...}}`` of the first shard, or None."""
         if "schema" not in self.type and self._get_class_name() == DATA_FRAME:
             self._summary()
         return self.type.get("schema")
@@ -666,7 +674,7 @@ class SparkXShards(XShards):
     def _columns(
         self, names: Any, message: str = "There is no such column in the DataFrame"
     ) -> list:
-        """Return `names` as a list of columns that the frames have."""
+        """Return `names` as a list, or raise UsageError if a column is missing."""
         self._require_frames()
         names = [names] if isinstance(names, str) else list(names)
         schema = self.get_schema()
@@ -684,33 +692,33 @@ class SparkXShards(XShards):
         return self._derive(rdd, *others, class_name=DATA_FRAME)
 
     def _as_spark(self, prefix: str = "c") -> tuple[DataFrame, dict[Any, str]]:
-        """A Spark DataFrame of the rows, and the safe names of its columns by their own names."""
+        """Return a Spark DataFrame of the rows, and its column names by the shards' names."""
         self._require_frames()
         return frames.spark_frame(self.rdd, prefix)
 
     def _from_spark(self, frame: DataFrame, names: Iterable, *others: RDD) -> SparkXShards:
-        """XShards of the rows of a Spark DataFrame that was made of these."""
+        """Create XShards from a Spark DataFrame that depends on these shards."""
         return self._derive_frames(frames.frames_of(frame, names=list(names)), *others)
 
     # Rows ----------------------------------------------------------------------------------------
 
     def partition_by(self, cols: str, num_partitions: int | None = None) -> SparkXShards:
-        """Bring all rows with one value of a column to one partition.
+        """Move all rows with equal values of a column to one partition.
 
-        Only for shards that are pandas frames.  Rows keep their order within a partition; a
-        partition without rows has no shard, and any other has one.
+        Supports pandas frames only.  Rows keep their order within a partition.  An empty partition
+        has no shard; any other has one.
 
         Parameters
         ----------
         cols : str
             Name of the column.
         num_partitions : int, optional
-            Default: as many as there are.
+            Number of partitions, by default unchanged.
 
         Raises
         ------
         UsageError
-            If the shards are no frames, or have no such column.
+            If the shards are not frames, or lack the column.
 
         Examples
         --------
@@ -740,13 +748,14 @@ class SparkXShards(XShards):
     def sort_values(
         self, col_names: str | Sequence[str] | None = None, ascending: bool | Sequence[bool] = True
     ) -> SparkXShards:
-        """All rows in the order of some columns; nulls come last, equal rows stay as they were.
+        """Sort all rows by some columns, with nulls last; the sort is stable.
 
         Parameters
         ----------
         col_names : str or sequence of str, optional
-            Default: all columns.
+            Sort keys, by default all columns.
         ascending : bool or sequence of bool, default True
+            Sort order, for all keys or for each.
 
         Examples
         --------
@@ -764,41 +773,43 @@ class SparkXShards(XShards):
         """
         frame, columns = self._as_spark()
         names = list(columns) if col_names is None else self._columns(col_names)
-        rising = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
-        if len(rising) != len(names):
+        orders = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
+        if len(orders) != len(names):
             raise UsageError(
-                f"ascending must be True, False or one of them for each of {len(names)} columns, "
-                f"got {ascending!r}",
+                f"ascending must be a bool, or one bool for each of {len(names)} columns, got "
+                f"{ascending!r}",
                 code="argument-value",
                 argument="ascending",
             )
         keys = [
-            (F.asc_nulls_last if rises else F.desc_nulls_last)(columns[name])
-            for name, rises in zip(names, rising, strict=True)
+            (F.asc_nulls_last if is_ascending else F.desc_nulls_last)(columns[name])
+            for name, is_ascending in zip(names, orders, strict=True)
         ]
-        return self._from_spark(_placed(frame).orderBy(*keys, _PLACE).drop(_PLACE), columns)
+        return self._from_spark(_with_row_id(frame).orderBy(*keys, _ROW_ID).drop(_ROW_ID), columns)
 
     def deduplicates(self) -> SparkXShards:
-        """The rows without those that equal an earlier one."""
+        """Remove rows that equal an earlier row."""
         frame, columns = self._as_spark()
-        first = _placed(frame).groupBy(*frame.columns).agg(F.min(_PLACE).alias(_PLACE))
-        return self._from_spark(first.orderBy(_PLACE).select(*frame.columns), columns)
+        first = _with_row_id(frame).groupBy(*frame.columns).agg(F.min(_ROW_ID).alias(_ROW_ID))
+        return self._from_spark(first.orderBy(_ROW_ID).select(*frame.columns), columns)
 
     def merge(
         self, right: SparkXShards, how: str = "inner", on: str | Sequence[str] | None = None
     ) -> SparkXShards:
-        """Join rows whose keys are equal, as :func:`pandas.merge` does.
+        """Join rows with equal keys, like :func:`pandas.merge`.
 
-        A null equals a null; other columns of both frames get the suffixes ``_x`` and ``_y``.  The
-        result is in the order of the left rows; for ``"right"`` of the right ones, and for
-        ``"outer"`` of the keys.
+        Nulls are equal to each other.  Other columns that both frames have get the suffixes ``_x``
+        and ``_y``.  Rows are in the order of the left rows; for ``"right"`` in that of the right
+        rows, and for ``"outer"`` sorted by key.
 
         Parameters
         ----------
         right : SparkXShards
+            Shards to join with.
         how : {"inner", "left", "right", "outer"}, default "inner"
+            Type of the join.
         on : str or sequence of str, optional
-            Columns of both frames.  Default: all that they have in common.
+            Key columns of both frames, by default all common columns.
 
         Examples
         --------
@@ -832,8 +843,8 @@ class SparkXShards(XShards):
         keys = [n for n in lefts if n in rights] if on is None else self._columns(on)
         if not keys or any(key not in lefts or key not in rights for key in keys):
             raise UsageError(
-                "Both frames must have the columns that they are merged on, "
-                f"{keys or 'none in common'}; they have {list(lefts)} and {list(rights)}",
+                f"Both frames must have the key columns {keys or '(no common columns)'}; they have "
+                f"{list(lefts)} and {list(rights)}",
                 code="column-missing",
             )
         types = dict(left.dtypes + other.dtypes)
@@ -842,12 +853,12 @@ class SparkXShards(XShards):
             if (pair[0] == "string") != (pair[1] == "string"):
                 raise UsageError(
                     f"Column {key!r} is {pair[0]} in one frame and {pair[1]} in the other; "
-                    "give it one type first",
+                    "cast both to one type",
                     code="data-schema",
                     column=key,
                 )
         same = _equal((lefts[key], rights[key]) for key in keys)
-        joined = _placed(left, "l").join(_placed(other, "r"), same, _HOW[how])
+        joined = _with_row_id(left, "l").join(_with_row_id(other, "r"), same, _HOW[how])
         outputs = [
             (name, F.coalesce(column, rights[name]))
             if name in keys
@@ -859,7 +870,7 @@ class SparkXShards(XShards):
             for name, column in rights.items()
             if name not in keys
         ]
-        order = [F.asc_nulls_last(place) for place in ("rl" if how == "right" else "lr")]
+        order = [F.asc_nulls_last(column) for column in ("rl" if how == "right" else "lr")]
         if how == "outer":
             position = list(lefts)
             order = [F.asc_nulls_last(f"c{position.index(key)}") for key in keys] + order
@@ -873,19 +884,18 @@ class SparkXShards(XShards):
         agg: str | list[str] | dict[str, str | list[str]] = "count",
         join: bool = False,
     ) -> SparkXShards:
-        """Aggregates of the rows that are equal in some columns.
+        """Aggregate the rows by groups of equal values in some columns.
 
         Parameters
         ----------
         columns : str or sequence of str, default ()
-            What to group by; without any, all rows are one group.
+            Group keys; without keys, all rows are one group.
         agg : str, list of str or dict, default "count"
-            Functions of Spark, for every other column or by column.  Their results are called as
-            Spark does, e.g. ``"sum(x)"``.  Where there is no other column, ``"count"`` is the
-            number of rows.
+            Spark functions, for every other column or by column.  Results are named as in Spark,
+            e.g. ``"sum(x)"``.  Without other columns, ``"count"`` is the number of rows.
         join : bool, default False
-            Give every row the results of its group, in the order of the rows.  Otherwise there is
-            one row per group, in the order of their keys, null last.
+            Add the results to every row of the group, in the order of the rows.  Otherwise return
+            one row per group, sorted by key with nulls last.
 
         Examples
         --------
@@ -901,9 +911,9 @@ class SparkXShards(XShards):
         """
         by = self._columns(columns)
         frame, named = self._as_spark()
-        wanted = _aggregates(agg, by, list(named))
+        requested = _aggregates(agg, by, list(named))
         keys = [named[name] for name in by]
-        calls = [(name, _CALLS.get(function, f"{function}({{}})")) for name, function in wanted]
+        calls = [(name, _CALLS.get(function, f"{function}({{}})")) for name, function in requested]
         outputs = [call.format(name) for name, call in calls] or ["count"]
         aggregates = [F.expr(call.format(named[name])) for name, call in calls]
         aggregates = aggregates or [F.count(F.lit(1))]
@@ -916,7 +926,7 @@ class SparkXShards(XShards):
             return self._from_spark(groups.orderBy(*order).select(*keys, *values), [*by, *outputs])
         renamed = groups.withColumnsRenamed({key: f"k{key}" for key in keys})
         same = _equal((key, f"k{key}") for key in keys)
-        joined = _placed(frame).join(renamed, same, "left").orderBy(_PLACE)
+        joined = _with_row_id(frame).join(renamed, same, "left").orderBy(_ROW_ID)
         return self._from_spark(joined.select(*frame.columns, *values), [*named, *outputs])
 
     def sample(
@@ -926,13 +936,13 @@ class SparkXShards(XShards):
         weights: Any = None,
         random_state: Any = None,
     ) -> SparkXShards:
-        """A sample of each shard, see :meth:`pandas.DataFrame.sample`."""
+        """Draw a random sample of each shard, see :meth:`pandas.DataFrame.sample`."""
         self._require_frames()
         sample = methodcaller("sample", None, frac, replace, weights, random_state)
         return self._derive_frames(self.rdd.map(sample))
 
     def head(self, n: int = 5) -> pd.DataFrame:
-        """The first `n` rows, as a pandas frame."""
+        """Return the first `n` rows as a pandas frame."""
         self._require_frames()
         first: list[pd.DataFrame] = []
         with users_errors(self.rdd.context):
@@ -940,22 +950,22 @@ class SparkXShards(XShards):
                 first.append(frame)
                 if sum(map(len, first)) >= n:
                     break
-        return _concatenated(first).head(n)
+        return _concatenate(first).head(n)
 
     # Columns -------------------------------------------------------------------------------------
 
     def select(self, cols: str | Sequence[str]) -> SparkXShards:
-        """Frames of some columns only, also of a single one."""
+        """Select columns; the result has frames, also for a single column."""
         return self._derive_frames(self.rdd.map(itemgetter(self._columns(cols))))
 
     def drop_missing_value(self) -> SparkXShards:
-        """Frames without the columns that have a null in any shard."""
+        """Drop the columns that have a null in any shard."""
         sums = self.get_null_sum()
         missing = sums.loc[sums["total"] > 0, "col"].tolist()
         return self._derive_frames(self.rdd.map(methodcaller("drop", columns=missing)))
 
     def get_null_sum(self) -> pd.DataFrame:
-        """Number of nulls (``total``) of each column (``col``), as a pandas frame.
+        """Return the number of nulls (``total``) of each column (``col``) as a pandas frame.
 
         Examples
         --------
@@ -976,13 +986,13 @@ class SparkXShards(XShards):
         return pd.DataFrame({"col": columns, "total": total if counts else []})
 
     def max_values(self, col_name: str) -> Any:
-        """The largest value of a column; NaN if it has none."""
+        """Return the maximum of a column, or NaN if it has no values."""
         self._columns(col_name)
         largest = collected(self.rdd.map(lambda frame: frame[col_name].dropna().max()))
         return max((each for each in largest if not pd.isna(each)), default=float("nan"))
 
     def unique(self) -> np.ndarray:
-        """The different values of shards that are pandas Series, in order of first appearance."""
+        """Return the distinct values of shards that are pandas Series, in order of appearance."""
         name = self._get_class_name()
         if name not in (SERIES, None):
             raise UsageError(
@@ -991,15 +1001,17 @@ class SparkXShards(XShards):
                 code="data-type",
             )
         series = collected(self.rdd.map(methodcaller("drop_duplicates")))
-        return np.asarray(_concatenated(series).unique()) if series else np.array([])
+        return np.asarray(_concatenate(series).unique()) if series else np.array([])
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
-        """Spark's summary of columns (count, mean, stddev, min and max), as a pandas frame.
+        """Return Spark's summary statistics of columns as a pandas frame.
+
+        The statistics are count, mean, stddev, min and max.
 
         Parameters
         ----------
         cols : str or sequence of str, optional
-            Default: all columns that are numbers or strings.
+            Columns, by default all numeric and string columns.
         """
         frame, columns = self._as_spark()
         chosen = [columns[name] for name in (columns if cols is None else self._columns(cols))]
@@ -1009,7 +1021,7 @@ class SparkXShards(XShards):
     def assembleFeatureLabelCols(
         self, featureCols: str | Sequence[str], labelCols: str | Sequence[str]
     ) -> SparkXShards:
-        """Shards ``{"x": array, "y": array}`` of shape (rows, columns).
+        """Convert columns to shards ``{"x": array, "y": array}`` of shape (rows, columns).
 
         Examples
         --------
@@ -1033,19 +1045,19 @@ class SparkXShards(XShards):
 
         return self._derive(self.rdd.map(assemble), class_name="dict")
 
-    # Out of them ---------------------------------------------------------------------------------
+    # Export --------------------------------------------------------------------------------------
 
     def to_spark_df(self) -> DataFrame:
-        """A Spark DataFrame of the rows, with the same partitions and order, without the index.
+        """Return a Spark DataFrame of the rows, with the same partitions and order, without index.
 
-        It is computed when it is used.  NaN becomes null, and a time without a zone is one in the
-        session's zone.
+        It is computed lazily.  NaN becomes null, and a timestamp without time zone is interpreted
+        in the session's time zone.
 
         Raises
         ------
         UsageError
-            If the shards are no frames, have different columns, or values that Spark has no type
-            for.
+            If the shards are not frames, have different columns, or have values without a matching
+            Spark type.
 
         Examples
         --------
@@ -1063,10 +1075,10 @@ class SparkXShards(XShards):
         return frame
 
     def concat_to_pdf(self, axis: Literal[0, 1] = 0) -> pd.DataFrame:
-        """All shards as one pandas frame in this process."""
+        """Collect all shards as one pandas frame in this process."""
         self._require_frames()
         frames = self.collect()
-        return pd.concat(frames, axis=axis) if axis and frames else _concatenated(frames)
+        return pd.concat(frames, axis=axis) if axis and frames else _concatenate(frames)
 
     def sample_to_pdf(
         self,
@@ -1076,23 +1088,23 @@ class SparkXShards(XShards):
         random_state: Any = None,
         axis: Literal[0, 1] = 0,
     ) -> pd.DataFrame:
-        """A sample of each shard as one pandas frame in this process."""
+        """Collect a random sample of each shard as one pandas frame in this process."""
         sample = self.to_lazy().sample(frac, replace, weights, random_state)
         return sample.concat_to_pdf(axis)
 
 
-def _concatenated(frames: list) -> Any:
-    """Return the rows of frames or Series, of whose types those without rows have no say."""
+def _concatenate(frames: list) -> Any:
+    """Concatenate frames or Series; empty ones do not affect the column types."""
     with_rows = [frame for frame in frames if len(frame)] or frames[:1]
     return pd.concat(with_rows) if with_rows else pd.DataFrame()
 
 
 def _signatures(path: str) -> dict[str, dict[str, str]]:
-    """Return by folder what the signatures of the files are that Spark would read there."""
+    """Return the signatures of all files that Spark would read under a path, by folder."""
     rows = active_spark().spark.read.format("binaryFile").load(path).select("path").collect()
     files = [posixpath.split(row.path) for row in rows]
     for folder in {folder for folder, _ in files}:
-        open_file_system(folder)  # what cannot be opened is told here, and not by a task
+        open_file_system(folder)  # raises errors here instead of in a task
     digests = parallelize(files, len(files) or 1).map(_digest_of_file).collect()
     signatures: dict[str, dict[str, str]] = {}
     for (folder, name), digest in zip(files, digests, strict=True):
@@ -1100,9 +1112,9 @@ def _signatures(path: str) -> dict[str, dict[str, str]]:
     return signatures
 
 
-def _digest_of_file(place: tuple[str, str]) -> str:
-    """SHA-256 of a file of any length, in hexadecimal; runs in a task."""
-    fs, path = open_file_system(posixpath.join(*place))
+def _digest_of_file(location: tuple[str, str]) -> str:
+    """Return the SHA-256 digest of a file in hexadecimal; called in a task."""
+    fs, path = open_file_system(posixpath.join(*location))
     with fs.open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -1120,7 +1132,7 @@ def _are_signed(path: str) -> bool:
 
 # Operations of Spark ------------------------------------------------------------------------------
 
-_PLACE = "place"
+_ROW_ID = "row_id"
 _FUNCTIONS = [
     *("max", "min", "count", "sum", "avg", "mean", "sumDistinct", "approx_count_distinct"),
     *("stddev", "stddev_pop", "variance", "var_pop", "skewness", "kurtosis"),
@@ -1130,35 +1142,35 @@ _CALLS = {"sumDistinct": "sum(DISTINCT {})", "mean": "avg({})"}
 _HOW = {"inner": "inner", "left": "left", "right": "right", "outer": "full"}
 
 
-def _placed(frame: DataFrame, place: str = _PLACE) -> DataFrame:
-    return frame.withColumn(place, F.monotonically_increasing_id())
+def _with_row_id(frame: DataFrame, column: str = _ROW_ID) -> DataFrame:
+    return frame.withColumn(column, F.monotonically_increasing_id())
 
 
 def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
-    """Return the condition that columns are equal in pairs, a null being equal to a null."""
+    """Return the condition that pairs of columns are equal, where nulls are equal."""
     conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
     return reduce(and_, conditions, F.lit(True))
 
 
 def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
-    """Return the pairs of a column and a function that `agg` means."""
+    """Return the pairs of column and function that `agg` specifies."""
     if not isinstance(agg, str | list | dict):
         raise UsageError(
-            f"agg must be a name of a function, a list of them, or a dict by column, got {agg!r}",
+            f"agg must be a function name, a list of them, or a dict by column, got {agg!r}",
             code="argument-type",
             argument="agg",
         )
     others = [name for name in names if name not in by]
     by_column = agg if isinstance(agg, dict) else dict.fromkeys(others, agg)
-    wanted = [
+    requested = [
         (column, function)
         for column, functions in by_column.items()
         for function in ([functions] if isinstance(functions, str) else functions)
     ]
-    for column, function in wanted:
+    for column, function in requested:
         if column not in names:
             raise UsageError(
-                f"agg names the column {column!r}, which is not in {names}",
+                f"agg has the column {column!r}, which is not in {names}",
                 code="column-missing",
                 argument="agg",
                 column=column,
@@ -1166,15 +1178,15 @@ def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
             )
         if function not in _FUNCTIONS:
             raise UsageError(
-                f"agg must be of {_FUNCTIONS}, got {function!r}",
+                f"agg must be one of {_FUNCTIONS}, got {function!r}",
                 code="name-unknown",
                 argument="agg",
                 allowed=_FUNCTIONS,
             )
-    if not wanted and agg != "count":
+    if not requested and agg != "count":
         raise UsageError(
-            "There is no column to aggregate besides those that are grouped by",
+            "There is no column to aggregate except the group keys",
             code="column-missing",
             argument="agg",
         )
-    return wanted
+    return requested
