@@ -223,10 +223,10 @@ def test_a_stream_is_predicted_by_an_estimator(orca_spark, tmp_path):
 @by_python
 @pytest.mark.parametrize("most", [1, 7, 50, 124, 125, 1000])
 def test_a_limit_is_shared_by_the_partitions(most):
-    from bigdl.orca.data.kafka.source import limited
+    from bigdl.orca.data.kafka.source import limit_offsets
 
     start, latest = {"t": {"0": 0, "1": 10}}, {"t": {"0": 100, "1": 30, "2": 5}}
-    end = limited(start, latest, most)
+    end = limit_offsets(start, latest, most)
     taken = {n: end["t"][n] - start["t"].get(n, 0) for n in latest["t"]}
     assert sum(taken.values()) == min(most, 125)
     assert all(0 <= count <= latest["t"][n] - start["t"].get(n, 0) for n, count in taken.items())

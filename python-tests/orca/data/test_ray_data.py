@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data import SharedValue, SparkXShards, XShards, spark_df_to_ray_dataset
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.pandas import read_csv, read_json, read_parquet
-from bigdl.orca.data.xshards.ray import RayXShards, evenly
+from bigdl.orca.data.xshards.ray import RayXShards, assign_evenly
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 
@@ -164,14 +164,14 @@ NODES = st.sampled_from(["a", "b", "c"])
 @given(st.lists(st.lists(NODES, max_size=2), min_size=1, max_size=20), st.lists(NODES, min_size=1))
 def test_every_partition_has_one_actor_and_shares_differ_by_one(homes, nodes):
     nodes = nodes[: len(homes)]
-    assigned = evenly(homes, nodes)
+    assigned = assign_evenly(homes, nodes)
     assert sorted(n for each in assigned for n in each) == list(range(len(homes)))
     sizes = [len(each) for each in assigned]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_partitions_stay_on_their_nodes_where_that_is_even():
-    assert evenly([["b"], ["a"], ["b"], ["a"]], ["a", "b"]) == [[1, 3], [0, 2]]
+    assert assign_evenly([["b"], ["a"], ["b"], ["a"]], ["a", "b"]) == [[1, 3], [0, 2]]
 
 
 # -- with Spark ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from bigdl.friesian.ops.operator import (
 )
 from bigdl.friesian.ops.spark import F, action, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.targets import target_figures
-from bigdl.friesian.ops.vocabulary import ValueSource, count_values, counts_of_sources, enough
+from bigdl.friesian.ops.vocabulary import VocabularySource, count_values, counts_of_sources, enough
 from bigdl.orca.cluster.versions import data_type, observed, to_arrow
 
 if TYPE_CHECKING:
@@ -179,7 +179,9 @@ def _counts(
     if separator is None and (of_texts := _counts_of_texts(df, counts, scans.from_rows)):
         return of_texts
     requests = counts.values()
-    sources = [ValueSource(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
+    sources = [
+        VocabularySource(str(i), each.columns, each.at_least) for i, each in enumerate(requests)
+    ]
     counted, fields = count_values(df, sources, separator and re.escape(separator))
     return dict(zip(counts, counts_of_sources(counted, fields), strict=True))
 

@@ -40,7 +40,7 @@ from bigdl.friesian.ops.operator import (
 )
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
-from bigdl.orca.data.transformer.encoding import ValueSource, sources_of
+from bigdl.orca.data.transformer.encoding import VocabularySource, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -465,14 +465,14 @@ def number_column(name: str) -> str:
 
 @spark.action
 def learn(
-    df: DataFrame, sources: Sequence[ValueSource], order_by_freq: bool, separator: str | None
+    df: DataFrame, sources: Sequence[VocabularySource], order_by_freq: bool, separator: str | None
 ) -> list[DataFrame]:
     """Learn vocabularies.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-    sources : list of ValueSource
+    sources : list of VocabularySource
     order_by_freq : bool
         Number the values by falling count, and equal counts by value; otherwise by value.
     separator : str or None
@@ -500,7 +500,7 @@ def learn(
 @spark.action
 def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
     """The different values of columns in their order, a null at the end."""
-    sources = [ValueSource(name, (name,)) for name in columns]
+    sources = [VocabularySource(name, (name,)) for name in columns]
     counted, fields = count_values(df, sources, None, nulls=True)
     distinct: dict[str, list] = {name: [] for name in columns}
     for row in counted.collect():
@@ -512,7 +512,7 @@ def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
 
 
 def count_values(
-    df: DataFrame, sources: Sequence[ValueSource], separator: str | None, nulls: bool = False
+    df: DataFrame, sources: Sequence[VocabularySource], separator: str | None, nulls: bool = False
 ) -> tuple[DataFrame, list[str]]:
     """Count the values of all sources by one aggregation.
 
@@ -563,7 +563,7 @@ def count_values(
     if not nulls:
         rows = rows.filter(reduce(lambda a, b: a | b, (F.col(v).isNotNull() for v in values)))
     counted = rows.groupBy("source", *values).agg(F.count("*").alias("count"))
-    return enough(counted, (source.at_least for source in sources)), fields
+    return enough(counted, (source.min_count for source in sources)), fields
 
 
 @spark.action
@@ -593,7 +593,7 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
     return counted.filter(spark.all_of(conditions)) if conditions else counted
 
 
-def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> str:
+def _value_kind(df: DataFrame, source: VocabularySource, separator: str | None) -> str:
     message = (
         "The column {name} of type {kind} has no vocabulary: its cells should be single values or "
         "arrays of them; flatten or explode it first"
@@ -771,7 +771,7 @@ class CategoryEncode(Operator):
         """Return the operator for the arguments that users give."""
         sources = sources_of(columns, freq_limit)
         named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]
-        limits = {each.name: each.at_least for each in sources if each.at_least}
+        limits = {each.name: each.min_count for each in sources if each.min_count}
         return cls(named, limits, *options)
 
     def __post_init__(self) -> None:
