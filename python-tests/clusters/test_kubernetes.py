@@ -271,7 +271,7 @@ def test_a_driver_whose_image_is_not_there_is_named(account, tmp_path):
     done = run(folder, IN_CLUSTER_MODE, arguments, environment(account))
     assert done.returncode == 1
     last = error_line(done)
-    assert "The driver has not started in the namespace bigdl of Kubernetes" in last
+    assert "The driver has not started in the Kubernetes namespace bigdl" in last
     assert "ErrImageNeverPull of the image localhost/nothing:1" in last
 
 
@@ -434,7 +434,7 @@ def test_pods_that_no_node_has_room_for_are_named(account, tmp_path):
     conf = {"spark.kubernetes.executor.request.cores": "1000"}
     done = run(tmp_path / "there", START, on_kubernetes(account, conf=conf), environment(account))
     assert done.returncode == 0, done.stderr
-    assert "no node has room for" in done.stdout
+    assert "no node can run" in done.stdout
     assert "Insufficient cpu" in done.stdout
 
 

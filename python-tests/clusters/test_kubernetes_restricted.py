@@ -102,7 +102,7 @@ def test_an_image_whose_user_is_root_is_named_with_what_to_do(restricted, tmp_pa
     done = run(tmp_path / "there", START, arguments, environment(restricted))
     assert done.returncode == 0, done.stderr
     assert "container has runAsNonRoot and image will run as root" in done.stdout
-    assert "or runAsUser in a pod template of yours" in done.stdout
+    assert "or runAsUser in a pod template" in done.stdout
 
 
 def test_a_pod_that_the_standard_refuses_is_refused(restricted, tmp_path):

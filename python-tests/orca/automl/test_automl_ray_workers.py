@@ -225,5 +225,5 @@ def assert_gone(pids):
 @pytest.mark.slow
 def test_trials_that_the_nodes_have_no_room_for_are_refused(tmp_path):
     est = search(tmp_path, backend="ray", workers_per_trial=3)
-    with pytest.raises(UsageError, match=r"3 workers, each of which takes .* have room for 2"):
+    with pytest.raises(UsageError, match=r"3 workers, each of which takes .* have capacity for 2"):
         fit(est)

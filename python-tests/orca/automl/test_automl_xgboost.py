@@ -335,7 +335,7 @@ def test_categories_that_do_not_fit_are_refused(tmp_path):
     texts = data.assign(c=data["c"].astype(object).fillna("a"))
     for validation, message in [
         (other, r"'c' of validation_data has categories that data lacks: \['z'\]"),
-        (data.assign(c=1.0), r"same ones in data and validation_data, they are \['c'\] and \[\]"),
+        (data.assign(c=1.0), r"must have the same categorical columns, but have \['c'\] and \[\]"),
         (texts, "holds strings, which cannot become a tensor; encode them as numbers first"),
     ]:
         with pytest.raises(UsageError, match=message):

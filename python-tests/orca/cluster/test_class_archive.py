@@ -72,7 +72,7 @@ def test_a_terminal_is_told_once_of_the_archive(java_home, monkeypatch):
     class_archive.suggest_archive(java_home)
     class_archive.suggest_archive(java_home)
     (line,) = sys.stderr.getvalue().splitlines()
-    assert "once you have run bigdl-prepare" in line
+    assert "Run bigdl-prepare to start" in line
     assert class_archive.archive_options(java_home) == ""
 
 

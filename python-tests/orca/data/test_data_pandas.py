@@ -176,7 +176,7 @@ def test_a_program_may_read_first(folder):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2\nlocal[")
-    assert "There is no SparkContext: one is started on this machine" in done.stderr
+    assert "There is no SparkContext, so a local one is started" in done.stderr
 
 
 def test_a_schema_as_ddl(folder):
@@ -195,11 +195,11 @@ def test_a_schema_as_ddl(folder):
         ({"names": ["p"]}, "does not match the number of columns, 2"),
         ({"names": ["p"], "usecols": [2]}, "does not match the number of columns, 2"),
         ({"header": 3}, "Unknown header argument"),
-        ({"skiprows": 1}, "read_csv has no option 'skiprows' where Spark reads"),
+        ({"skiprows": 1}, "read_csv with Spark has no option 'skiprows'"),
         ({"comment": "##"}, "Only length-1 comment characters"),
         ({"mangle_dupe_cols": False}, "mangle_dupe_cols can only be True"),
         ({"parse_dates": True}, "parse_dates can only be False"),
-        ({"dtype": {"r": "str"}}, "dtype names the column 'r'"),
+        ({"dtype": {"r": "str"}}, "dtype has the column 'r'"),
     ],
 )
 def test_read_csv_on_spark_says_what_is_wrong(folder, options, message):

@@ -249,7 +249,7 @@ def test_a_missing_index_a_wrong_password_and_a_server_that_is_away(server, conf
     server.users["ann"] = "secret"
     user = {**config, "es.net.http.auth.user": "ann", "es.net.http.auth.pass": "secret"}
     assert elastic_search.read_df(user, "films").count() == 25
-    with pytest.raises(UsageError, match=where + r"does not know the user: check es.net.http.auth"):
+    with pytest.raises(UsageError, match=where + r"rejects the user: check es.net.http.auth"):
         elastic_search.read_df({**user, "es.net.http.auth.pass": "wrong"}, "films")
     with refused("cluster-unreachable", "127", "0"):
         elastic_search.read_rdd({**config, "es.nodes": "127.0.0.1:1"}, "films")
@@ -258,7 +258,9 @@ def test_a_missing_index_a_wrong_password_and_a_server_that_is_away(server, conf
 def test_what_servers_drop_or_refuse_while_tasks_run(server, config, orca_spark):
     frame = elastic_search.read_df({**config, "es.input.max.docs.per.partition": 25}, "films")
     server.points.clear()
-    with pytest.raises(Exception, match=r"let go of what was read.*es.scroll.keepalive: read it"):
+    with pytest.raises(
+        Exception, match=r"closed the point in time.*es.scroll.keepalive.*: read the index"
+    ):
         frame.collect()
     server.is_broken = lambda method, path: (
         Refusal(403, "security_exception", "not for you") if path == "/_bulk" else None
@@ -269,7 +271,7 @@ def test_what_servers_drop_or_refuse_while_tasks_run(server, config, orca_spark)
 
 def test_a_value_that_does_not_fit_names_its_field(server, config):
     server.index("odd", {"o": {"properties": {"n": {"type": "long"}}}}, [{"o": {"n": [1, 2]}}])
-    with pytest.raises(Exception, match=r"The field o.n of a document has several values: name it"):
+    with pytest.raises(Exception, match=r"The field o.n of a document has several values: add it"):
         elastic_search.read_df(config, "odd").collect()
     server.index("odd", {"day": {"type": "date"}}, [{"day": "2/1/2020"}])
     with pytest.raises(

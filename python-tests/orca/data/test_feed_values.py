@@ -212,7 +212,7 @@ def test_parquet_that_cannot_be_read_is_refused(tmp_path):
     for path, columns, message in [
         (str(tmp_path / "none"), "a", "There is nothing at"),
         (str(tmp_path / "empty"), "a", "no Parquet file"),
-        (str(tmp_path / "table.csv"), "a", "cannot be read as Parquet; other files are read by"),
+        (str(tmp_path / "table.csv"), "a", "cannot be read as Parquet; read other formats with"),
         (one, [], "feature_cols is required"),
         (one, "A", "did you mean 'a'"),
         (str(tmp_path / "1.parquet"), "s", "has type string"),

@@ -159,7 +159,7 @@ def test_an_index_is_a_spark_frame_too(orca_spark):
         (([1], "x"), "indices should be dict, but get list"),
         (({}, None), "col_name should be str, but get None"),
         (({}, 3), "col_name should be str, but get int"),
-        (({"a": "b"}, "x"), "whole numbers"),
+        (({"a": "b"}, "x"), "indices should have integers"),
     ],
 )
 def test_what_is_no_index(arguments, message):
@@ -180,7 +180,7 @@ def test_wrong_use_of_encoders_is_one_sentence(make):
         gen_string_idx(FRAMES[0], "city")
     with pytest.raises(UsageError, match="dict"):
         gen_string_idx(make([{"city": 1}]), "city")
-    with pytest.raises(UsageError, match="one index for each column"):
+    with pytest.raises(UsageError, match="one index per column"):
         encode_string(shards, ["city", "job"], {})
     with pytest.raises(UsageError, match="freq_limit"):
         gen_string_idx(shards, "city", freq_limit="2")

@@ -92,7 +92,7 @@ REFUSED = {
     '"connect", master="spark://host:7077"': "needs master, the address of a Spark Connect server",
     '"spark-connect", master="sc://127.0.0.1:9"': "No Spark Connect server answers at 127.0.0.1:9;",
     '"spark-connect", master="sc://host:port"': 'master must be like "sc://host:15002", but got',
-    '"spark-connect", init_ray_on_spark=True': "Ray cannot be started on the nodes of Spark over",
+    '"spark-connect", init_ray_on_spark=True': "Ray cannot be started on Spark's nodes over",
     '"spark-connect", num_nodes=0': "num_nodes should be a positive integer",
     '"local"': "pass cluster_mode=",  # SPARK_REMOTE is set there
 }
@@ -136,9 +136,9 @@ def test_a_restarted_server_is_one_sentence_and_fit_resumes(tmp_path):
         await_((folder / "error").exists, "the loss of the server was not noticed")
         assert "\n" not in (folder / "error").read_text()
         assert (folder / "error").read_text() == (
-            "ServerLost: The Spark Connect server at 127.0.0.1 went away or was restarted, and the "
-            "session with it; connect again by init_orca_context, and call fit again with "
-            'resume="auto" to go on from the newest checkpoint in model_dir'
+            "ServerLost: The Spark Connect server at 127.0.0.1 was lost or restarted, so the "
+            "session is gone; connect again with init_orca_context, and call fit again with "
+            'resume="auto" to continue from the newest checkpoint in model_dir'
         )
         (folder / "again").touch()
         finish(process)

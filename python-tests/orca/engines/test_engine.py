@@ -468,7 +468,7 @@ def test_a_job_that_somebody_else_cancels_is_no_lost_worker(engine):
     def on_event(kind, value):
         threading.Thread(target=engine.cluster.sc.cancelAllJobs).start()
 
-    expected = r"^The Spark job was cancelled before it was done$"
+    expected = r"^The Spark job was cancelled before it finished$"
     job = engine.open(program, num_workers=1)
     with job, pytest.raises(BigDLError, match=expected) as error:
         job.attempt(on_event=on_event)
@@ -593,14 +593,18 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nKeyError: 1
     ("text", "kind", "message"),
     [
         ("Python worker exited unexpectedly (crashed)", WorkerLost, "its Python process ended"),
-        ("ExecutorLostFailure (executor 1 exited) Reason: code 137", WorkerLost, "its executor we"),
+        (
+            "ExecutorLostFailure (executor 1 exited) Reason: code 137",
+            WorkerLost,
+            "its executor was",
+        ),
         (
             "ExecutorLostFailure (executor 4 exited) Reason: Container killed by YARN for "
             "exceeding physical memory limits. 1.9 GB of 1.5 GB physical memory used.",
             WorkerLost,
-            "its container was killed, as one is that needs too much memory",
+            "its container was killed, probably for exceeding its memory",
         ),
-        ("FetchFailed(null, shuffleId=0)", WorkerLost, "its input went away with an executor"),
+        ("FetchFailed(null, shuffleId=0)", WorkerLost, "its input was lost with an executor"),
         ("Job 3 cancelled as part of cancellation of all jobs", BigDLError, "was cancelled"),
         (
             f"PythonException: {TRACEBACK}\n\n\tat org.a.B.c(D.scala:1)\n",

@@ -404,7 +404,7 @@ class ConnectedSession:
         host, port = _endpoint(url)
         if not _listens(host, port):
             raise UsageError(
-                f"No Spark Connect server results at {host}:{port}; start it with Spark's "
+                f"No Spark Connect server answers at {host}:{port}; start it with Spark's "
                 "sbin/start-connect-server.sh, and pass its address as master",
                 code="cluster-unreachable",
                 address=host + ":" + str(port),
