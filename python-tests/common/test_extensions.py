@@ -103,7 +103,7 @@ def test_the_feed_of_a_type_is_that_of_its_subclasses_and_the_only_one(lines):
     class Other(feeds.Feed):
         pass
 
-    assert feeds.kind_of(Marked("1 2")) == "Lines"
+    assert feeds.input_type_of(Marked("1 2")) == "Lines"
     with refused("argument-conflict", "LinesFeed"):
         feeds.register_feed(lines.Lines, Other)
     with refused("argument-type", "NoBackend"):
