@@ -289,7 +289,7 @@ def test_what_is_dropped_is_said_once_by_name(caplog):
     assert len(history) == 1  # should_stop
     texts = [record.getMessage() for record in caplog.records]
     (hooks,) = [text for text in texts if "not called" in text]
-    assert "Dropped has hooks" in hooks
+    assert "Dropped has Lightning hooks" in hooks
     assert "configure_callbacks, train_dataloader" in hooks
     assert sum("self.logger" in text for text in texts) == 1
     assert sum("logs 'train_loss'" in text for text in texts) == 1
@@ -336,7 +336,7 @@ def test_what_prediction_drops_of_a_creators_module_is_said_by_the_task(caplog):
     parts = ModelParts(lambda config: Predicts())
     with caplog.at_level(logging.WARNING, "bigdl.orca"):
         for _ in range(2):
-            TorchSnapshot.of(parts, dumps(model.state_dict())).ready(torch.device("cpu"))
+            TorchSnapshot.of(parts, dumps(model.state_dict())).load_on(torch.device("cpu"))
     (record,) = caplog.records
     assert "predict_step, on_predict_epoch_end; predict calls forward" in record.getMessage()
 
@@ -396,7 +396,7 @@ def other_metric(self):
         (lambda self: self.log("a", torch.ones(3)), r"takes one number .* of shape \(3,\)"),
         (lambda self: self.log("a", "b"), "takes one number .* got str"),
         (lambda self: self.log("a", 1.0, reduce_fx=np.median), "reduce_fx 'mean', 'sum'"),
-        (lambda self: self.log("a", 1.0, on_step=False, on_epoch=False), "keeps nothing"),
+        (lambda self: self.log("a", 1.0, on_step=False, on_epoch=False), "has no effect"),
         (lambda self: self.log("a", self.several), "use self.log_dict"),
         (other_metric, "not an attribute of the LightningModule"),
         (

@@ -77,7 +77,7 @@ def test_an_input_that_does_not_fit_is_told_with_its_shape():
     estimator = Estimator.from_torch(
         model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), backend="local", workers_per_node=1
     )
-    with pytest.raises(WorkerError, match=r"(?s)cannot be multiplied.*shape \(64,\).*unsqueeze"):
+    with pytest.raises(WorkerError, match=r"(?s)cannot be multiplied.*shapes \(64,\).*unsqueeze"):
         estimator.evaluate((ONE[:, 0], ONE), batch_size=64)
 
 

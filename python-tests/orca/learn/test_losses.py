@@ -223,7 +223,7 @@ def test_a_loss_that_nobody_can_divide_is_named_once(crew, name):
     shards = labelled([7, 4])
     _, _, told = fit(crew, shards, MIXED[name])
     assert 1 <= len(told) <= 2  # of which the driver shows the first
-    assert "is no mean and no sum over the rows" in told[0]
+    assert "is neither a mean nor a sum over the rows" in told[0]
     assert "loss_weight=" in told[0]
     _, _, told = fit(crew, shards, MIXED[name], loss_weight="rows")
     assert not told
@@ -384,7 +384,7 @@ def test_a_look_changes_neither_random_numbers_nor_the_loss_nor_the_model():
     before = {k: v.clone() for k, v in model.state_dict().items()}
     own, calls = {k: v.clone() for k, v in criterion.state_dict().items()}, criterion.calls
     torch.manual_seed(3)
-    forward_pass.find(batch, output, target, 6, loss)
+    forward_pass.probe_loss(batch, output, target, 6, loss)
     drawn = torch.rand(1)
     torch.manual_seed(3)
     assert drawn == torch.rand(1)
@@ -425,9 +425,9 @@ def test_an_estimator_names_a_loss_that_mixes_rows(caplog):
     data = rows["x"].astype("float32"), rows["c"]
     with caplog.at_level(logging.WARNING, "bigdl.orca"):
         of_estimator(contrast, data, fit={"validation_data": data})
-    told = [record.getMessage() for record in caplog.records if "no mean" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "neither a mean" in record.getMessage()]
     assert len(told) == 1
-    assert "The loss contrast is no mean and no sum over the rows of a batch" in told[0]
+    assert "The loss contrast is neither a mean nor a sum over the rows of a batch" in told[0]
 
 
 @pytest.mark.parametrize("bad", ["mean", 3])
@@ -477,7 +477,7 @@ def test_every_backend_of_spark_divides_by_what_counts(orca_spark, name, engine,
     )
     assert largest_difference(found, expected) < 1e-6
     assert figures[0]["train_loss"] == pytest.approx(alone[0]["train_loss"], rel=1e-5)
-    assert not [r for r in caplog.records if "no mean" in r.getMessage()]
+    assert not [r for r in caplog.records if "neither a mean" in r.getMessage()]
 
 
 def test_the_parameter_layer_names_a_loss_that_mixes_rows(orca_spark, caplog):
@@ -485,4 +485,4 @@ def test_the_parameter_layer_names_a_loss_that_mixes_rows(orca_spark, caplog):
     data = rows["x"].astype("float32"), rows["c"]
     with caplog.at_level(logging.WARNING, "bigdl.orca"):
         of_estimator(contrast, data, backend="bigdl", fit={"epochs": 2})
-    assert len([r for r in caplog.records if "no mean" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "neither a mean" in r.getMessage()]) == 1
