@@ -17,11 +17,11 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.trust import UntrustedFileError, untrusted
 from bigdl.orca.inference.runtimes import (
     accelerated_model,
+    check_module,
     file_copies,
     module_copies,
     nano_copies,
     nano_files,
-    need_module,
     onnx_copies,
     openvino_copies,
     read_model,
@@ -141,7 +141,7 @@ class InferenceModel:
             )
         torch = require("torch", "orca")
         arguments = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in _as_arrays(sample))
-        need_module(module)
+        check_module(module)
         model = copy.deepcopy(module).eval()
         converted = accelerated_model(model, accelerate, [arguments], None)
         if converted is model:
@@ -226,7 +226,7 @@ class InferenceModel:
     @property
     def origin(self) -> tuple:
         """Picklable function and arguments that build the copies, for :meth:`of_origin`."""
-        self._need_model()
+        self._require_model()
         return cast("tuple", self._origin)
 
     @classmethod
@@ -290,7 +290,7 @@ class InferenceModel:
 
     @contextmanager
     def _copy(self):
-        self._need_model()
+        self._require_model()
         idle = self._idle  # another load may replace it in the meantime
         copy = idle.get()
         try:
@@ -298,7 +298,7 @@ class InferenceModel:
         finally:
             idle.put(copy)
 
-    def _need_model(self):
+    def _require_model(self):
         if self._idle is None:
             raise UsageError(
                 "No model is loaded; call load_torch, load_onnx, load_openvino or load_nano first",

@@ -66,7 +66,7 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
 
 def module_copies(count: int, module: Any, *, threads: int | None = None) -> list[Copy]:
     """Return `count` deep copies of a module, which compute with the threads of the process."""
-    need_module(module)
+    check_module(module)
     copies = [copy.deepcopy(module) for _ in range(count)]
     for each in copies:
         with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
@@ -74,7 +74,7 @@ def module_copies(count: int, module: Any, *, threads: int | None = None) -> lis
     return [torch_copy(each) for each in copies]
 
 
-def need_module(module: object) -> None:
+def check_module(module: object) -> None:
     """Raise a UsageError if an object is not a PyTorch module."""
     torch = require("torch", "orca")
     if not isinstance(module, torch.nn.Module):

@@ -40,7 +40,7 @@ class LoadedModel(Protocol):
         """Return the model's outputs for a batch of numpy columns."""
 
 
-def accepted_by(model: LoadedModel, batch: list) -> list:
+def cast_to_accepted(model: LoadedModel, batch: list) -> list:
     """Return a batch in the dtypes that the model accepts, if it has a method ``accepted``."""
     accepted = getattr(model, "accepted", None)
     return batch if accepted is None else accepted(batch)
@@ -80,7 +80,7 @@ class ShippedModel:
         :class:`LoadedModel`.
     sc : pyspark.SparkContext
     origin : tuple
-        Values that the model was built from, for :meth:`is_of`.
+        Values that the model was built from, for :meth:`has_origin`.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class ShippedModel:
         """The SparkContext that broadcast the model."""
         return self._origin[0]
 
-    def is_of(self, *origin) -> bool:
+    def has_origin(self, *origin) -> bool:
         """Return True if the model was built from these values; the first is the SparkContext."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
@@ -124,7 +124,7 @@ class ShippedModel:
         return ModelBytes(self.broadcast.value).load()
 
 
-def shipped_of(
+def ship_model(
     make: Callable[[], Any], previous: ShippedModel | None, sc: Any, *origin: Any
 ) -> ShippedModel:
     """Broadcast a model; reuse the previous broadcast if its origin is the same.
@@ -140,7 +140,7 @@ def shipped_of(
         Values that the model is built from. Strings and integers are compared by value, other
         objects by identity.
     """
-    if previous is not None and previous.is_of(sc, *origin):
+    if previous is not None and previous.has_origin(sc, *origin):
         return previous
     return ShippedModel(make(), sc, origin)
 

@@ -279,7 +279,7 @@ class TrainingEstimator(PredictingEstimator):
         """Return the model's current weights, or its initial weights before the first fit."""
         snapshot = self._training.snapshot
         if snapshot is None:
-            return self._first_weights()
+            return self._initial_weights()
         if snapshot.slices is not None:
             snapshot = self._whole(snapshot)
         return snapshot.files["model.pt"]
@@ -288,7 +288,7 @@ class TrainingEstimator(PredictingEstimator):
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
         """Return the checkpoint with its sharded embedding tables merged into the weights."""
 
-    def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
+    def _prediction_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
         """Return the weights for prediction tasks, and the table slices that they read from files.
 
         Parameters
@@ -303,7 +303,7 @@ class TrainingEstimator(PredictingEstimator):
         return snapshot.files["model.pt"], slices.to_json()
 
     @abstractmethod
-    def _first_weights(self) -> bytes:
+    def _initial_weights(self) -> bytes:
         """Return the weights of a new model, or ``b""`` if its input shape is unknown."""
 
     def plot(self, path: str | os.PathLike | None = None) -> FitChart:

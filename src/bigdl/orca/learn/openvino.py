@@ -13,7 +13,7 @@ from bigdl.nano.openvino import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
 from bigdl.orca.data.feeds import input_type_of, is_path, names_of
 from bigdl.orca.inference.runtimes import read_openvino
-from bigdl.orca.inference.shipping import ShippedModel, shipped_of
+from bigdl.orca.inference.shipping import ShippedModel, ship_model
 from bigdl.orca.learn.estimator import PredictingEstimator, PredictionRequest
 from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.prediction.typed import typed_predict
@@ -429,7 +429,7 @@ class OpenvinoEstimator(PredictingEstimator):
     ) -> ShippedModel:
         network = self._network_of(request, cluster)
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
-        self._shipped = shipped_of(lambda: network, self._shipped, cluster.broadcaster, *origin)
+        self._shipped = ship_model(lambda: network, self._shipped, cluster.broadcaster, *origin)
         return self._shipped
 
     # -- methods that a compiled network does not support --------------------------------------

@@ -52,13 +52,13 @@ class MeanMetric(MergedMetric):
     def _terms(self, preds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the terms of one batch, one per element or row."""
 
-    def _prepared(self, preds: torch.Tensor, targets: torch.Tensor) -> tuple:
+    def _prepare(self, preds: torch.Tensor, targets: torch.Tensor) -> tuple:
         """Return the arguments of :meth:`_terms`, by default float64 tensors of equal shape."""
         preds, targets = same_shape(self.get_name(), preds, targets)
         return preds.double(), targets.double()
 
     def _batch_state(self, preds, targets, weights=None):
-        terms = self._terms(*self._prepared(*cpu_tensors(self.get_name(), preds, targets)))
+        terms = self._terms(*self._prepare(*cpu_tensors(self.get_name(), preds, targets)))
         if weights is None:
             return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
         terms = terms.reshape(len(terms), -1)
@@ -70,7 +70,7 @@ class MeanMetric(MergedMetric):
 class LabelMetric(MeanMetric):
     """Base class of metrics that compare class scores with class labels."""
 
-    def _prepared(self, preds, targets):
+    def _prepare(self, preds, targets):
         preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
         if not has_classes:
             raise UsageError(
@@ -84,7 +84,7 @@ class LabelMetric(MeanMetric):
 class DistributionMetric(MeanMetric):
     """Base class of metrics that compare class scores with one target value per class."""
 
-    def _prepared(self, preds, targets):
+    def _prepare(self, preds, targets):
         if preds.ndim < 2 or preds.shape != targets.shape:
             raise UsageError(
                 f"{self.get_name()}: preds and targets must have the same shape (..., "
@@ -125,7 +125,7 @@ class Accuracy(MeanMetric):
     def __init__(self, zero_based_label: bool = True):
         self.zero_based_label = zero_based_label
 
-    def _prepared(self, preds, targets):
+    def _prepare(self, preds, targets):
         return preds, targets
 
     def _terms(self, preds, targets):

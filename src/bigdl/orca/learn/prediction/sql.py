@@ -17,7 +17,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.arrow_types import cast_to_spec, spark_type
-from bigdl.orca.inference.shipping import accepted_by
+from bigdl.orca.inference.shipping import cast_to_accepted
 from bigdl.orca.learn.prediction.outputs import OutputColumns, infer_outputs
 from bigdl.orca.learn.prediction.predictor import (
     NOT_FITTED,
@@ -53,7 +53,7 @@ def sql_function(predictor: DistributedPredictor, threads: int, rows: list | Non
     if (
         options.inputs is None
     ):  # convert later rows to the types that the outputs were inferred from
-        options = replace(options, inputs=leaf_types(accepted_by(model, rows)))
+        options = replace(options, inputs=leaf_types(cast_to_accepted(model, rows)))
     columns = OutputColumns.of(outputs, options.output_cols)
     specs_of = _specs_of(options, len(rows))
     task = value_task(shipped.in_task(threads), specs_of, columns, options.batch_size, cast_to_spec)

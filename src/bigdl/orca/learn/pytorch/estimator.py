@@ -17,7 +17,7 @@ from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import write_bytes
 from bigdl.common.trust import digest_of
-from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
 from bigdl.orca.learn.arguments import (
     append_weight_col,
     check_config,
@@ -44,7 +44,7 @@ from bigdl.orca.learn.pytorch.parts import (
     full_state,
     load_into,
     read_model,
-    snapshot_of,
+    to_checkpoint,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
@@ -541,7 +541,7 @@ Ray also RayXShards or a ray.data.Dataset
         accumulate, local = _check_steps(accumulate_grad_batches, local_steps, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
-        self._need_model()
+        self._require_model()
         self._parts.check()  # an entire module may have been loaded
         self._parts.check_training()
         engine = self._engine(min_workers)
@@ -704,7 +704,7 @@ Ray also RayXShards or a ray.data.Dataset
         if old_options.get("metrics") is not None:
             metrics, names = _named_metrics(old_options["metrics"])
         callbacks = as_callbacks(callbacks)
-        self._need_model()
+        self._require_model()
         check_counts(num_steps=num_steps)
         check_positive("batch_size", batch_size)
         if weight_col is not None:
@@ -821,7 +821,7 @@ RayXShards or a ray.data.Dataset
         )
 
     def _check_prediction(self, request: PredictionRequest) -> None:
-        self._need_model()
+        self._require_model()
         if not request.callbacks:
             return
         if not all(isinstance(each, MainCallback) for each in _as_list(request.callbacks)):
@@ -853,7 +853,7 @@ RayXShards or a ray.data.Dataset
             parts = predicting_parts(parts, cast("MainCallback", main))
         if parts.is_instance:  # with a creator, only the tasks know the model
             self._warn_once(unused_hooks(parts.model, "predict"))
-        weights, slices = self._predicting_weights(is_fast or request.is_standalone)
+        weights, slices = self._prediction_weights(is_fast or request.is_standalone)
         columns = tuple(request.feature_cols)
         url = "" if slices is None else slices["url"]
         source = "\0".join((url, *columns)).encode()
@@ -868,11 +868,11 @@ RayXShards or a ray.data.Dataset
             fast = Acceleration(
                 request.accelerate, rows, request.batch_size, cluster.threads_per_task
             )
-            self._shipped_fast = shipped_of(
+            self._shipped_fast = ship_model(
                 lambda: fast.of(snapshot()), self._shipped_fast, sc, *origin, *fast.origin
             )
             return self._shipped_fast
-        self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
+        self._shipped = ship_model(snapshot, self._shipped, sc, *origin)
         return self._shipped
 
     def _warn_once(self, sentence: str | None) -> None:
@@ -890,7 +890,7 @@ RayXShards or a ray.data.Dataset
         -------
         torch.nn.Module
         """
-        self._need_model()
+        self._require_model()
         with isolated_rng(0):
             model = self._trained_parts.build_model()
         load_into(model, self._weights())
@@ -917,8 +917,8 @@ RayXShards or a ray.data.Dataset
                 code="argument-type",
                 argument="state_dict",
             )
-        self._need_model()
-        self._restore(snapshot_of(state_dict), self._parts, "weights in state_dict")
+        self._require_model()
+        self._restore(to_checkpoint(state_dict), self._parts, "weights in state_dict")
 
     def save(self, path: str | None = None, entire: bool = False, **old) -> str:
         """Write the model to a file.
@@ -1016,7 +1016,7 @@ RayXShards or a ray.data.Dataset
         UsageError
             If the checkpoint does not exist.
         """
-        self._need_model()
+        self._require_model()
         self._restore(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
 
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
@@ -1029,13 +1029,13 @@ RayXShards or a ray.data.Dataset
         extras = None if snapshot is None else snapshot.files.get(EXTRAS)
         return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)
 
-    def _first_weights(self):
+    def _initial_weights(self):
         with isolated_rng(self._training.seed):
             model = self._parts.build_model()
         check_sizes(model)
         return dumps(model.state_dict())
 
-    def _need_model(self):
+    def _require_model(self):
         if self._parts.model is None:
             raise UsageError(_NO_MODEL, code="not-fitted")
 

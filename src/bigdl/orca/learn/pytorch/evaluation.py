@@ -267,7 +267,7 @@ class TorchRunner:
 
     def state_dict(self) -> dict:
         """Return the epoch and the states of models, optimizers and schedulers, as lists."""
-        self._need_whole()
+        self._check_not_sharded()
         state = {
             "epoch": self.position.epochs_with_metrics,
             "models": [m.state_dict() for m in self.models],
@@ -279,11 +279,11 @@ class TorchRunner:
 
     def save_checkpoint(self, path: str, save_weights_only: bool = False) -> None:
         """Write this worker's state to a file; call it on one rank only."""
-        self._need_whole()
+        self._check_not_sharded()
         state = self.model.state_dict() if save_weights_only else self.state_dict()
         write_bytes(path, dumps(state))
 
-    def _need_whole(self) -> None:
+    def _check_not_sharded(self) -> None:
         if has_tables(self.model):
             raise UsageError(
                 "The rows of a ShardedEmbedding are distributed over all workers, so one worker "

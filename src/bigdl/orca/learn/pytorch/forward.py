@@ -576,7 +576,7 @@ class PlainForward(ForwardPass):
     def call_criterion(self, criterion, output, target):
         outputs, targets = self._arguments(criterion, output, target)
         if len(outputs) == len(targets) == 1:
-            targets = (self._like(targets[0], outputs[0]),)
+            targets = (self._match_target(targets[0], outputs[0]),)
         try:
             return criterion(*outputs, *targets)
         except IndexError as error:
@@ -608,7 +608,7 @@ class PlainForward(ForwardPass):
             return tuple(fields.values()), targets
         return (output,), targets
 
-    def _like(self, target, output):
+    def _match_target(self, target, output):
         """Convert a target to the shape and dtype that the loss expects for an output.
 
         * A target (n,) is reshaped to an output (n, 1), and vice versa: an elementwise loss would

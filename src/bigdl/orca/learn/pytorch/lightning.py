@@ -205,13 +205,13 @@ class _UnsupportedAttribute(UsageError, AttributeError):
 class _NoLogger:
     """Lightning logger that discards everything and warns when it is first used."""
 
-    def __init__(self, say: Callable[[str], None]):
-        self._say = say
+    def __init__(self, warn: Callable[[str], None]):
+        self._warn = warn
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._say(
+        self._warn(
             "The LightningModule writes to self.logger, but Orca has no Lightning logger, so the "
             "output is dropped; use self.log, or a callback of "
             "bigdl.orca.learn.pytorch.callbacks"
@@ -328,8 +328,8 @@ class WorkerTrainer:
         self.optimizers: list = []
         self.strategy, self.fit_loop = _Strategy(self), _FitLoop(self)
         self.train_dataloader, self.val_dataloaders = _Loader(self), None
-        self.say: Callable[[str], None] = lambda text: print(text, flush=True)
-        self.logger = _NoLogger(lambda text: self.say(text))
+        self.warn: Callable[[str], None] = lambda text: print(text, flush=True)
+        self.logger = _NoLogger(lambda text: self.warn(text))
         self._stop_at = StoppingCriterion()
         self._loop: Any = SimpleNamespace(position=Position(), train_loader=None)
         self._steps: int | None = None
@@ -359,7 +359,7 @@ class WorkerTrainer:
             Number of batches per epoch.
         """
         settings = context.settings
-        self._loop, self._steps, self.say = runner, steps, context.warn
+        self._loop, self._steps, self.warn = runner, steps, context.warn
         self._stop_at = settings.stop_at
         self.accumulate_grad_batches = settings.accumulate
         clipping = settings.clipping
@@ -368,7 +368,7 @@ class WorkerTrainer:
         elif clipping.maximum is not None:
             self.gradient_clip_val, self.gradient_clip_algorithm = clipping.maximum, "value"
 
-    def take_parts(self, built: Any) -> None:
+    def set_optimizer(self, built: Any) -> None:
         """Set the optimizer and scheduler of a fit."""
         self.optimizers = [built.optimizer]
         if built.scheduler is not None:
@@ -383,7 +383,7 @@ class WorkerTrainer:
             )
             self.lr_scheduler_configs = [config]
 
-    def take(self, metrics: Mapping[str, Any]) -> None:
+    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics of all workers to ``callback_metrics``."""
         for name, value in metrics.items():
             if isinstance(value, int | float):
@@ -648,7 +648,7 @@ class LightningForward(ForwardPass):
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def on(self, hook: str, *arguments: Any) -> Any:
+    def call_hook(self, hook: str, *arguments: Any) -> Any:
         """Call a hook of the module if the module overrides it."""
         if not overrides(self.model, hook):
             return None
@@ -670,7 +670,7 @@ class LightningForward(ForwardPass):
             return batch
         batch = self._transfer(batch)
         if self.trainer.training:
-            if self.on("on_train_batch_start", _as_lightning_batch(batch), index) == -1:
+            if self.call_hook("on_train_batch_start", _as_lightning_batch(batch), index) == -1:
                 raise UsageError(
                     "on_train_batch_start of the LightningModule returned -1, which skips the rest "
                     "of the epoch in Lightning; Orca's workers must run equal numbers of steps, so "
@@ -678,28 +678,32 @@ class LightningForward(ForwardPass):
                     code="unsupported",
                 )
         else:
-            self.on("on_validation_batch_start", _as_lightning_batch(batch), index)
+            self.call_hook("on_validation_batch_start", _as_lightning_batch(batch), index)
         return batch
 
     def end_batch(self, batch: Any) -> None:
         """Run the hooks after a batch and its optimizer step."""
         if self.rows:
             stage = "train" if self.trainer.training else "validation"
-            self.on(f"on_{stage}_batch_end", self._outputs, _as_lightning_batch(batch), self._index)
+            self.call_hook(
+                f"on_{stage}_batch_end", self._outputs, _as_lightning_batch(batch), self._index
+            )
 
     def zero_grad(self, optimizer: Any) -> None:
         """Reset the gradients through the module's hooks."""
-        self.on("on_before_zero_grad", optimizer)
+        self.call_hook("on_before_zero_grad", optimizer)
         if overrides(self.model, "optimizer_zero_grad"):
-            self.on("optimizer_zero_grad", self.trainer.current_epoch, self._index, optimizer)
+            self.call_hook(
+                "optimizer_zero_grad", self.trainer.current_epoch, self._index, optimizer
+            )
         else:
             optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients through the module's hooks."""
-        self.on("on_before_backward", loss)
+        self.call_hook("on_before_backward", loss)
         if overrides(self.model, "backward"):
-            self.on("backward", loss)
+            self.call_hook("backward", loss)
         else:
             loss.backward()
 
@@ -712,12 +716,12 @@ class LightningForward(ForwardPass):
         clip : callable
             Clips gradients with the limits of ``fit``, or with its arguments for Clipping.
         """
-        self.on("on_after_backward")
-        self.on("on_before_optimizer_step", optimizer)
+        self.call_hook("on_after_backward")
+        self.call_hook("on_before_optimizer_step", optimizer)
         if overrides(self.model, "configure_gradient_clipping"):
             trainer, self._clip = self.trainer, clip
             values = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-            self.on("configure_gradient_clipping", optimizer, *values)
+            self.call_hook("configure_gradient_clipping", optimizer, *values)
             self._clip = None
         else:
             clip()
@@ -727,7 +731,9 @@ class LightningForward(ForwardPass):
             def closure():
                 return loss  # gradients are already computed and all-reduced
 
-            self.on("optimizer_step", self.trainer.current_epoch, self._index, optimizer, closure)
+            self.call_hook(
+                "optimizer_step", self.trainer.current_epoch, self._index, optimizer, closure
+            )
         else:
             optimizer.step()
 
@@ -794,9 +800,9 @@ class LightningForward(ForwardPass):
                 method=step,
             )
         takes_index = "batch_idx" in parameters or len(parameters) > 1
-        return self.on(step, _as_lightning_batch(batch), *([index] if takes_index else []))
+        return self.call_hook(step, _as_lightning_batch(batch), *([index] if takes_index else []))
 
-    def begin_gradient(self, batch: Any, rows: int) -> Any:
+    def prepare_batch(self, batch: Any, rows: int) -> Any:
         """Prepare for a batch without optimizer step and return the transferred batch."""
         self.begin_training()
         self.rows = rows
@@ -807,9 +813,9 @@ class LightningForward(ForwardPass):
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
             if overrides(self.model, hook):
                 device = [self.trainer.strategy.root_device] if hook.startswith("tr") else []
-                batch = self.on(hook, _as_lightning_batch(batch), *device, 0)
+                batch = self.call_hook(hook, _as_lightning_batch(batch), *device, 0)
         if overrides(self.model, "on_after_batch_transfer"):
-            batch = self.on("on_after_batch_transfer", _as_lightning_batch(batch), 0)
+            batch = self.call_hook("on_after_batch_transfer", _as_lightning_batch(batch), 0)
         return batch
 
     def _target(self, batch):
@@ -829,16 +835,16 @@ class LightningForward(ForwardPass):
         self._validation, self._rows[False] = LoggedValues(), 0.0
         rows = self.rows
         if overrides(self.model, "on_validation_model_eval"):
-            self.on("on_validation_model_eval")
+            self.call_hook("on_validation_model_eval")
         else:
             self.model.eval()
-        self.on("on_validation_start")
-        self.on("on_validation_epoch_start")
+        self.call_hook("on_validation_start")
+        self.call_hook("on_validation_epoch_start")
         try:
             yield
         finally:
             if training and overrides(self.model, "on_validation_model_train"):
-                self.on("on_validation_model_train")
+                self.call_hook("on_validation_model_train")
             else:
                 self.model.train(training)
             trainer.training, trainer.validating, self.rows = was_training, False, rows
@@ -846,7 +852,7 @@ class LightningForward(ForwardPass):
     def end_validation(self, sync: GradientSync) -> dict:
         """Return the values logged in an evaluation on this worker; may be a collective."""
         log = self._end(sync, is_training=False)
-        self.on("on_validation_end")
+        self.call_hook("on_validation_end")
         return log
 
     def end_epoch(self, sync: GradientSync, entry: dict) -> tuple[dict, bool]:
@@ -864,11 +870,11 @@ class LightningForward(ForwardPass):
         stop : bool
             Whether the module ends the training here.
         """
-        self.trainer.take(entry)
+        self.trainer.add_metrics(entry)
         log = self._end(sync, is_training=True)
         everyone = all_gather_json(sync, {"log": log, "stop": bool(self.trainer.should_stop)})
         logged = merged_values([each["log"] for each in everyone])
-        self.trainer.take(logged)
+        self.trainer.add_metrics(logged)
         out = {name: value for name, value in logged.items() if name not in entry}
         for name in logged.keys() & entry.keys():
             metric = entry[name]
@@ -876,7 +882,7 @@ class LightningForward(ForwardPass):
                 metric, logged[name], rel_tol=1e-3, abs_tol=1e-6
             )
             if not is_same and log.get(name, {}).get("on", [False, True])[1]:
-                self.trainer.say(
+                self.trainer.warn(
                     f"The LightningModule logs {name!r} in training, but fit has a metric of that "
                     f"name: {metric} (fit) is kept and {logged[name]} (logged) is dropped; log it "
                     "under another name"
@@ -893,11 +899,11 @@ class LightningForward(ForwardPass):
             self._add_metrics(log, logged)
             if overrides(self.model, hook):
                 gathered = all_gather_json(sync, log.values)
-                self.trainer.take(merged_values(gathered))
+                self.trainer.add_metrics(merged_values(gathered))
                 # without rows, the hook may fail to compute a mean
                 errors = (RuntimeError, ValueError, IndexError, ZeroDivisionError)
                 with contextlib.suppress(*() if self._weight else errors):
-                    self.on(hook)
+                    self.call_hook(hook)
                 self._add_metrics(log, logged)
             if not is_training:
                 self._reset_metrics(logged)

@@ -483,14 +483,14 @@ class TorchHooks(Hooks):
         self.runner.num_epochs = state.stop_at.last_epoch(state.position, steps, accumulate)
         self.runner.call("before_run")
         if self.module is not None:
-            self.module.on("on_fit_start")
-            self.module.on("on_train_start")
+            self.module.call_hook("on_fit_start")
+            self.module.call_hook("on_train_start")
 
     def end_fit(self):
         if self.module is not None:
-            self.module.on("on_train_end")
-            self.module.on("on_fit_end")
-            self.module.on("teardown", "fit")
+            self.module.call_hook("on_train_end")
+            self.module.call_hook("on_fit_end")
+            self.module.call_hook("teardown", "fit")
         self.runner.call("after_run")
         return False
 
@@ -500,7 +500,7 @@ class TorchHooks(Hooks):
             self.module.begin_training()
         self.runner.call("before_train_epoch")
         if self.module is not None:
-            self.module.on("on_train_epoch_start")
+            self.module.call_hook("on_train_epoch_start")
 
     def validate(self, entry: dict, evaluate: Callable[[], dict]) -> None:
         """Run an evaluation between its hooks and add its metrics to the epoch's entry."""

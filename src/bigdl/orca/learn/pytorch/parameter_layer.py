@@ -170,7 +170,7 @@ class TorchReplica(ParameterLayerReplica):
     def _gradient(self, batch, rows, step, began):
         before = self._versions()
         if self._forward_pass.module is not None:
-            batch = self._forward_pass.module.begin_gradient(batch, rows)
+            batch = self._forward_pass.module.prepare_batch(batch, rows)
         self._built.model.train()
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():

@@ -429,7 +429,7 @@ class ModelParts:
         if built.tables is not None:
             built.tables.follow(built.optimizer)
         if is_lightning(built.model):
-            built.model.trainer.take_parts(built)
+            built.model.trainer.set_optimizer(built)
 
     def check_training(self) -> None:
         """Raise an error, on the driver, if the model is known to be untrainable."""
@@ -523,10 +523,10 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Checkpoi
             code="file-format",
             path=path,
         )
-    return snapshot_of(content), module
+    return to_checkpoint(content), module
 
 
-def snapshot_of(state: dict) -> Checkpoint:
+def to_checkpoint(state: dict) -> Checkpoint:
     """Convert a state dict or full state to a Checkpoint."""
     position, files = Position(), {}
     if isinstance(state.get("models"), list) and state["models"]:

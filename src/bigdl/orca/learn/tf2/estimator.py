@@ -13,7 +13,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.common.trust import digest_of
 from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
-from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, ship_model
 from bigdl.orca.learn.arguments import (
     append_weight_col,
     check_config,
@@ -382,7 +382,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             transport, group_size, compression, sampling, drop_stragglers, min_workers
         )
         layer = self._backend.layer_options(self._options.backend, keywords)
-        self._parts.need()
+        self._parts.require_model()
         callbacks = as_callbacks(callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         first = check_positive("initial_epoch", initial_epoch, minimum=0)
@@ -477,7 +477,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             names of `fit`, ``val_loss`` and ``val_<name>``, are also accepted as keys.
         """
         resolve_legacy_kwargs(self.evaluate, old)
-        self._parts.need()
+        self._parts.require_model()
         if sample_weight is not None:
             raise UsageError(
                 "sample_weight cannot be divided among the workers; put the weights in a column "
@@ -553,7 +553,7 @@ RayXShards or a ray.data.Dataset
         return self._predict(data, request)
 
     def _check_prediction(self, request: PredictionRequest) -> None:
-        self._parts.need()
+        self._parts.require_model()
         if request.accelerate is not None:
             raise UsageError(
                 f"accelerate={request.accelerate!r} is for PyTorch models; omit it for a Keras "
@@ -579,14 +579,14 @@ RayXShards or a ray.data.Dataset
     def _whole(self, snapshot: Checkpoint) -> Checkpoint:
         return whole_tables(snapshot)
 
-    def _first_weights(self):
+    def _initial_weights(self):
         model = self._parts.build_on_driver(self._training.seed)
         return dump_weights(model) if model.built else b""
 
     def _ship(
         self, request: PredictionRequest, rows: Sample | None, cluster: Cluster
     ) -> ShippedModel:
-        weights, slices = self._predicting_weights(request.is_standalone)
+        weights, slices = self._prediction_weights(request.is_standalone)
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since its input shape is unknown; fit or load it "
@@ -594,7 +594,7 @@ RayXShards or a ray.data.Dataset
                 code="model-unbuilt",
             )
         parts, names, threads = self._parts, request.feature_cols, cluster.threads_per_task
-        self._shipped = shipped_of(
+        self._shipped = ship_model(
             lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads, slices),
             self._shipped,
             cluster.broadcaster,

@@ -86,7 +86,7 @@ class KerasFiles(TrainingEstimator):
         return self._model(sample_input, set_weights=set_weights)
 
     def _model(self, sample_input, *, set_weights=True, with_optimizer=True):
-        self._parts.need()
+        self._parts.require_model()
         model = self._parts.build_on_driver(self._training.seed)
         snapshot = self._training.snapshot if set_weights else None
         _build_from_row(model, sample_input, {} if snapshot is None else snapshot.manifest)
@@ -383,7 +383,7 @@ class KerasFiles(TrainingEstimator):
             If the file cannot be read or belongs to another model.
         """
         path = check_path("load_checkpoint", path)
-        self._parts.need()
+        self._parts.require_model()
         snapshot = read_checkpoint(path)
         if snapshot is None:
             snapshot = _read_state(path)

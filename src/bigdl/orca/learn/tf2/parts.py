@@ -78,7 +78,7 @@ class KerasParts:
                 argument="compile_args_creator",
             )
 
-    def need(self) -> None:
+    def require_model(self) -> None:
         """Raise an error if there is no model."""
         if self.creator is None and self.archive is None:
             raise UsageError(_NO_MODEL, code="not-fitted")
@@ -113,7 +113,7 @@ class KerasParts:
         UsageError
             If `training` is True and the model is not compiled.
         """
-        self.need()
+        self.require_model()
         if self.archive is not None:
             with contextlib.nullcontext() if current_placement() is None else optimizers_cut():
                 model = self.archive.made()
