@@ -221,7 +221,10 @@ class Own(MainCallback):
 WRONG = {
     "a method that is not there": ({"accelerate": "openvino_int4"}, "did you mean 'openvino_"),
     "neither method nor directory": ({"accelerate": 3}, "a method name, or a directory"),
-    "a directory of something else": ({"accelerate": os.path.dirname(__file__)}, "holds no model"),
+    "a directory of something else": (
+        {"accelerate": os.path.dirname(__file__)},
+        "a model that InferenceOptimizer.save wrote",
+    ),
     "a callback": (
         {"accelerate": "bf16", "callbacks": [Own()]},
         "is not supported with a custom on_pred",

@@ -425,7 +425,9 @@ def test_an_estimator_names_a_loss_that_mixes_rows(caplog):
     data = rows["x"].astype("float32"), rows["c"]
     with caplog.at_level(logging.WARNING, "bigdl.orca"):
         of_estimator(contrast, data, fit={"validation_data": data})
-    told = [record.getMessage() for record in caplog.records if "neither a mean" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "neither a mean" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "The loss contrast is neither a mean nor a sum over the rows of a batch" in told[0]
 
