@@ -366,7 +366,7 @@ def _task(
         with worker_of_task() as worker, ThreadPoolExecutor(threads) as decoders:
             pieces = rows.pieces(batches)
             pending = (rows.start(piece, worker.program, decoders) for piece in pieces)
-            for each in _one_ahead(pending):
+            for each in _lookahead(pending):
                 made = _call_function(worker, each, names, schema)
                 kept = [each.batch.column(i) for i in rows.kept]
                 aliases = [f"c{i}" for i in rows.kept] + [f"p{i}" for i in range(len(names))]
@@ -375,7 +375,7 @@ def _task(
     return task
 
 
-def _one_ahead(values: Iterator) -> Iterator:
+def _lookahead(values: Iterator) -> Iterator:
     """Yield the values, starting each next value before its predecessor is yielded."""
     for value in itertools.islice(values, 1):
         for following in values:

@@ -43,7 +43,7 @@ def decode_images(
     pixels = np.zeros((len(contents), height, width, 3), np.uint8)
     decode = _decoder(size, reduced)
 
-    def into(row: int) -> bool:
+    def decode_row(row: int) -> bool:
         data = contents[row].as_py()
         try:
             if data is None:
@@ -58,7 +58,9 @@ def decode_images(
         return True
 
     rows = range(len(contents))
-    running: Iterator[bool] = map(into, rows) if threads is None else threads.map(into, rows)
+    running: Iterator[bool] = (
+        map(decode_row, rows) if threads is None else threads.map(decode_row, rows)
+    )
     return lambda: (pixels, np.fromiter(running, bool, len(contents)))
 
 
@@ -69,11 +71,11 @@ def _decoder(size: tuple[int, int], reduced: bool) -> Callable[[bytes, np.ndarra
 
     height, width = size
 
-    def enough(rows: int, columns: int) -> tuple[int, int]:
+    def target_size(rows: int, columns: int) -> tuple[int, int]:
         return size
 
-    def into(data: bytes, target: np.ndarray) -> None:
-        image = decode(data, enough if reduced else None)
+    def decode_into(data: bytes, target: np.ndarray) -> None:
+        image = decode(data, target_size if reduced else None)
         if image.shape[:2] == size:
             target[...] = image
             return
@@ -81,4 +83,4 @@ def _decoder(size: tuple[int, int], reduced: bool) -> Callable[[bytes, np.ndarra
         method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         cv2.resize(image, (width, height), dst=target, interpolation=method)
 
-    return into
+    return decode_into

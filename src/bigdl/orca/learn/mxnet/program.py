@@ -95,7 +95,7 @@ def train(creators, config, functions, epochs, resize, shards, seed):
             losses += trainer.step(batch, rows, metrics)
             seen += batch_rows
             if number % config["log_interval"] == 0:
-                print(f"Epoch {epoch + 1}, batch {number}: {described(losses / seen, metrics)}")
+                print(f"Epoch {epoch + 1}, batch {number}: {describe(losses / seen, metrics)}")
         if running:
             raise RejectedRequest(
                 f"Some workers have more than {number - 1} batches, the number of others; pass "
@@ -117,7 +117,7 @@ def train(creators, config, functions, epochs, resize, shards, seed):
     return {name: float(value) for name, value in stats.items()}
 
 
-def described(loss, metrics):
+def describe(loss, metrics):
     return f"loss {loss:.4g} {metrics.get_name_value() if metrics else ''}"
 
 

@@ -128,7 +128,7 @@ def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subp
                     errors="replace",
                 )
             )
-            threading.Thread(target=_pass_on, args=(processes[-1].stdout,), daemon=True).start()
+            threading.Thread(target=_print_lines, args=(processes[-1].stdout,), daemon=True).start()
         yield processes
     finally:
         for process in processes:
@@ -136,7 +136,7 @@ def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subp
             process.wait()
 
 
-def _pass_on(lines):
+def _print_lines(lines):
     for line in lines:
         print(line, end="")
 

@@ -511,7 +511,7 @@ class PlainForward(ForwardPass):
         columns: BatchColumns | None = None,
         loss_weights: LossWeights | None = None,
     ):
-        super().__init__(model, columns, loss_weights or LossWeights(_known_form(criterion)))
+        super().__init__(model, columns, loss_weights or LossWeights(_known_reduction(criterion)))
         self.criterion = criterion
         self._elementwise = isinstance(criterion, _ELEMENTWISE)
         self._over_classes = isinstance(criterion, _OVER_CLASSES)
@@ -737,7 +737,7 @@ def _required(function: Any) -> int | None:
     return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
-def _known_form(criterion: Any) -> str:
+def _known_reduction(criterion: Any) -> str:
     """Return the reduction of a torch loss, or ``""`` for other losses."""
     # a subclass may compute something else
     if criterion is None or type(criterion).__module__ != nn.MSELoss.__module__:
@@ -854,7 +854,7 @@ class WeightedForward(PlainForward):
         target = targets[0] if isinstance(targets, tuple) else targets
         if getattr(criterion, "reduction", "mean") != "mean":  # a mean over rows, not elements
             return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))
-        if _known_form(criterion):
+        if _known_reduction(criterion):
             if not counts_unevenly(criterion):
                 return torch.ones_like(losses)
             labels = target.to(torch.int64)

@@ -15,7 +15,7 @@ from bigdl.orca.learn.metrics.metric import MergedMetric, TensorState, TorchMetr
 PytorchMetric = TorchMetric
 
 
-class _Called(TensorState):
+class _StateOfMetric(TensorState):
     """A TensorState that creates its metric from the constructor arguments."""
 
     _metric_class: type[Any]
@@ -29,21 +29,21 @@ class _Called(TensorState):
         super().__init__(metric)
 
 
-def _called(name: str) -> type[_Called]:
+def _state_class(name: str) -> type[_StateOfMetric]:
     doc = f"State of :class:`bigdl.orca.learn.metrics.{name}`, updated by calling it with batches."
     namespace = {"_metric_class": getattr(metrics, name), "__doc__": doc, "__module__": __name__}
-    return type(name, (_Called,), namespace)
+    return type(name, (_StateOfMetric,), namespace)
 
 
-Accuracy = _called("Accuracy")
-SparseCategoricalAccuracy = _called("SparseCategoricalAccuracy")
-CategoricalAccuracy = _called("CategoricalAccuracy")
-BinaryAccuracy = _called("BinaryAccuracy")
-Top5Accuracy = _called("Top5Accuracy")
-MSE = _called("MSE")
-MAE = _called("MAE")
-BinaryCrossEntropy = _called("BinaryCrossEntropy")
-CategoricalCrossEntropy = _called("CategoricalCrossEntropy")
-SparseCategoricalCrossEntropy = _called("SparseCategoricalCrossEntropy")
-KLDivergence = _called("KLDivergence")
-Poisson = _called("Poisson")
+Accuracy = _state_class("Accuracy")
+SparseCategoricalAccuracy = _state_class("SparseCategoricalAccuracy")
+CategoricalAccuracy = _state_class("CategoricalAccuracy")
+BinaryAccuracy = _state_class("BinaryAccuracy")
+Top5Accuracy = _state_class("Top5Accuracy")
+MSE = _state_class("MSE")
+MAE = _state_class("MAE")
+BinaryCrossEntropy = _state_class("BinaryCrossEntropy")
+CategoricalCrossEntropy = _state_class("CategoricalCrossEntropy")
+SparseCategoricalCrossEntropy = _state_class("SparseCategoricalCrossEntropy")
+KLDivergence = _state_class("KLDivergence")
+Poisson = _state_class("Poisson")
