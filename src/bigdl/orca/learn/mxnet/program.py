@@ -25,11 +25,8 @@ class RejectedRequest(Exception):
 def main():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent process
     warnings.simplefilter("ignore")
-    for name in (
-        "_core",
-        "_core.multiarray",
-        "_core.numeric",
-    ):  # module names in pickles of NumPy 2
+    # module names in pickles of NumPy 2
+    for name in ("_core", "_core.multiarray", "_core.numeric"):
         sys.modules[f"numpy.{name}"] = importlib.import_module(f"numpy.{name[1:]}")
     import mxnet  # noqa: F401
 

@@ -213,10 +213,8 @@ def _outputs(model, specs, frame, known) -> list[OutputSpec]:
     row = _first_row(specs, frame)
     if row is not None:
         return infer_outputs(model, decode_columns(specs, row))
-    for width in (
-        *getattr(model, "widths", ()),
-        3,
-    ):  # no rows: try widths until the model accepts one
+    # no rows: try widths until the model accepts one
+    for width in (*getattr(model, "widths", ()), 3):
         guessed = [
             leaves or ([[None, s.dtype, [width]]] if (s.kind, s.ndim) == ("plain", 1) else None)
             for s, leaves in zip(specs, known, strict=True)

@@ -50,9 +50,8 @@ def sql_function(predictor: DistributedPredictor, threads: int, rows: list | Non
         rows = [zero_column(leaves, 2) for leaves in options.inputs]
     model = shipped.load()
     outputs = infer_outputs(model, rows)
-    if (
-        options.inputs is None
-    ):  # convert later rows to the types that the outputs were inferred from
+    # convert later rows to the types that the outputs were inferred from
+    if options.inputs is None:
         options = replace(options, inputs=leaf_types(cast_to_accepted(model, rows)))
     columns = OutputColumns.of(outputs, options.output_cols)
     specs_of = _specs_of(options, len(rows))

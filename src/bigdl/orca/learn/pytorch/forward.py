@@ -681,9 +681,8 @@ class BuiltInLossForward(PlainForward):
                 module.training = mode
             with torch.no_grad():
                 for buffer, value in kept:
-                    if not torch.equal(
-                        buffer, value
-                    ):  # skip unchanged buffers: the graph of the loss may refer to them
+                    # skip unchanged buffers: the graph of the loss may refer to them
+                    if not torch.equal(buffer, value):
                         buffer.copy_(value)
 
     _probes = 0  # number of probes: they run the model, which costs more than running a loss

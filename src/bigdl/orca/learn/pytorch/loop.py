@@ -446,7 +446,7 @@ class Buffers(RunningState):
         return [buffer.clone() for buffer in self._model.buffers()]
 
     def put(self, values: list) -> None:
-        """Set this worker's buffers to values that :meth:`own` returned."""
+        """Set this worker's buffers to values that :meth:`local_values` returned."""
         for buffer, value in zip(self._model.buffers(), values, strict=True):
             buffer.copy_(value)
 

@@ -461,9 +461,8 @@ def _build_from_row(model: keras.Model, sample_input: Any, known: dict) -> Any:
     else:
         return None
     rows = "rows of this form" if sample_input is None else "sample_input"
-    with as_usage_error(
-        f"The model does not accept {rows}", code="model-input"
-    ):  # user code in call() may raise any error
+    # user code in call() may raise any error
+    with as_usage_error(f"The model does not accept {rows}", code="model-input"):
         call_on(model, row)
     return row
 
