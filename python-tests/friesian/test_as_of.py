@@ -62,7 +62,7 @@ def test_wrong_arguments_of_a_join_as_of(make):
     left, right = make([(1, 2, 3)], "k int, time int, v int"), make([(1, 2)], "k int, time int")
     for call, message in [
         (lambda: left.join_as_of(left, "k"), "Both tables have the columns"),
-        (lambda: left.join_as_of(right, "k"), "has no columns beside"),
+        (lambda: left.join_as_of(right, "k"), "has no columns except"),
         (lambda: left.join_as_of(right, "v"), "do not exist in this Table"),
         (lambda: right.join_as_of(left, "k", ttl=-1), "ttl should be a number"),
         (lambda: right.join_as_of(3, "k"), "table should be a Table"),

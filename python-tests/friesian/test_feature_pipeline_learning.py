@@ -365,7 +365,7 @@ def test_explain_says_what_was_learned(table):
     assert pipeline.explain().count("nothing yet") == 2
     text = pipeline.fit(table).explain()
     assert "29 rows" in text
-    assert "2 figures" in text
+    assert "2 values" in text
     assert "item int (30 values)" in text
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bigdl.friesian.executors import scans
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
-from bigdl.friesian.ops.batches import flat
+from bigdl.friesian.ops.batches import decoded
 from bigdl.orca.cluster import scan
 from bigdl.orca.cluster.versions import spark_release, to_arrow
 from bigdl.orca.data.lake_tables import scans as table_scans
@@ -37,7 +37,7 @@ TEXTS = [f"t{i}" for i in range(8)]
 
 
 def same(batch):
-    yield pa.record_batch({name: flat(batch[name]) for name in batch.names})
+    yield pa.record_batch({name: decoded(batch[name]) for name in batch.names})
 
 
 def from_files(df):

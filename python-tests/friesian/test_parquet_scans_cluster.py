@@ -5,12 +5,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from bigdl.friesian.executors import scans
-from bigdl.friesian.ops.batches import flat
+from bigdl.friesian.ops.batches import decoded
 from bigdl.orca.cluster.versions import to_arrow
 
 
 def same(batch):
-    yield pa.record_batch({name: flat(batch[name]) for name in batch.names})
+    yield pa.record_batch({name: decoded(batch[name]) for name in batch.names})
 
 
 @pytest.mark.slow

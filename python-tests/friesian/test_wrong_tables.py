@@ -52,7 +52,7 @@ CASES = {
     "rename": (lambda t: t.rename("age"), "columns should be a dictionary"),
     "rename to another": (
         lambda t: t.rename({"age": "city"}),
-        "There would be several columns ['city']",
+        "The result would have several columns ['city']",
     ),
     "rename to a number": (lambda t: t.rename({"age": 3}), "columns should be a dictionary"),
     "merge": (lambda t: t.merge_cols("age", "x"), "columns must be a list of column names"),
@@ -69,7 +69,7 @@ CASES = {
     "join on": (lambda t: t.join(t), "on should be str or a list of str for a join"),
     "join": (lambda t: t.join(t.df, "age"), "table should be a Table"),
     "stats": (lambda t: t.get_stats("age", "median"), "aggr should be one of min, max"),
-    "stats dict": (lambda t: t.get_stats("age", {"item": "min"}), "aggr has nothing for"),
+    "stats dict": (lambda t: t.get_stats("age", {"item": "min"}), "aggr has no entry for"),
     "stats typo": (
         lambda t: t.get_stats("age", {"age": "min", "agee": "max"}),
         "['agee'] do not exist in this Table",
@@ -177,12 +177,12 @@ CASES = {
     ),
     "cross twins": (
         lambda t: t.cross_columns([["city", "tags"], ["user", "tags"]], [3, 4], ["x", "x"]),
-        "The names of the crosses should differ from each other, but ['x'] are there twice",
+        "The names of the crosses should differ from each other, but ['x'] occur twice",
     ),
     "one hot": (lambda t: t.one_hot_encode("city"), "city should be a column of whole numbers"),
     "one hot names": (
         lambda t: t.append_column("age_0", t.age).one_hot_encode("age", 2),
-        "There would be several columns ['age_0']; use another prefix",
+        "The result would have several columns ['age_0']; use another prefix",
     ),
     "one hot sizes": (
         lambda t: t.one_hot_encode("age", [1, 2]),
@@ -195,7 +195,7 @@ CASES = {
     "bins": (lambda t: t.cut_bins("age", "4"), "bins should be int or a list of numbers"),
     "bins order": (lambda t: t.cut_bins("age", [3, 1]), "should be ascending"),
     "bins text": (lambda t: t.cut_bins("city", 3), "city should be a column of numbers"),
-    "bins dict": (lambda t: t.cut_bins("age", {"item": 3}), "bins has nothing for the column"),
+    "bins dict": (lambda t: t.cut_bins("age", {"item": 3}), "bins has no entry for the column"),
     "labels": (lambda t: t.cut_bins("age", [3], labels=["x"]), "labels should be of length 2"),
     "bins names": (
         lambda t: t.cut_bins("age", [3], out_cols=["x", "y"]),
@@ -275,7 +275,7 @@ CASES = {
     ),
     "target means": (
         lambda t: t.target_encode("city", "age", target_mean={"item": 2}),
-        "target_mean has nothing for",
+        "target_mean has no entry for",
     ),
     "target fold": (
         lambda t: t.target_encode("city", "age", fold_col="tags"),

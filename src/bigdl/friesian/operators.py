@@ -1,4 +1,4 @@
-"""Operators of other packages: what they are made of, and how they are registered.
+"""Base classes to write and register custom operators.
 
 :meth:`FeatureTable.with_operator` runs an operator and :meth:`FeaturePipeline.with_operator`
 records it. :class:`bigdl.testing.operators.OperatorContract` has the tests that it must pass.

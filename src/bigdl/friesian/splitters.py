@@ -572,8 +572,10 @@ def add_sessions(
     begins = F.coalesce(time - F.lag(time).over(window) >= F.lit(length), F.lit(False))
     running = window.rangeBetween(Window.unboundedPreceding, Window.currentRow)
     marked = frame.withColumn(_TEST, begins.cast("int"))
-    numbered = marked.withColumn(session_col, F.sum(col(_TEST)).over(running)).drop(_TEST)
-    return _like(table, numbered)
+    numbered_dictionary = marked.withColumn(session_col, F.sum(col(_TEST)).over(running)).drop(
+        _TEST
+    )
+    return _like(table, numbered_dictionary)
 
 
 def k_core(

@@ -1,5 +1,5 @@
-"""Executors of operators: plans of Spark, Parquet files in Arrow batches.
+"""Executors of operators: Spark plans, and Arrow batches of Parquet files.
 
-``spark`` and ``arrow`` run operators and answer what they ask about the data; ``scans`` says where
-the batches of tables come from.
+``spark`` and ``arrow`` run operators and compute the statistics that operators learn from.
+``scans`` selects how the batches of a DataFrame are read.
 """

@@ -1,10 +1,10 @@
-"""The executor ``arrow``: Parquet files in batches, by Spark or by processes of this machine.
+"""Executor ``arrow``: Parquet files in Arrow batches, on Spark or in local processes.
 
-Where an operator looks at groups, rows with the same key meet, as by a shuffle of Spark: they are
-written in buckets, and a bucket is read from all files.  Each piece of the data becomes a file of
-its own, in which the rows of a bucket are one row group, so that they keep the order of the data.
+For operators on groups, rows with the same key are shuffled. Every piece of the data writes one
+file, in which each bucket is one row group. A bucket is then read from all files, so its rows keep
+the order of the data.
 
-A host says where the pieces of files are worked on: tasks of Spark, processes, or here.
+A host runs the work: Spark tasks, local processes or this process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bigdl.friesian.ops.batches import (
     DictionaryColumn,
     LazyBatch,
     Statistic,
-    batch_of,
-    factored,
-    normal,
+    dictionary_encoded,
+    lazy_batch,
+    normalized,
 )
 from bigdl.friesian.ops.column_types import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
@@ -52,51 +52,51 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_PIECES = 4  # for each worker, so that none waits long for the last
+_PIECES = 4  # pieces per worker, for load balance
 
 
 class Host(AbstractContextManager):
-    """Runs a function on items; a context manager that closes it.
+    """Runner of a function over items; a context manager that closes itself.
 
     Attributes
     ----------
     workers : int
-        How many items are worked on at the same time.
+        Number of items that run at the same time.
     """
 
     workers: int = 1
 
     @property
     def pieces(self) -> int:
-        """Number of pieces that keep all workers busy."""
+        """Number of pieces that keeps all workers busy."""
         return self.workers if self.workers == 1 else self.workers * _PIECES
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """The results in the order of the items; raises the first error of the user."""
+        """Run the function on all items in order; raise the first user error."""
         return raise_first_usage_error(
             self._outcomes(partial(value_or_usage_error, function), items)
         )
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """The results in the order of the items, with errors of the user in their place."""
+        """Return the results in order, with user errors as results."""
 
     def close(self) -> None:
-        """Free what the host holds."""
+        """Release the resources of the host."""
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 class InProcessHost(Host):
-    """This process."""
+    """Host that runs in this process."""
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [function(item) for item in items]
 
 
 class SparkTasks(Host):
-    """A task of Spark for each item.
+    """Host that runs one Spark task per item.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ class SparkTasks(Host):
 
 
 class LocalWorkers(Host):
-    """Processes of this machine, which live until :meth:`close`; a context manager.
+    """Local worker processes, which live until :meth:`close`; a context manager.
 
     Parameters
     ----------
     workers : int, optional
-        Default: one for each core.
+        Number of processes. Default: one per core.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class LocalWorkers(Host):
     >>> from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
     >>> pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]}).to_parquet("users.parquet")
     >>> pipeline = FeaturePipeline().category_encode("city")
-    >>> with LocalWorkers(1) as workers:  # both passes by the same process, without Spark
+    >>> with LocalWorkers(1) as workers:  # one process runs both passes, without Spark
     ...     pipeline = pipeline.fit_files("users.parquet", host=workers)
     ...     _ = pipeline.transform_files("users.parquet", "encoded", host=workers)
     >>> pd.read_parquet("encoded")["city"].tolist()
@@ -151,12 +151,12 @@ class LocalWorkers(Host):
             return self._pool.run((path, item) for item in items)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._pool.close()
 
 
 def _caller() -> Callable[[tuple[str, Any]], Any]:
-    """Return a caller for a worker: it loads the function of a file once and applies it."""
+    """Return a worker function that loads a pickled function once and applies it to items."""
     pa.set_cpu_count(1)
     return lambda work: _read_function(work[0])(work[1])
 
@@ -168,9 +168,9 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Return the host that a user named; one that is made here is closed on exit.
+    """Return the host that a user named; close it on exit if it is created here.
 
-    None means Spark if it runs, else this machine.
+    None means Spark if a session is active, else local processes.
     """
     if isinstance(host, Host):
         return nullcontext(host)
@@ -203,35 +203,39 @@ class Piece:
 
     Attributes
     ----------
-    place : int
-        Among all pieces; names the file that their results are written to.
+    index : int
+        Index among all pieces; names the output file of the piece.
     schema : dict of str to Field
-        The columns that are read.
+        Columns to read.
     path : str
     groups : tuple of int
     count : int
         Number of rows.
-    given : dict of str to object
-        Values that all rows have, of the columns that stand in the names of folders.
+    partition_values : dict of str to object
+        Constant values of the columns in folder names.
     """
 
-    place: int
+    index: int
     schema: Schema
     path: str
     groups: tuple[int, ...]
     count: int
-    given: dict[str, Any]
+    partition_values: dict[str, Any]
 
     def batches(self) -> Iterator[LazyBatch]:
-        """A batch for each group; a column is read when it is asked for."""
-        read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
-        texts = [name for name, kind in read.items() if kind == "string"]
-        with open_parquet(self.path, texts) as file:
+        """Yield a batch for each row group; columns are read on first access."""
+        read = {
+            name: each.kind
+            for name, each in self.schema.items()
+            if name not in self.partition_values
+        }
+        texts = [name for name, dtype in read.items() if dtype == "string"]
+        with opened(self.path, texts) as file:
             known = {each.name: column_types.of_arrow(each.type) for each in file.schema_arrow}
-            for name, kind in read.items():
-                if known.get(name, kind) != kind:
+            for name, dtype in read.items():
+                if known.get(name, dtype) != dtype:
                     raise UsageError(
-                        f"The column {name} should be of type {kind}, but is {known[name]} in "
+                        f"The column {name} should be of type {dtype}, but is {known[name]} in "
                         f"{self.path}",
                         code="data-schema",
                         column=name,
@@ -242,34 +246,34 @@ class Piece:
                 columns = {
                     name: partial(_column, file, group, name)
                     if name in read
-                    else partial(_repeated, self.given[name], each.kind, rows)
+                    else partial(_repeated, self.partition_values[name], each.kind, rows)
                     for name, each in self.schema.items()
-                    if name in known or name in self.given
+                    if name in known or name in self.partition_values
                 }
                 yield LazyBatch(columns, rows)
 
 
-def _repeated(value: Any, kind: str, rows: int) -> DictionaryColumn:
+def _repeated(value: Any, dtype: str, rows: int) -> DictionaryColumn:
     return DictionaryColumn(
-        pa.array([value], column_types.to_arrow(kind)), np.zeros(rows, np.int32)
+        pa.array([value], column_types.to_arrow(dtype)), np.zeros(rows, np.int32)
     )
 
 
 def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
     if group is None:
-        return normal(file.schema_arrow.empty_table()[name])
-    return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
+        return normalized(file.schema_arrow.empty_table()[name])
+    return normalized(file.read_row_group(group, columns=[name], use_threads=False)[name])
 
 
 Source = dict[str, dict[str, Any]]
-"""Files, and of each the values of the columns that stand in the names of its folders."""
+"""File path to the values of the columns in its folder names."""
 
 
 def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
-    """Return the files that a user means, and their columns.
+    """Return the files that a user named, and their columns.
 
-    The files are sorted within each path of the user.  The columns are those of the first file,
-    which all others have to have, and behind them those in names of folders.
+    The files are sorted within each path of the user. The columns are those of the first file,
+    which all files must have, followed by those in folder names.
     """
     named: dict[str, dict[str, str | None]] = {}
     for root in split_paths(src):
@@ -288,27 +292,28 @@ def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
     return source, fields | in_names
 
 
-# Columns in the names of folders: ``country=no/day=2024-05-01/part-0.parquet``.
+# Columns in folder names: ``country=no/day=2024-05-01/part-0.parquet``.
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def _named_in(path: str, root: str) -> dict[str, str | None]:
-    """The columns in the names of the folders between a root and a file, as text."""
+    """Return the columns in the folder names between a root and a file, as strings."""
     inside = path[len(root) :].strip("/") if path.startswith(root) else ""
     pairs = [name.partition("=") for name in inside.split("/")[:-1] if "=" in name]
     return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
 
 
 def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.Array]:
-    """The columns in the names of the folders of files, with a value for each file.
+    """Return the columns in folder names, with one value per file.
 
-    As with Spark a column is int, bigint, double, date or string: the first that takes all values.
+    As in Spark, a column has the first type of int, bigint, double, date and string that fits all
+    values.
 
     Parameters
     ----------
     named : dict of str to dict
-        Of each file what :func:`_named_in` returned.
+        File path to the result of :func:`_named_in`.
     """
     names = list(next(iter(named.values()), {}))
     for path, values in named.items():
@@ -325,20 +330,20 @@ def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.A
 
 def _typed(texts: Sequence[str | None]) -> pa.Array:
     column = pa.array(texts, pa.string())
-    for kind in (pa.int32(), pa.int64(), pa.float64(), pa.date32()):
+    for dtype in (pa.int32(), pa.int64(), pa.float64(), pa.date32()):
         try:
             if column.null_count < len(column):
-                return column.cast(kind)
+                return column.cast(dtype)
         except pa.ArrowInvalid:
             continue
     return column
 
 
 def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
-    """All row groups of files, in their order, as about so many pieces with some columns.
+    """Split the row groups of files into about `count` pieces, in order.
 
-    A piece never has groups of several files, and a group is never cut.  Files without rows are
-    one piece without groups.
+    A piece has row groups of one file, and row groups are never split. Files without rows are one
+    piece without groups.
     """
     rows = []
     for path in source:
@@ -353,20 +358,20 @@ def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
         for first, last in pairwise(bounds):
             chosen.append((path, tuple(range(first, last)), sum(sizes[first:last])))
     return [
-        Piece(place, schema, path, groups, count, source[path])
-        for place, (path, groups, count) in enumerate(chosen or [(next(iter(source)), (), 0)])
+        Piece(index, schema, path, groups, count, source[path])
+        for index, (path, groups, count) in enumerate(chosen or [(next(iter(source)), (), 0)])
     ]
 
 
-def clear(path: str, sources: Iterable[str], mode: str) -> None:
-    """Make an empty folder for results."""
+def prepare_folder(path: str, sources: Iterable[str], mode: str) -> None:
+    """Create an empty output folder; raise if it would replace an input."""
     check_choice("mode", mode, ("overwrite", "error"))
     fs, folder = open_file_system(path)
     for source in sources:
         inside = open_file_system(source)[1]
         if inside == folder or inside.startswith(folder + "/"):
             raise UsageError(
-                f"The results cannot replace the files that they are made of: {path}",
+                f"The output folder must not contain the input files: {path}",
                 code="argument-conflict",
                 path=str(path),
             )
@@ -381,15 +386,15 @@ def clear(path: str, sources: Iterable[str], mode: str) -> None:
     fs.makedirs(folder, exist_ok=True)
 
 
-def file_of(path: str, place: int) -> str:
-    """The file of a folder that :func:`write` writes."""
-    return f"{path.rstrip('/')}/part-{place:05d}.parquet"
+def part_path(path: str, index: int) -> str:
+    """Return the path of the part file `index` in a folder."""
+    return f"{path.rstrip('/')}/part-{index:05d}.parquet"
 
 
-def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
+def write(path: str, index: int, tables: Iterator[pa.Table]) -> int:
     """Write the tables of a piece as the row groups of one file.
 
-    The file has its name only when it is complete: a task that is repeated leaves no second one.
+    The file gets its name only when it is complete, so a repeated task leaves no second file.
 
     Returns
     -------
@@ -397,11 +402,11 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
         Number of rows.
     """
     fs, folder = open_file_system(path)
-    name = file_of(folder, place)
-    if not is_local_path(path):  # a file of a remote storage appears when it is closed
+    name = part_path(folder, index)
+    if not is_local_path(path):  # a remote file becomes visible when it is closed
         with fs.open(name, "wb") as sink:
             return _write(sink, tables)
-    hidden = f"{folder}/.part-{place:05d}-{uuid.uuid4().hex}"
+    hidden = f"{folder}/.part-{index:05d}-{uuid.uuid4().hex}"
     try:
         rows = _write(hidden, tables)
         os.replace(hidden, name)
@@ -412,7 +417,7 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
 
 
 def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
-    """Write tables, of which there is at least one."""
+    """Write at least one table to a Parquet file."""
     first = next(tables)
     texts = [each.name for each in first.schema if pa.types.is_dictionary(each.type)]
     rows = 0
@@ -420,7 +425,7 @@ def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
         sink,
         first.schema,
         use_dictionary=texts or False,
-        # dictionaries are a matter of the file, not of the type of the column
+        # the dictionary encoding is not part of the column type
         store_schema=False,
         coerce_timestamps="us",
         allow_truncated_timestamps=True,
@@ -432,7 +437,7 @@ def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
 
 
 def table_of(batch: LazyBatch) -> pa.Table:
-    """All columns of a batch; those of text as dictionaries."""
+    """Return all columns of a batch as a table; strings are dictionary-encoded."""
     return pa.table({name: _written(batch[name]) for name in batch.names})
 
 
@@ -449,34 +454,34 @@ def _written(column: Any) -> pa.Array:
 
 
 def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple[int, str], Any]:
-    """Run a program over files."""
+    """Compute the statistics of a program over files."""
     for each in program:
         if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
             raise UsageError(
-                f"A step behind {each.step.method} has to learn from the data, which the executor "
-                "arrow cannot do; use fit and transform, or move the step in front of it",
+                f"A step after {each.step.method} learns from the data, which the executor arrow "
+                "does not support; use fit and transform, or move the step before it",
                 code="unsupported",
                 method=each.step.method,
             )
-    asked = _asked(program)
+    statistics = _requested(program)
     parts = zip(*host.run(partial(_learned, program), pieces), strict=True)
     return {
         key: request.answer(request.merged(of_pieces))
-        for (key, request), of_pieces in zip(asked.items(), parts, strict=True)
+        for (key, request), of_pieces in zip(statistics.items(), parts, strict=True)
     }
 
 
-def _asked(program: Program) -> dict[tuple[int, str], Statistic]:
+def _requested(program: Program) -> dict[tuple[int, str], Statistic]:
     return {
-        (ask.step, name): request
-        for ask in program
-        if isinstance(ask, StatisticsQuery)
-        for name, request in ask.requests.items()
+        (query.step, name): request
+        for query in program
+        if isinstance(query, StatisticsQuery)
+        for name, request in query.requests.items()
     }
 
 
 def _learned(program: Program, rows: Rows) -> list[Any]:
-    """Return the partial answers of some rows, in the order of the requests."""
+    """Return the partial results of some rows, in the order of the requests."""
     batches = []
     for batch in rows.batches():
         parts = []
@@ -486,61 +491,61 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
             else:
                 parts += [request.of_batch(batch) for request in each.requests.values()]
         batches.append(parts)
-    of_requests = zip(_asked(program).values(), zip(*batches, strict=True), strict=True)
+    of_requests = zip(_requested(program).values(), zip(*batches, strict=True), strict=True)
     return [request.merged(parts) if len(parts) > 1 else parts[0] for request, parts in of_requests]
 
 
 def _write_rows(fitted: Sequence[FittedOperator], path: str, rows: Rows) -> int:
-    """Write the file of some rows and return their number."""
-    return write(path, rows.place, (table_of(each.after_all(fitted)) for each in rows.batches()))
+    """Write the output file of a piece or bucket; return the number of rows."""
+    return write(path, rows.index, (table_of(each.after_all(fitted)) for each in rows.batches()))
 
 
-# -- rows with the same key meet -------------------------------------------------------------------
+# -- shuffle of rows by key ------------------------------------------------------------------------
 
 _BUCKET = 500_000  # rows
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some keys with all their rows, behind the step that asked for them.
+    """Some keys with all their rows, shuffled for one operator.
 
     Attributes
     ----------
-    place : int
-        Among all buckets.
+    index : int
+        Index among all buckets.
     path : str
-        The folder that :func:`_cut` wrote to.
+        Folder that :func:`_shuffle` wrote to.
     parts : dict of int to list of int
-        Maps the number of each of its files to the row groups of this bucket in that file.
+        Index of a part file to the row groups of this bucket in that file.
     step : AddHistSeq
     """
 
-    place: int
+    index: int
     path: str
     parts: dict[int, list[int]]
     step: AddHistSeq
 
     def batches(self) -> Iterator[LazyBatch]:
         tables = []
-        for place, groups in self.parts.items():
-            with open_parquet(file_of(self.path, place)) as file:
+        for part, groups in self.parts.items():
+            with opened(part_path(self.path, part)) as file:
                 tables.append(file.read_row_groups(groups, use_threads=False))
         for table in self.step.of_users(pa.concat_tables(tables)):
-            yield batch_of({name: table[name] for name in table.column_names})
+            yield lazy_batch({name: table[name] for name in table.column_names})
 
 
 Rows = Piece | Bucket
 
 
-def _cut(
+def _shuffle(
     fitted: Sequence[FittedOperator], step: AddHistSeq, count: int, path: str, rows: Rows
 ) -> list[int]:
-    """Split rows into buckets, as they are before a step runs.
+    """Write rows, as they are before an operator, to a file ordered by bucket.
 
     Returns
     -------
     list of int
-        The buckets of the row groups of the file.
+        Bucket of each row group of the file.
     """
     of_groups: list[int] = []
 
@@ -555,56 +560,58 @@ def _cut(
             table, start = table.take(pa.array(np.argsort(buckets, kind="stable"))), 0
             for bucket, size in enumerate(sizes):
                 is_first = bucket == 0 and not of_groups
-                if size or is_first:  # a file has a row group, for its schema
+                if size or is_first:  # every file needs a row group, for its schema
                     of_groups.append(bucket)
                     yield table.slice(start, size)
                 start += size
 
-    write(path, rows.place, tables())
+    write(path, rows.index, tables())
     return of_groups
 
 
 def _buckets(batch: LazyBatch, name: str, count: int) -> np.ndarray:
-    """The bucket of each row: equal values have equal ones."""
+    """Return the bucket of each row; equal values have the same bucket."""
     import pandas as pd
 
-    column = factored(batch[name])
+    column = dictionary_encoded(batch[name])
     values = column.values.to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
     return (hash_values(values) % np.uint64(count)).astype(np.int64)[column.codes]
 
 
 def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> list[Bucket]:
-    """Return the buckets, from the results of every :func:`_cut`."""
+    """Build the buckets from the results of all :func:`_shuffle` calls."""
     parts: dict[int, dict[int, list[int]]] = {}
-    for place, buckets in enumerate(written):
+    for index, buckets in enumerate(written):
         for group, bucket in enumerate(buckets):
-            parts.setdefault(bucket, {}).setdefault(place, []).append(group)
+            parts.setdefault(bucket, {}).setdefault(index, []).append(group)
     filled = (parts[bucket] for bucket in sorted(parts))
-    return [Bucket(place, path, each, step) for place, each in enumerate(filled)]
+    return [Bucket(index, path, each, step) for index, each in enumerate(filled)]
 
 
 def transformed(
     fitted: Sequence[FittedOperator], pieces: Sequence[Piece], path: str, host: Host
 ) -> int:
-    """Write files behind all steps; returns the number of rows.
+    """Apply all operators and write the output files; return the number of rows.
 
-    What is written on the way to steps that look at groups lies in a hidden folder in `path`.
+    Shuffled intermediate files are in a hidden folder of `path`.
     """
-    rest = list(fitted)
+    remaining = list(fitted)
     rows: Sequence[Rows] = pieces
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))
     fs, folder = open_file_system(path)
     with ExitStack() as stack:
-        while group := next((each for each in rest if isinstance(each.step, AddHistSeq)), None):
-            at = rest.index(group)
+        while group := next(
+            (each for each in remaining if isinstance(each.step, AddHistSeq)), None
+        ):
+            at = remaining.index(group)
             name = f".exchange-{uuid.uuid4().hex}"
             hidden = f"{folder}/{name}"
             fs.makedirs(hidden, exist_ok=True)
             stack.callback(fs.rm, hidden, recursive=True)
-            place = f"{path.rstrip('/')}/{name}"
+            exchange_path = f"{path.rstrip('/')}/{name}"
             step = cast("AddHistSeq", group.step)
-            written = host.run(partial(_cut, rest[:at], step, count, place), rows)
-            rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
-        counts = host.run(partial(_write_rows, rest, path), rows)
-    fs.touch(f"{folder}/_SUCCESS")  # as Spark marks complete output
+            written = host.run(partial(_shuffle, remaining[:at], step, count, exchange_path), rows)
+            remaining, rows = remaining[at + 1 :], _buckets_of(exchange_path, step, written)
+        counts = host.run(partial(_write_rows, remaining, path), rows)
+    fs.touch(f"{folder}/_SUCCESS")  # marks complete output, as Spark does
     return sum(counts)

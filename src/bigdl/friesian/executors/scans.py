@@ -1,9 +1,9 @@
-"""Rows of a DataFrame as batches for a function, in tasks of Spark.
+"""Batches of DataFrame rows for a function, in Spark tasks.
 
-Columns of Parquet files went through vectors and rows of Java before Arrow had them, texts as
-strings of their own.  Of ten million rows with 26 columns of text that was most of the time that
-learning and transforming took.  Where a DataFrame is nothing but columns of files, its tasks read
-them by pyarrow instead: the same rows in the same partitions, and texts stay dictionaries.
+Spark reads Parquet columns into Java vectors and rows before Arrow gets them, and strings as
+separate objects. For ten million rows with 26 string columns this took most of the time of fitting
+and transforming. Where a DataFrame only selects columns of files, its tasks read them by pyarrow
+instead: the same rows in the same partitions, with dictionary-encoded strings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from bigdl.friesian.executors.arrow import Piece
 from bigdl.friesian.ops import column_types
-from bigdl.friesian.ops.batches import LazyBatch, batch_of
+from bigdl.friesian.ops.batches import LazyBatch, lazy_batch
 from bigdl.friesian.ops.column_types import Field
 from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -32,39 +32,39 @@ from bigdl.orca.data.lake_tables.scans import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
-MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
+_ROWS, _BYTES = 1 << 18, 1 << 28  # minimum size of merged batches
+MOST_BYTES = 1 << 29  # maximum size of a row group, which is held in memory
 
 Work = Callable[[LazyBatch], "Iterator[pa.RecordBatch]"]
 
 
 def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
-    """The batches that a function makes of those of a DataFrame.
+    """Map the batches of a DataFrame by a function.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     function : callable
-        Called in tasks with a :class:`LazyBatch`, returns record batches.
+        Called in tasks with a :class:`LazyBatch`; returns record batches.
     schema : pyspark.sql.types.StructType or str
-        Of what it returns.
+        Schema of the result.
     """
     batches = from_files(df, function, schema)
     return from_rows(df, function, schema) if batches is None else batches
 
 
 def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
-    """As :func:`map_batches`, from rows of Spark."""
+    """Map the batches of a DataFrame by a function; Spark reads the rows."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for table in _gathered(batches):
-            yield from function(batch_of({name: table[name] for name in table.column_names}))
+            yield from function(lazy_batch({name: table[name] for name in table.column_names}))
 
     return df.mapInArrow(silent_when_closed(work), schema)
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches together, so that a value that occurs in several is looked at once."""
+    """Merge small batches, so that repeated values are computed once."""
     kept: list[pa.RecordBatch] = []
     for batch in batches:
         kept.append(batch)
@@ -79,16 +79,16 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
-    """As :func:`map_batches`, from Parquet files without rows of Spark.
+    """Map the batches of Parquet files by a function; pyarrow reads the files.
 
-    Partitions and the order of rows are those of Spark's scan.  The files are looked into now, and
-    read when the result is computed.
+    Partitions and row order are those of Spark's scan. The footers are read now, the data when the
+    result is computed.
 
     Returns
     -------
     pyspark.sql.DataFrame or None
-        None if the DataFrame is not just columns of files, or pyarrow would not read all of them
-        from everywhere with the values and the types of Spark.
+        None if the DataFrame is not just columns of files, or if pyarrow would read other values or
+        types than Spark, or cannot read all files from every worker.
     """
     types = {each.name: each.dataType.simpleString() for each in df.schema}
     if not set(column_types.PLAIN) >= set(types.values()):
@@ -103,8 +103,8 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
     if groups is None:
         return None
     pieces = [
-        [Piece(place, fields, each.path, each.groups, each.count, {}) for each in task]
-        for place, task in enumerate(groups)
+        [Piece(index, fields, each.path, each.groups, each.count, {}) for each in task]
+        for index, task in enumerate(groups)
     ]
 
     def work(pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
@@ -117,24 +117,24 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
     return map_items(df.sparkSession, pieces, work, schema)
 
 
-def _is_read_alike(columns: dict[str, str], rebase_mode: str, file: pq.ParquetFile) -> bool:
-    """Return True if pyarrow reads what Spark would from a file, and no row group is too large.
+def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile) -> bool:
+    """Return True if pyarrow reads a file as Spark does and all row groups are small enough.
 
     Parameters
     ----------
     columns : dict of str to str
-        Kinds of the columns that are needed, by their names in the file.
-    rebase_mode : str
+        Types of the needed columns, by their names in the file.
+    old_dates : str
         See :class:`~bigdl.orca.cluster.scan.Scan`.
     file : pyarrow.parquet.ParquetFile
     """
     parts = map(file.metadata.row_group, range(file.num_row_groups))
-    days = [name for name, kind in columns.items() if kind == "date"]
-    found = [(each.name, column_types.of_arrow(each.type)) for each in file.schema_arrow]
+    days = [name for name, dtype in columns.items() if dtype == "date"]
+    file_types = [(each.name, column_types.of_arrow(each.type)) for each in file.schema_arrow]
     return (
         has_modern_dates(file, days, rebase_mode)
         and all(_size(part, columns) <= MOST_BYTES for part in parts)
-        and has_columns(found, columns)
+        and has_columns(file_types, columns)
     )
 
 
@@ -145,6 +145,6 @@ def _size(group: Any, columns: dict[str, str]) -> int:
     return rows + sum(each.total_uncompressed_size for each in texts)
 
 
-def _width(kind: str) -> int:
-    """Bytes of a value; that of a text is its code."""
-    return 4 if kind == "string" else -(-column_types.to_arrow(kind).bit_width // 8)
+def _width(dtype: str) -> int:
+    """Return the bytes per value; for a string those of its code."""
+    return 4 if dtype == "string" else -(-column_types.to_arrow(dtype).bit_width // 8)

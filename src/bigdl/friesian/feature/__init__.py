@@ -1,7 +1,7 @@
-"""Tables of features on Spark: cleaning, encoding, crossing, histories, negative samples.
+"""Feature tables on Spark: cleaning, encoding, crossing, histories, negative samples.
 
-A :class:`FeatureTable` wraps one Spark DataFrame, which is its attribute ``df``; every operator
-returns a new table.
+A :class:`FeatureTable` wraps one Spark DataFrame, its attribute ``df``. Every operator returns a
+new table.
 """
 
 from bigdl.friesian.feature.pipeline import FeaturePipeline

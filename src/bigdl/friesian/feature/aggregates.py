@@ -1,4 +1,4 @@
-"""Encoders by aggregates of a table: ranges, bins, counts of categories and means of targets."""
+"""Encoders by aggregates of a table: scaling, binning, count and target encoding."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from bigdl.friesian.feature.relations import Table
 from bigdl.friesian.ops import spark, vocabulary
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.spark import F, as_names, col
-from bigdl.friesian.ops.targets import CountEncode, TargetEncode, without_twins
+from bigdl.friesian.ops.targets import CountEncode, TargetEncode, drop_duplicate_keys
 
 
 class AggregateEncoders(Table):
-    """Encoders of a table by aggregates of its columns."""
+    """Table methods that encode columns by aggregates of the table."""
 
     def min_max_scale(
         self, columns: str | list[str], min: float = 0.0, max: float = 1.0
     ) -> tuple[Self, dict[str, tuple]]:
-        """Scale numbers to a range.
+        """Scale numbers linearly to a range.
 
         Parameters
         ----------
         columns : str or list of str
-            Columns of numbers, which become float, of arrays, which become array<double> and are
-            scaled by position, or of vectors.
+            Number columns become float. Array columns become array<double> and are scaled by
+            position. Vector columns stay vectors.
         min, max : float, default 0.0 and 1.0
-            The range.  A column whose values are all equal gets its middle.
+            Range. A column whose values are all equal gets the middle of the range.
 
         Returns
         -------
         table : FeatureTable
             Nulls and NaN stay.
         extremes : dict of str to (min, max)
-            The extremes before, without the range, for :meth:`transform_min_max_scale`; lists for
+            Extremes of the data before scaling, for :meth:`transform_min_max_scale`; lists for
             arrays.
 
         Examples
@@ -67,23 +67,24 @@ class AggregateEncoders(Table):
         max: float = 1.0,
         clip: bool = False,
     ) -> Self:
-        """Scale numbers by the extremes of other data.
+        """Scale numbers by extremes that were learned from other data.
 
         Parameters
         ----------
         columns : str or list of str
         min_max_dict : dict of str to (min, max)
-            What :meth:`min_max_scale` returned.
+            Extremes that :meth:`min_max_scale` returned.
         min, max : float, default 0.0 and 1.0
-            The range: give that of :meth:`min_max_scale` again, since `min_max_dict` has it not.
+            Range. Pass that of :meth:`min_max_scale` again, because `min_max_dict` does not include
+            it.
         clip : bool, default False
-            Bring numbers outside of the extremes to the ends of the range.
+            Clip numbers outside of the extremes to the range.
         """
         names = as_names(columns)
         missing = [name for name in names if name not in min_max_dict]
         if missing:
             raise UsageError(
-                f"min_max_dict has nothing for {missing}, got {dict(min_max_dict)!r}",
+                f"min_max_dict has no entry for {missing}, got {dict(min_max_dict)!r}",
                 code="argument-value",
                 argument="min_max_dict",
                 columns=missing,
@@ -93,20 +94,21 @@ class AggregateEncoders(Table):
         return self._clone(run(self.df, operator, {"extremes": extremes}))
 
     def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
-        """Edges that cut columns into bins of about as many rows each, for :meth:`cut_bins`.
+        """Return edges of bins with about equally many rows, for :meth:`cut_bins`.
 
         Parameters
         ----------
         columns : str or list of str
-            Columns of numbers; nulls and NaN are not counted.
+            Numeric columns; nulls and NaN are not counted.
         parts : int
-            How many bins.  Equal edges of a frequent value are one, so that there can be fewer.
+            Number of bins. A frequent value may give equal edges, which are merged, so there may be
+            fewer bins.
 
         Returns
         -------
         dict of str to list of float
-            At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
-            rows.  One job finds all of them.
+            At most ``parts - 1`` ascending edges per column, exact to a thousandth of the rows. One
+            job computes all of them.
 
         Examples
         --------
@@ -132,27 +134,27 @@ class AggregateEncoders(Table):
         out_cols: str | list[str] | None = None,
         counts: Table | Sequence[Table] | None = None,
     ) -> tuple[Self, list[Table]]:
-        """Add how often categories occur.
+        """Add columns with the counts or frequencies of categories.
 
         Parameters
         ----------
         cat_cols : str, list of str, or list with lists of str
-            A list inside the list means the combination of its columns.
+            An inner list means the combination of its columns.
         normalize : bool, default False
-            Their share of the rows that have a category, instead of the number of rows.
+            Return the share of rows with the category instead of the number of rows.
         out_cols : str or list of str, optional
-            Default: ``<column>_count`` or ``<column>_frequency``, with the names of combined
-            columns joined by ``_``.  The name of a column replaces it, as in :meth:`target_encode`.
+            Output names. Default: ``<column>_count`` or ``<column>_frequency``, with combined
+            column names joined by ``_``. The name of a column replaces it, as in
+            :meth:`target_encode`.
         counts : Table or list of Table, optional
-            What this method returned for other data, whose counts are taken.
+            Counts that this method returned for other data, to use instead.
 
         Returns
         -------
         table : FeatureTable
-            Counts are bigint, frequencies double; 0 for a null, NaN, or a category that does not
-            occur.
+            Counts are bigint, frequencies double; 0 for null, NaN and unknown categories.
         counts : list of Table
-            Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
+            For each of `cat_cols` its values with their ``count`` and ``frequency``.
 
         Examples
         --------
@@ -166,7 +168,7 @@ class AggregateEncoders(Table):
         [2, 1, 2]
         """
         operator = CountEncode.of(cat_cols, normalize, out_cols)
-        tables = spark.listed([counts])
+        tables = spark.as_list([counts])
         if counts is None:
             tables = [Table(each) for each in operator.count(self.df)]
         groups = operator.groups
@@ -193,43 +195,46 @@ class AggregateEncoders(Table):
         drop_fold: bool = True,
         out_cols: str | list | None = None,
     ) -> tuple[Self, list[TargetCode]]:
-        """Codes of categories: means of a target, which a row's own fold does not help to form.
+        """Add out-of-fold target encodings of categories.
 
-        The code of a category with count n and sum s is ``(s + mean * smooth) / (n + smooth)``;
-        nulls of the target count for nothing.  One aggregation finds everything.
+        A category with count n and sum s has the code ``(s + mean * smooth) / (n + smooth)``,
+        computed from the rows of all other folds. Nulls of the target are ignored. One aggregation
+        computes all codes.
 
         Parameters
         ----------
         cat_cols : str, list of str, or list with lists of str
-            A list inside the list means the combination of its columns.
+            An inner list means the combination of its columns.
         target_cols : str or list of str
-            Columns of numbers.
+            Numeric columns.
         target_mean : dict of str to float, optional
-            The mean of every target; default: that of the data.
+            Mean of every target. Default: the mean of the data.
         smooth : float, default 20
+            Number of rows with the mean that are added to every category.
         kfold : int, default 2
-            Number of folds.  With 1 each row has the code of all rows, also of itself.
+            Number of folds. With 1, codes use all rows, including the row itself.
         fold_seed : int, optional
-            Assign rows to folds by chance; default: in turn.  Both go by the place of a row, so
-            :meth:`cache` a table that comes out of a join or an aggregation, or give it a column of
-            folds.
+            Assign rows to folds at random. By default they are assigned round-robin. Both depend on
+            the position of a row. So :meth:`cache` a table that results from a join or aggregation,
+            or give it a fold column.
         fold_col : str, default "__fold__"
-            A column of folds (int) that the table has is used, otherwise it is made.
+            Fold column (int). It is created if the table does not have it.
         drop_cat : bool, default False
-            Leave out the category columns.
+            Drop the category columns.
         drop_fold : bool, default True
-            Leave out the column of folds, unless the table had it.
+            Drop the fold column, unless the table had it before.
         out_cols : str, list of str, or list of lists of str, optional
-            Names of the codes, for each of `cat_cols` those of all targets; default
-            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``.  The name of a column
-            replaces it in its place, also if it is a category: all codes are of the values before.
+            Output names, for each of `cat_cols` those of all targets. Default:
+            ``<column>_te_<target>`` or ``<column>_<column>_te_<target>``. The name of an existing
+            column replaces it in place, even a category column; all codes are computed from the
+            values before.
 
         Returns
         -------
         table : FeatureTable
-            With the codes as double columns.
+            With double columns of codes.
         codes : list of TargetCode
-            Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+            Codes from all rows, for each of `cat_cols`, for :meth:`encode_target`.
 
         Examples
         --------
@@ -244,7 +249,7 @@ class AggregateEncoders(Table):
         >>> table.to_list("city_te_click")
         [1.0, 1.0, 0.5, 0.5]
         >>> new = FeatureTable.from_pandas(pd.DataFrame({"city": ["Rome", "Bern"]}))
-        >>> new.encode_target(codes).to_list("city_te_click")  # of Bern the mean of all clicks
+        >>> new.encode_target(codes).to_list("city_te_click")  # Bern gets the mean of all clicks
         [0.5, 0.75]
         """
         folds = kfold, fold_seed, fold_col, drop_fold
@@ -265,25 +270,25 @@ class AggregateEncoders(Table):
         drop_cat: bool = False,
         out_cols: str | list | None = None,
     ) -> tuple[Self, list[TargetCode]]:
-        """Codes of categories: means of a target, which only rows of an earlier time help to form.
+        """Add target encodings of categories, computed from rows of earlier times.
 
         Parameters
         ----------
         cat_cols, target_cols, target_mean, smooth, drop_cat, out_cols
-            As in :meth:`target_encode`.  Without a `target_mean` the mean is that of all rows of
+            As in :meth:`target_encode`. Without a `target_mean` the mean is that of all rows of
             earlier folds.
         time_col : str
-            Numbers, dates or timestamps.  A null makes the job fail.
+            Column of numbers, dates or timestamps. A null makes the job fail.
         folds : int or list of times, default 10
-            Time is cut in so many folds of about as many rows each, or at these times, at each of
-            which a fold begins.  The more there are, the fresher are the codes.
+            Number of time folds with about equally many rows, or the start times of the folds. More
+            folds give fresher codes.
 
         Returns
         -------
         table : FeatureTable
-            With the codes as double columns.  Rows of the first fold have the mean.
+            With double columns of codes. Rows of the first fold get the mean.
         codes : list of TargetCode
-            Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
+            Codes from all rows, for each of `cat_cols`, for :meth:`encode_target` on later data.
 
         Examples
         --------
@@ -295,7 +300,7 @@ class AggregateEncoders(Table):
         >>> table, codes = FeatureTable.from_pandas(clicks).target_encode_by_time(
         ...     "city", "click", "day", folds=[2, 3], target_mean={"click": 0.5}, smooth=0
         ... )
-        >>> table.sort("day").to_list("city_te_click")  # what was known before each day
+        >>> table.sort("day").to_list("city_te_click")  # from the clicks before each day
         [0.5, 1.0, 0.5]
         """
         operator = TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat)
@@ -308,23 +313,23 @@ class AggregateEncoders(Table):
         target_cols: str | list[str] | None = None,
         drop_cat: bool = True,
     ) -> Self:
-        """Codes that were learned from other data.
+        """Add target encodings that were learned from other data.
 
         Parameters
         ----------
         targets : TargetCode or list of TargetCode
         target_cols : str or list of str, optional
-            Only the codes of these targets.
+            Add only the codes of these targets.
         drop_cat : bool, default True
-            Leave out the category columns.
+            Drop the category columns.
 
         Returns
         -------
         FeatureTable
-            An unknown category has the mean of the target.  Of several rows of a category in a
-            TargetCode that of the most rows counts.
+            Unknown categories get the mean of the target. If a TargetCode has several rows of a
+            category, the one with the largest count is used.
         """
-        codes = spark.listed([targets])
+        codes = spark.as_list([targets])
         if not codes or not all(isinstance(each, TargetCode) for each in codes):
             raise UsageError(
                 f"targets should be TargetCode or a list of them, got {targets!r}",
@@ -341,7 +346,7 @@ class AggregateEncoders(Table):
                 columns=typos,
                 allowed=list(known),
             )
-        look_ups, done = [], []
+        look_ups, used = [], []
         for code in codes:
             names = as_names(code.cat_col)
             for name in names:
@@ -353,7 +358,7 @@ class AggregateEncoders(Table):
                         column=name,
                         allowed=list(self.columns),
                     )
-            once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
+            once = drop_duplicate_keys(code.df, code.key_cols, list(code.out_target_mean))
             outputs = {
                 output: (output, F.lit(mean).cast("double"))
                 for output, (target, mean) in code.out_target_mean.items()
@@ -361,8 +366,8 @@ class AggregateEncoders(Table):
             }
             at = dict(zip(code.key_cols, map(col, names), strict=True))
             look_ups.append(vocabulary.LookUp(once, at, outputs))
-            done += names
-        made = [name for each in look_ups for name in each.outputs]
-        spark.check_different(made, "The codes of targets")
+            used += names
+        outputs_of_all = [name for each in look_ups for name in each.outputs]
+        spark.check_different(outputs_of_all, "The codes of targets")
         df = vocabulary.join(self.df, look_ups)
-        return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
+        return self._clone(df.drop(*(set(used) - set(outputs_of_all))) if drop_cat else df)

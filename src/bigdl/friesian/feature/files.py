@@ -1,4 +1,4 @@
-"""Tables read from files, and written to files and objects of Python."""
+"""Tables read from files, and written to files and Python objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import Cast
 from bigdl.friesian.ops.column_types import require_columns
-from bigdl.friesian.ops.spark import as_names, check_string, col, kind_of, schema_of
+from bigdl.friesian.ops.spark import as_names, check_string, col, dtype_of, schema_of
 from bigdl.orca.cluster.spark import spark_writing
 from bigdl.orca.cluster.spark_calls import check_frame
 from bigdl.orca.cluster.versions import to_arrow
@@ -28,7 +28,7 @@ _MODES = ("append", "overwrite", "error", "errorifexists", "ignore")
 
 
 class TableOutput:
-    """The DataFrame of a table, and the ways of its rows out of Spark.
+    """DataFrame of a table, with methods to collect and write its rows.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class TableOutput:
 
     @property
     def df(self) -> DataFrame:
-        """The DataFrame, which the ``fit`` of an Estimator takes.
+        """Spark DataFrame of the table, which ``fit`` of an Estimator takes.
 
         Raises
         ------
@@ -61,25 +61,25 @@ class TableOutput:
         self._df = df
 
     def cache(self) -> Self:
-        """Keep the rows in the memory of the executors once they are computed."""
+        """Mark the rows to be kept in executor memory once they are computed."""
         self.df.cache()
         return self
 
     def uncache(self) -> Self:
-        """Free the memory that :meth:`cache` took."""
+        """Release the rows that :meth:`cache` keeps."""
         if self.df.is_cached:
             self.df.unpersist()
         return self
 
     @spark.action
     def compute(self) -> Self:
-        """Compute every row now; returns this table."""
+        """Compute all rows now; return this table."""
         self.df.write.format("noop").mode("overwrite").save()
         return self
 
     @spark.action
     def size(self) -> int:
-        """Number of rows, which is counted anew every time."""
+        """Count the rows; each call runs a job."""
         return self.df.count()
 
     @spark.action
@@ -88,25 +88,24 @@ class TableOutput:
         self.df.show(n, truncate)
 
     def to_spark_df(self) -> DataFrame:
-        """The DataFrame of Spark, which is also the attribute ``df``."""
+        """Return the Spark DataFrame, as the attribute ``df`` does."""
         return self.df
 
     @spark.action
     def to_pandas(self) -> pd.DataFrame:
-        """All rows as a frame of pandas."""
+        """Collect all rows as a pandas DataFrame."""
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "toPandas attempted"
-            )  # and the error in Java's frames
+            # pyspark repeats the error with Java's stack trace in this warning
+            warnings.filterwarnings("ignore", "toPandas attempted")
             return self.df.toPandas()
 
     @spark.action
     def collect(self) -> list[Row]:
-        """All rows."""
+        """Collect all rows as a list of Row objects."""
         return self.df.collect()
 
     def to_list(self, column: str) -> list:
-        """All values of one column.
+        """Collect the values of one column as a list.
 
         Parameters
         ----------
@@ -120,13 +119,13 @@ class TableOutput:
         return self._columns([column])[column]
 
     def to_dict(self) -> dict[str, list]:
-        """All values of all columns, by the name of the column."""
+        """Collect all values as lists by column name."""
         return self._columns(self.df.columns)
 
     @spark.action
     def _columns(self, names: list[str]) -> dict[str, list]:
         chosen = self.df.select(*map(col, names))
-        if all(_is_same_in_arrow(kind_of(self.df, name)) for name in names):
+        if all(_is_same_in_arrow(dtype_of(self.df, name)) for name in names):
             table = to_arrow(chosen)
             return {name: table.column(i).to_pylist() for i, name in enumerate(names)}
         rows = chosen.collect()
@@ -134,15 +133,15 @@ class TableOutput:
 
     @spark.action
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
-        """Write a folder of Parquet files.
+        """Write the table as a folder of Parquet files.
 
         Parameters
         ----------
         path : str
-            Of any file system that Spark knows.
+            Path on any file system that Spark supports.
         mode : {"append", "overwrite", "error", "ignore"}
-            What to do if it exists. ``"overwrite"`` removes it first, as Spark does: where the
-            disk is then too small, neither is there.
+            What to do if the path exists. ``"overwrite"`` removes it first, as Spark does. If the
+            write then fails, for example on a full disk, the old data is lost too.
         """
         check_choice("mode", mode, _MODES)
         with spark_writing("The table", path):
@@ -157,16 +156,18 @@ class TableOutput:
         header: bool = True,
         num_partitions: int | None = None,
     ) -> None:
-        """Write a folder of CSV files.
+        """Write the table as a folder of CSV files.
 
         Parameters
         ----------
         path : str
         delimiter : str, default ","
         mode : {"append", "overwrite", "error", "ignore"}
+            What to do if the path exists.
         header : bool, default True
+            Write the column names as the first line of each file.
         num_partitions : int, optional
-            Number of files; default: one for each partition.
+            Number of files. Default: one per partition.
         """
         check_choice("mode", mode, _MODES)
         df = self.df if num_partitions is None else self.df.repartition(num_partitions)
@@ -174,14 +175,14 @@ class TableOutput:
             df.write.csv(os.fspath(path), mode=mode, header=header, sep=delimiter)
 
 
-def _is_same_in_arrow(kind: str) -> bool:
-    """Return True if Arrow gives the same Python objects as the rows of Spark, only faster."""
-    kind, _ = column_types.innermost(kind)
-    return column_types.is_number(kind) or column_types.is_text(kind) or kind == "boolean"
+def _is_same_in_arrow(dtype: str) -> bool:
+    """Return True if Arrow gives the same Python objects as Spark rows do."""
+    dtype, _ = column_types.innermost(dtype)
+    return column_types.is_number(dtype) or column_types.is_text(dtype) or dtype == "boolean"
 
 
 class TableReader(TableOutput):
-    """The readers of a table."""
+    """Constructors of a table from files and pandas."""
 
     @classmethod
     def read_parquet(cls, paths: str | list[str]) -> Self:
@@ -190,8 +191,8 @@ class TableReader(TableOutput):
         Parameters
         ----------
         paths : str or list of str
-            Files, folders or patterns, of any file system that Spark knows; or the path of one
-            table, such as ``clicks@v5``, as the Estimators take it.
+            Files, folders or patterns on any file system that Spark supports; or the path of one
+            lake table, such as ``clicks@v5``, as the Estimators accept it.
         """
         if is_lake(paths):
             from bigdl.orca.data.lake_tables.frames import spark_frame
@@ -201,13 +202,13 @@ class TableReader(TableOutput):
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> Self:
-        """Read files with an object of JSON in every line.
+        """Read JSON lines files.
 
         Parameters
         ----------
         paths : str or list of str
         cols : str or list of str, optional
-            Default: all columns.
+            Columns to keep. Default: all columns.
         """
         df = spark.active_spark().read.json(paths_for_spark(paths))
         return cls(df if cols is None else df.select(*as_names(cols, "cols")))
@@ -228,34 +229,34 @@ class TableReader(TableOutput):
         paths : str or list of str
         delimiter : str, default ","
         header : bool, default False
-            Whether the first line of a file has the names of the columns.
+            Whether the first line of each file has the column names.
         names : str or list of str, optional
-            Names for all columns.
+            New names for all columns.
         dtype : str, list of str, or dict of str to str, optional
-            The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
-            are inferred, by another pass over the data.
+            One type for all columns, a type for each column, or types of some columns, named as in
+            :meth:`cast`. Other types are inferred by an extra pass over the data.
         """
         reader = spark.active_spark().read.option("sep", delimiter).option("header", header)
-        df = reader.csv(paths_for_spark(paths))  # all strings, after a look at the first line
+        df = reader.csv(paths_for_spark(paths))  # all strings; Spark reads the first line only
         if names is not None:
             names = as_names(names, "names")
             spark.check_lengths("names", names, "the columns", df.columns)
         some = dtype is None or isinstance(dtype, Mapping)
         if some and not set(names or df.columns) <= set(dtype or ()):
-            # a pass over the data finds the other types
+            # infer the other types by a pass over the data
             df = reader.csv(paths_for_spark(paths), inferSchema=True)
         df = df if names is None else df.toDF(*names)
         return cls(df if dtype is None else _with_types(df, dtype))
 
     @classmethod
     def read_text(cls, paths: str | list[str], col_name: str = "value") -> Self:
-        """Read files of lines.
+        """Read text files, one row per line.
 
         Parameters
         ----------
         paths : str or list of str
         col_name : str, default "value"
-            The name of the one column.
+            Name of the only column.
         """
         check_string(col_name, "col_name")
         return cls(
@@ -266,7 +267,7 @@ class TableReader(TableOutput):
 
     @classmethod
     def from_pandas(cls, pandas_df: pd.DataFrame) -> Self:
-        """Make a table of a frame of pandas, without its index; missing values become null."""
+        """Build a table from a pandas DataFrame, without its index; missing values become null."""
         import pandas as pd
 
         if not isinstance(pandas_df, pd.DataFrame):
@@ -290,6 +291,6 @@ def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
             code="argument-type",
             argument="dtype",
         )
-    for name, kind in dtype.items():
-        df = Cast([name], kind).catalyst(df, schema_of(df), {})
+    for name, each in dtype.items():
+        df = Cast([name], each).catalyst(df, schema_of(df), {})
     return df

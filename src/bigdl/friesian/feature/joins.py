@@ -1,4 +1,4 @@
-"""Verbs over several rows or tables: joins, groups, and earlier rows."""
+"""Operations on several rows or tables: joins, group-by, lags and list sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.relations import Table, check_table
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.column_types import require_columns, require_type
-from bigdl.friesian.ops.spark import F, as_names, col, kind_of, schema_of
+from bigdl.friesian.ops.spark import F, as_names, col, dtype_of, schema_of
 from bigdl.orca.cluster.versions import shuffle, try_cast
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ _AGGREGATES = {
     "sumDistinct": "sum_distinct",
     "approxCountDistinct": "approx_count_distinct",
 }
-# what Spark calls the results of functions, where it is not their own name
+# prefixes of Spark's result names where they differ from the function name
 _SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 
 class JoinVerbs(Table):
-    """Joins, groups, and earlier rows of a table."""
+    """Table methods for joins, group-by, lags and list sampling."""
 
     def join(
         self,
@@ -46,11 +46,11 @@ class JoinVerbs(Table):
         ----------
         table : Table
         on : str or list of str, optional
-            Columns of both tables; needed unless `how` is ``"cross"``.
+            Columns of both tables; required unless `how` is ``"cross"``.
         how : str, default "inner"
-            Any type of join that Spark knows.
+            Any join type that Spark supports.
         lsuffix, rsuffix : str, optional
-            For the names that both tables have beside `on`.
+            Suffixes for columns other than `on` that both tables have.
         """
         keys = None if on is None or on == [] else as_names(on, "on")
         if keys is None and how != "cross":
@@ -64,32 +64,34 @@ class JoinVerbs(Table):
         require_columns(right.columns, keys or ())
         shared = (set(left.columns) & set(right.columns)).difference(keys or ())
         if lsuffix is not None:
-            left = spark.renamed(left, {name: name + lsuffix for name in shared})
+            left = spark.rename_columns(left, {name: name + lsuffix for name in shared})
         if rsuffix is not None:
-            right = spark.renamed(right, {name: name + rsuffix for name in shared})
+            right = spark.rename_columns(right, {name: name + rsuffix for name in shared})
         return self._clone(left.crossJoin(right) if keys is None else left.join(right, keys, how))
 
     def join_as_of(
         self, table: Table, on: str | list[str], time_col: str = "time", ttl: float | None = None
     ) -> Self:
-        """Add to each row what another table knew at its time, and nothing of the future.
+        """Join each row with the latest row of another table up to its time.
+
+        No later value leaks into a row.
 
         Parameters
         ----------
         table : Table
-            Has the columns `on` and `time_col` too; of equal ones any row is taken.
+            Also has the columns `on` and `time_col`. Of rows with equal times any one is taken.
         on : str or list of str
-            Whose facts they are.  A null has none.
+            Key columns. Null matches nothing.
         time_col : str, default "time"
-            Numbers, dates or timestamps; times as text have to be cast.
+            Column of numbers, dates or timestamps; cast strings first.
         ttl : float, optional
-            How old facts may be: in the unit of the numbers, or in seconds.
+            Maximum age of the joined row: in the unit of the numbers, or in seconds.
 
         Returns
         -------
         FeatureTable
-            With the other columns of `table`: of its latest row that is not later than the row, or
-            null.
+            With the other columns of `table`, taken from its latest row that is not later than the
+            row; null if there is none.
 
         Examples
         --------
@@ -111,11 +113,11 @@ class JoinVerbs(Table):
         for frame in (self.df, table.df):
             require_columns(frame.columns, keys)
             spark.require_times(frame, time_col)
-        kind, other_kind = kind_of(self.df, time_col), kind_of(table.df, time_col)
-        if column_types.is_number(kind) != column_types.is_number(other_kind):
+        dtype, other_dtype = dtype_of(self.df, time_col), dtype_of(table.df, time_col)
+        if column_types.is_number(dtype) != column_types.is_number(other_dtype):
             raise UsageError(
                 f"{time_col} should hold numbers in both tables or in none, but its types are "
-                f"{kind} and {other_kind}",
+                f"{dtype} and {other_dtype}",
                 code="data-dtype",
                 column=time_col,
             )
@@ -129,7 +131,7 @@ class JoinVerbs(Table):
             )
         if not added:
             raise UsageError(
-                f"The other table has no columns beside {[*keys, time_col]}", code="data-schema"
+                f"The other table has no columns except {[*keys, time_col]}", code="data-schema"
             )
         if ttl is not None:
             check_number("ttl", ttl, 0)
@@ -138,17 +140,19 @@ class JoinVerbs(Table):
         shown = [col(key).alias(name) for key, name in zip(keys, names, strict=True)]
         row, fact = (F.struct(*map(col, frame.columns)) for frame in (self.df, table.df))
         shown.append(col(time_col).alias("time"))
-        rows = self.df.select(*shown, F.lit(True).alias("asks"), row.alias("row"))
+        rows = self.df.select(*shown, F.lit(True).alias("is_query"), row.alias("row"))
         facts = table.df.filter(known)
-        facts = facts.select(*shown, F.lit(False).alias("asks"), fact.alias("fact"))
-        # at the same time the facts come first: what is known at that time counts
-        window = Window.partitionBy(*names).orderBy("time", "asks")
+        facts = facts.select(*shown, F.lit(False).alias("is_query"), fact.alias("fact"))
+        # at equal times facts sort first, so that a row sees the facts of its time
+        window = Window.partitionBy(*names).orderBy("time", "is_query")
         window = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
         both = rows.unionByName(facts, allowMissingColumns=True)
-        both = both.withColumn("fact", F.last("fact", ignorenulls=True).over(window)).filter("asks")
+        both = both.withColumn("fact", F.last("fact", ignorenulls=True).over(window)).filter(
+            "is_query"
+        )
         fact = F.col("fact")
         if ttl is not None:
-            age = spark.as_number(F.col("time"), kind) - spark.as_number(fact[time_col], kind)
+            age = spark.as_number(F.col("time"), dtype) - spark.as_number(fact[time_col], dtype)
             fact = F.when(age <= F.lit(ttl), fact)
         ours = (F.col("row").getField(name).alias(name) for name in self.df.columns)
         return self._clone(both.select(*ours, *(fact.getField(name).alias(name) for name in added)))
@@ -164,18 +168,19 @@ class JoinVerbs(Table):
         Parameters
         ----------
         columns : str or list of str
-            What makes a group; by default the whole table is one.
+            Group keys. By default the whole table is one group.
         agg : str, list of str, or dict of str to one of them, default "count"
-            Of max, min, count, sum, avg, mean, sumDistinct, stddev, stddev_pop, variance, var_pop,
-            skewness, kurtosis, collect_list, collect_set, approx_count_distinct, first, last: for
-            all other columns, or for those in the dict.
+            One or several of max, min, count, sum, avg, mean, sumDistinct, stddev, stddev_pop,
+            variance, var_pop, skewness, kurtosis, collect_list, collect_set, approx_count_distinct,
+            first, last. A dict has the aggregates by column; otherwise they apply to all other
+            columns.
         join : bool, default False
-            Add the figures to the rows of the table; the groups of nulls have theirs too.
+            Join the aggregates to the rows of the table, also for groups of null.
 
         Returns
         -------
         FeatureTable
-            The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
+            The aggregates have Spark's names, such as ``sum(price)``, also for strings that hold
             numbers.
 
         Examples
@@ -196,35 +201,35 @@ class JoinVerbs(Table):
                 code="argument-missing",
                 argument="columns",
             )
-        figures = [
+        aggregates = [
             _aggregate(self.df, name, each) for name, each in _wanted_aggregates(self.df, keys, agg)
         ]
-        if not figures:
+        if not aggregates:
             raise UsageError(
                 f"There is nothing to aggregate: all columns of {self.df.columns} are keys",
                 code="argument-value",
                 argument="columns",
             )
-        grouped = self.df.groupBy(*map(col, keys)).agg(*figures)
+        grouped = self.df.groupBy(*map(col, keys)).agg(*aggregates)
         return self._clone(spark.join_groups(self.df, grouped, keys, "left") if join else grouped)
 
     def filter_by_frequency(
         self, columns: str | list[str], min_freq: int = 2, keep_rows: bool = False
     ) -> Self:
-        """The values that occur often enough.
+        """Keep the values that occur at least `min_freq` times.
 
         Parameters
         ----------
         columns : str or list of str
         min_freq : int, default 2
-            How often the values of `columns` have to occur together.
+            Minimum number of rows with the same combination of `columns`.
         keep_rows : bool, default False
-            Return all columns of all rows with such values, instead of the different values only.
+            Return all columns of all rows with such values, instead of the distinct values only.
         """
         names = as_names(columns)
         require_columns(self.df.columns, names)
         check_integer("min_freq", min_freq)
-        count = spark.temporary(self.df, "count")
+        count = spark.unused_name(self.df, "count")
         counted = self.df.groupBy(*map(col, names)).agg(F.count("*").alias(count))
         frequent = counted.filter(F.col(count) >= min_freq).drop(count)
         if not keep_rows:
@@ -239,20 +244,20 @@ class JoinVerbs(Table):
         partition_cols: str | list[str] | None = None,
         out_cols: Any = None,
     ) -> Self:
-        """Add how much numbers differ from those of an earlier row.
+        """Add differences between numbers and those of an earlier row.
 
         Parameters
         ----------
         columns : str or list of str
         sort_cols : str or list of str
-            The order of the rows; equal ones keep the order of the table.
+            Order of the rows; equal rows keep the order of the table.
         shifts : int or list of int, default 1
-            How many rows earlier; later ones if negative.
+            Distance to the earlier row; negative for later rows.
         partition_cols : str or list of str, optional
-            The order is that of the rows with the same values here.  Without them a single task
-            has to sort the whole table.
+            Compare rows with equal values in these columns only. Without them a single task has to
+            sort the whole table.
         out_cols : str, list of str, or list of lists of str, optional
-            For each column a name for each shift; default
+            Output names, for each column one per shift. Default:
             ``<sort columns joined by _>_diff_lag_<column>_<shift>``.
 
         Returns
@@ -277,7 +282,7 @@ class JoinVerbs(Table):
         require_columns(self.columns, [*order, *groups])
         rule = "columns should be numeric"
         require_type(schema_of(self.df), names, column_types.is_number, "numbers", rule=rule)
-        steps = spark.listed([shifts])
+        steps = spark.as_list([shifts])
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(
                 f"shifts should be int or a list of int, but got {shifts!r}",
@@ -289,18 +294,18 @@ class JoinVerbs(Table):
             outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
         else:
             outputs = spark.names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
-        place = spark.temporary(self.df, "place")
-        rows = self.df.withColumn(place, F.monotonically_increasing_id())
+        position = spark.unused_name(self.df, "position")
+        rows = self.df.withColumn(position, F.monotonically_increasing_id())
         keys = [*map(col, groups)] or [F.lit(0)]
-        window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
+        window = Window.partitionBy(*keys).orderBy(*map(col, order), position)
         differences = {
             outputs[i][j]: (col(name) - F.lag(col(name), step).over(window)).cast(
-                kind_of(self.df, name)
+                dtype_of(self.df, name)
             )
             for i, name in enumerate(names)
             for j, step in enumerate(steps)
         }
-        return self._clone(spark.replace(rows, differences).drop(place))
+        return self._clone(spark.replace(rows, differences).drop(position))
 
     def sample_listwise(
         self,
@@ -310,21 +315,21 @@ class JoinVerbs(Table):
         random_seed: int | None = None,
         replace: bool = True,
     ) -> Self:
-        """Several random parts of each list.
+        """Sample several random sublists of each list.
 
         Parameters
         ----------
         columns : str or list of str
-            Columns of arrays that have the same length in every row, or the job fails.
+            Array columns. The arrays of a row must have the same length, or the job fails.
         num_sampled_list : int
-            How many parts of each row, each of which becomes a row.
+            Number of sublists per row; each becomes a row.
         num_sampled_item : int
-            How many different places of the arrays are in a part, the same ones in all columns.
-            Rows with shorter arrays are left out.
+            Number of distinct positions in a sublist, the same positions in all columns. Rows with
+            shorter arrays are left out.
         random_seed : int, optional
-            The same seed gives the same places to the same rows at the same places.
+            The same seed gives the same samples for the same rows in the same partitions and order.
         replace : bool, default True
-            Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
+            Replace the arrays in place. Otherwise add ``sampled_<column>``.
 
         Examples
         --------
@@ -352,7 +357,7 @@ class JoinVerbs(Table):
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
-        draw, places = (spark.temporary(self.df, each) for each in ("draw", "places"))
+        draw, positions = (spark.unused_name(self.df, each) for each in ("draw", "positions"))
         long_enough = F.size(col(names[0])) >= num_sampled_item
         if len(names) > 1:
             lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
@@ -360,17 +365,17 @@ class JoinVerbs(Table):
             message = (
                 "Each row of the FeatureTable should have the same array length in all of columns"
             )
-            long_enough = spark.or_error(long_enough, equal, message, "boolean")
+            long_enough = spark.value_or_error(long_enough, equal, message, "boolean")
         rows = self.df.filter(long_enough)
         rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
         shuffled = shuffle(F.sequence(F.lit(0), F.size(col(names[0])) - 1), seed)
-        rows = rows.withColumn(places, F.slice(shuffled, 1, num_sampled_item))
+        rows = rows.withColumn(positions, F.slice(shuffled, 1, num_sampled_item))
 
-        def at_places(name: str) -> Column:
-            return F.transform(col(places), lambda place: F.get(col(name), place))
+        def at_positions(name: str) -> Column:
+            return F.transform(col(positions), lambda position: F.get(col(name), position))
 
-        samples = {name if replace else f"sampled_{name}": at_places(name) for name in names}
-        rows = spark.replace(rows, samples).drop(draw, places)
+        samples = {name if replace else f"sampled_{name}": at_positions(name) for name in names}
+        rows = spark.replace(rows, samples).drop(draw, positions)
         return self._clone(rows)
 
 
@@ -397,8 +402,8 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
             allowed=list(_AGGREGATES),
         )
     function = _AGGREGATES[agg]
-    if function in _ARITHMETIC and column_types.is_text(kind_of(df, name)):
-        number = try_cast(col(name), "double")  # text without a number counts as null
+    if function in _ARITHMETIC and column_types.is_text(dtype_of(df, name)):
+        number = try_cast(col(name), "double")  # strings that are not numbers count as null
         begin = _SHOWN.get(function, f"{function}(")
         return getattr(F, function)(number).alias(f"{begin}{name})")
     return getattr(F, function)(col(name))

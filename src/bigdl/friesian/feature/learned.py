@@ -1,4 +1,4 @@
-"""Tables of what encoders learn: the numbers of values, and the codes of categories."""
+"""Tables that encoders learn: ids of values, and codes of categories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StringIndex(Table):
-    """The different values of a column with their numbers, which begin with 1.
+    """Vocabulary of a column: distinct values with integer ids from 1.
 
     Operators that keep both columns return a StringIndex, the others a Table.
 
@@ -32,7 +32,7 @@ class StringIndex(Table):
     df : pyspark.sql.DataFrame
         Columns `col_name` and ``id``.
     col_name : str
-        If this is ``"id"`` itself, the column of the numbers is ``id_number``.
+        Name of the value column. If it is ``"id"``, the id column is ``id_number``.
 
     Examples
     --------
@@ -62,24 +62,24 @@ class StringIndex(Table):
     def _clone(self, df: DataFrame) -> Self:
         if {number_column(self.col_name), self.col_name} <= set(df.columns):
             return type(self)(df, self.col_name)
-        return cast("Self", Table(df))  # what is left is none of this kind
+        return cast("Self", Table(df))  # without these columns it is a plain Table
 
     def rename(self, columns: dict[str, str]) -> StringIndex:
-        """Give columns new names; `col_name` follows.
+        """Rename columns; `col_name` is updated.
 
         Parameters
         ----------
         columns : dict of str to str
-            From old to new names.
+            Old to new names.
         """
         if not isinstance(columns, dict):
-            return Table(self.df).rename(columns)  # which says what it should be
+            return Table(self.df).rename(columns)  # raises the error for a wrong type
         col_name = columns.get(self.col_name, self.col_name)
         numbers = {number_column(self.col_name): number_column(col_name)}
         return type(self)(Table(self.df).rename({**numbers, **columns}).df, col_name)
 
     def dictionary_of(self, column: str) -> Dictionary:
-        """The numbers by the values of a column, for look-ups; what they collect is kept."""
+        """Return the dictionary from the values of a column to ids; it is cached."""
         dictionary = self._dictionaries.get(column)
         if dictionary is None or dictionary.df is not self.df:
             number = number_column(self.col_name)
@@ -88,13 +88,13 @@ class StringIndex(Table):
 
     @classmethod
     def read_parquet(cls, paths: str | list[str], col_name: str | None = None) -> StringIndex:
-        """Read what :meth:`write_parquet` wrote.
+        """Read a StringIndex that :meth:`write_parquet` wrote.
 
         Parameters
         ----------
         paths : str or list of str
         col_name : str, optional
-            Default: the name of the file up to its first dot.
+            Name of the value column. Default: the file name up to its first dot.
 
         Returns
         -------
@@ -107,12 +107,13 @@ class StringIndex(Table):
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:
-        """Make a vocabulary.
+        """Build a StringIndex from a dict of values to ids.
 
         Parameters
         ----------
         indices : dict of str to int
         col_name : str
+            Name of the value column.
 
         Returns
         -------
@@ -145,13 +146,13 @@ class StringIndex(Table):
         return cls(frame_of_arrow(spark.active_spark(), table, schema), col_name)
 
     def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
-        """The number of each value."""
+        """Return the ids by value."""
         number = number_column(self.col_name)
         columns = self._columns([self.col_name, number])
         return dict(zip(columns[self.col_name], columns[number], strict=True))
 
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
-        """Write the folder ``<path>/<col_name>.parquet``.
+        """Write the StringIndex to the folder ``<path>/<col_name>.parquet``.
 
         Parameters
         ----------
@@ -167,15 +168,15 @@ class TargetCode(Table):
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        One row for each category: the columns of `cat_col`, ``target_encode_count`` (how many rows
-        it had), and those of the codes.
+        One row per category: the columns of `cat_col`, ``target_encode_count`` (the number of rows
+        of the category), and the code columns.
     cat_col : str or list of str
-        The column of the categories, or the columns that form them.
+        Category column, or the columns that form a combined category.
     out_target_mean : dict of str to (str, float)
-        For each column of codes the target and its mean over all rows, which is the code of a
-        category that is not in the table.
+        Code column to its target and the target's overall mean. Categories that the table lacks get
+        the mean.
     key_cols : str or list of str, optional
-        The columns of `df` that hold the categories, if they are not called as `cat_col`.
+        Category columns of `df`, if their names differ from `cat_col`.
 
     Examples
     --------
@@ -223,15 +224,15 @@ class TargetCode(Table):
     def _clone(self, df: DataFrame) -> Self:
         if {*self.key_cols, *self.out_target_mean} <= set(df.columns):
             return type(self)(df, self.cat_col, self.out_target_mean, self.key_cols)
-        return cast("Self", Table(df))  # what is left is none of this kind
+        return cast("Self", Table(df))  # without these columns it is a plain Table
 
     def rename(self, columns: dict[str, str]) -> TargetCode:
-        """Give columns new names; `cat_col` and `out_target_mean` follow.
+        """Rename columns; `cat_col` and `out_target_mean` are updated.
 
         Parameters
         ----------
         columns : dict of str to str
-            From old to new names.
+            Old to new names.
         """
         renamed = Table(self.df).rename(columns)
         names = [columns.get(name, name) for name in as_names(self.cat_col)]

@@ -1,4 +1,4 @@
-"""The methods that tables and pipelines share: a table runs an operator, a pipeline records it."""
+"""Methods that tables and pipelines share: a table runs an operator, a pipeline records it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bigdl.friesian.ops.sequences import (
     Mask,
     PadSequences,
 )
-from bigdl.friesian.ops.spark import as_names, listed, random_seed
+from bigdl.friesian.ops.spark import as_list, as_names, random_seed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -30,25 +30,24 @@ class CellMethods(ABC):
 
     @abstractmethod
     def with_operator(self, operator: Operator) -> Self:
-        """Return a table behind an operator, or a pipeline with one more step.
+        """Return a table after an operator, or a pipeline with the operator appended.
 
         Parameters
         ----------
         operator : Operator
-            Also one of another package; see :mod:`bigdl.friesian.operators`.
+            May come from another package; see :mod:`bigdl.friesian.operators`.
         """
 
     def fillna(self, value: float | str | bool, columns: str | list[str] | None) -> Self:
-        """Replace nulls; NaN is left.
+        """Replace nulls by a value; NaN stays.
 
         Parameters
         ----------
         value : int, float, str or bool
             Cast to the type of each column.
         columns : str, list of str or None
-            None means every column that can hold the value: those of numbers, of strings or of
-            booleans. With an int of 32 bits it means the columns of type int only, as in
-            BigDL 2.x.
+            None for every column that can hold the value: numeric, string or boolean columns. With
+            a 32-bit int, None means the columns of type int only, as in BigDL 2.x.
 
         Returns
         -------
@@ -62,30 +61,30 @@ class CellMethods(ABC):
         return self.with_operator(FillNa(value, None if columns is None else as_names(columns)))
 
     def fill_median(self, columns: str | list[str] | None = None) -> Self:
-        """Replace nulls by the median of their column, cut to a whole number for integers.
+        """Replace nulls by the median of the column, truncated for integer columns.
 
         The rank of a median is exact to a thousandth of the rows.
 
         Raises
         ------
         UsageError
-            If a column has nothing but nulls.
+            If a column has only nulls.
         """
         return self.with_operator(FillMedian(None if columns is None else as_names(columns)))
 
     def dropna(
         self, columns: str | list[str] | None, how: str = "any", thresh: int | None = None
     ) -> Self:
-        """Leave out rows with nulls (or NaN).
+        """Remove rows with nulls (or NaN).
 
         Parameters
         ----------
         columns : str, list of str or None
-            Where to look; None for all columns.
+            Columns to check; None for all columns.
         how : {"any", "all"}
-            Whether one null is enough, or all have to be null.
+            Remove a row if any of the columns is null, or only if all are.
         thresh : int, optional
-            Keep the rows with at least so many other values, whatever `how` says.
+            Keep rows with at least `thresh` non-null values, whatever `how` says.
         """
         return self.with_operator(
             DropNa(None if columns is None else as_names(columns), how, thresh)
@@ -97,13 +96,13 @@ class CellMethods(ABC):
         min: float | None = None,
         max: float | None = None,
     ) -> Self:
-        """Bring numbers into bounds, which are cast to the type of the column first.
+        """Clip numbers to bounds, which are first cast to the type of the column.
 
         Parameters
         ----------
         columns : str or list of str
         min, max : number, optional
-            At least one of them.  Nulls and NaN stay.
+            At least one of them. Nulls and NaN stay.
 
         Examples
         --------
@@ -124,8 +123,8 @@ class CellMethods(ABC):
         ----------
         columns : str or list of str
         clipping : bool, default True
-            Compute ``log(x + 1)``, and 0 for negative x.  Without it ``log(x)``, which is null
-            unless x is positive.
+            True computes ``log(x + 1)``, and 0 for negative x. False computes ``log(x)``, which is
+            null unless x is positive.
 
         Examples
         --------
@@ -140,30 +139,31 @@ class CellMethods(ABC):
         return self.with_operator(Log(as_names(columns), clipping))
 
     def cast(self, columns: str | list[str] | None, dtype: str | DataType) -> Self:
-        """Change types; a value that cannot be converted becomes null.
+        """Cast columns to a type; values that cannot be converted become null.
 
         Parameters
         ----------
         columns : str, list of str or None
             None for all columns.
         dtype : str or DataType of Spark
-            One of string, str, boolean, bool, int, integer, long, short, float, double.
-            A pipeline takes names only, and makes no text of numbers with fractions: Spark and
-            Python write them differently.
+            One of string, str, boolean, bool, int, integer, long, short, float, double. Pipelines
+            accept names only, and do not cast fractional numbers to strings, because Spark and
+            Python format them differently.
         """
         return self.with_operator(Cast(None if columns is None else as_names(columns), dtype))
 
     def drop(self, *cols: str | list[str]) -> Self:
-        """All but some columns; names that do not exist are skipped."""
-        return self.with_operator(Drop(as_names(listed(cols))))
+        """Drop columns; skip names that do not exist."""
+        return self.with_operator(Drop(as_names(as_list(cols))))
 
     def rename(self, columns: dict[str, str]) -> Self:
-        """Give columns new names.
+        """Rename columns.
 
         Parameters
         ----------
         columns : dict of str to str
-            From old to new names, all at once; old ones that do not exist are skipped.
+            Old to new names. All columns are renamed at once; old names that do not exist are
+            skipped.
         """
         if not isinstance(columns, dict) or not all(isinstance(e, str) for e in columns.values()):
             raise UsageError(
@@ -181,22 +181,22 @@ class FeatureMethods(CellMethods):
     # -- hashes --------------------------------------------------------------------------------
 
     def hash_encode(self, columns: str | list[str], bins: int, method: str = "md5") -> Self:
-        """Replace values by the digest of their text modulo `bins`.
+        """Replace values by the digest of their string modulo `bins`.
 
         Parameters
         ----------
         columns : str or list of str
         bins : int
         method : str, default "md5"
-            The name of a hash function of ``hashlib``; the result is ``int(digest, 16) % bins`` of
-            the text that Python has for a value, which is ``"None"`` for a null.  ``"xxhash64"`` is
-            several times faster, takes the text that Spark has for a value, which is ``"true"`` for
-            True, and puts all nulls into one bin.
+            Name of a hash function of ``hashlib``. The result is ``int(digest, 16) % bins`` of
+            ``str(value)`` in Python, which is ``"None"`` for null. ``"xxhash64"`` is several times
+            faster. It hashes the string of Spark, which is ``"true"`` for True, and puts all nulls
+            into one bin.
 
         Returns
         -------
         FeatureTable or FeaturePipeline
-            With columns of int.
+            With int columns.
 
         Examples
         --------
@@ -219,21 +219,21 @@ class FeatureMethods(CellMethods):
         method: str = "md5",
         sep: str = "",
     ) -> Self:
-        """New columns with the hash of several columns written one behind the other.
+        """Add columns with the hash of several columns' joined strings.
 
         Parameters
         ----------
         cross_columns : list of list of str
             A flat list is one cross.
         bin_sizes : list of int
-            The bins of each cross.
+            Number of bins of each cross.
         cross_col_names : list of str, optional
-            Default: the names of the columns with ``_`` between them.
+            Output names. Default: the column names joined by ``_``.
         method : str, default "md5"
             As in :meth:`hash_encode`.
         sep : str, default ""
-            What stands between the values.  Without anything ("a", "bc") is equal to ("ab", "c"),
-            as it was in BigDL 2.x.
+            Separator between the values. With the empty default, ("a", "bc") equals ("ab", "c"), as
+            in BigDL 2.x.
 
         Examples
         --------
@@ -262,18 +262,18 @@ class FeatureMethods(CellMethods):
         prefix: str | list[str] | None = None,
         keep_original_columns: bool = False,
     ) -> Self:
-        """Columns of 0 and 1 in the place of columns of whole numbers.
+        """Replace integer columns by 0/1 indicator columns, in place.
 
         Parameters
         ----------
         columns : str or list of str
         sizes : int or list of int, optional
-            How many indicators each column gets; default: its largest value plus 1.  In a
-            pipeline, a column that an earlier step encoded gets one for each category.  A null or a
-            value outside has no indicator that is 1.
+            Number of indicators per column. Default: the largest value plus 1; in a pipeline, the
+            number of categories if an earlier step encoded the column. Null and out-of-range values
+            have no indicator that is 1.
         prefix : str or list of str, optional
-            The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the
-            names of the columns.
+            The indicators are named ``<prefix>_0`` and so on; these names must be unused. Default:
+            the column names.
         keep_original_columns : bool, default False
 
         Examples
@@ -282,12 +282,12 @@ class FeatureMethods(CellMethods):
         >>> from bigdl.friesian.feature import FeatureTable
         >>> from bigdl.orca import init_orca_context
         >>> sc = init_orca_context("local", cores=2)
-        >>> table = FeatureTable.from_pandas(pd.DataFrame({"kind": [0, 2]}))
-        >>> table.one_hot_encode("kind", sizes=3).to_dict()
-        {'kind_0': [1, 0], 'kind_1': [0, 0], 'kind_2': [0, 1]}
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"size": [0, 2]}))
+        >>> table.one_hot_encode("size", sizes=3).to_dict()
+        {'size_0': [1, 0], 'size_1': [0, 0], 'size_2': [0, 1]}
         """
         names = as_names(columns)
-        wanted = None if sizes is None else listed([sizes])
+        wanted = None if sizes is None else as_list([sizes])
         prefixes = names if prefix is None else as_names(prefix, "prefix")
         return self.with_operator(OneHotEncode(names, wanted, prefixes, keep_original_columns))
 
@@ -299,27 +299,28 @@ class FeatureMethods(CellMethods):
         out_cols: str | list[str] | None = None,
         drop: bool = True,
     ) -> Self:
-        """Put numbers into bins.
+        """Assign numbers to bins.
 
         Parameters
         ----------
         columns : str or list of str
         bins : int, list of numbers, or dict of str to one of them
-            A list of n ascending edges makes the bins 0 (below the first edge) to n (from the last
-            edge on).  An int makes so many equal parts from the smallest to the largest value: they
-            are the bins from 1 on, below them is 0, and the largest value and what is above it form
-            the last one.
+            A list of n ascending edges gives the bins 0 (below the first edge) to n (from the last
+            edge). An int gives that number of equal-width bins from the smallest to the largest
+            value, numbered from 1. Bin 0 holds smaller values; the last bin holds the largest value
+            and above.
         labels : list of str, or dict of str to them, optional
-            Names of the bins, one more than there are edges.
+            Bin labels, one more than there are edges.
         out_cols : str or list of str, optional
-            Default: ``<column>_bin``.  The name of the column itself replaces it in its place.
+            Output names. Default: ``<column>_bin``. The name of the column itself replaces it in
+            place.
         drop : bool, default True
-            Leave out the original columns.
+            Drop the original columns.
 
         Returns
         -------
         FeatureTable or FeaturePipeline
-            A null or NaN is in the bin n + 1, and has the label null.
+            Null and NaN are in bin n + 1, whose label is null.
 
         Examples
         --------
@@ -336,7 +337,7 @@ class FeatureMethods(CellMethods):
     # -- arrays --------------------------------------------------------------------------------
 
     def mask(self, mask_cols: str | list[str], seq_len: int = 100) -> Self:
-        """Add ``<column>_mask``: 1 for each value that an array has, then 0, up to `seq_len`."""
+        """Add ``<column>_mask``: 1 for each value of an array, then 0, up to `seq_len`."""
         return self.with_operator(Mask(as_names(mask_cols, "mask_cols"), seq_len))
 
     def pad(
@@ -347,21 +348,21 @@ class FeatureMethods(CellMethods):
         mask_token: float | str = 0,
         row_len: int = 0,
     ) -> Self:
-        """Bring arrays to one length.
+        """Pad or truncate arrays to one length.
 
         Parameters
         ----------
         cols : str or list of str
             Columns of arrays, or of arrays of arrays, of which the outer ones are padded.
         seq_len : int, default 100
-            Shorter arrays are filled up at their end; of longer ones the last values are kept.  A
-            null counts as an empty array.
+            Shorter arrays are padded at the end. Longer arrays keep their last values. Null counts
+            as an empty array.
         mask_cols : str or list of str, optional
-            Columns that get a :meth:`mask`, of their length before.
+            Columns that get a :meth:`mask` of their length before padding.
         mask_token : number or str, default 0
-            What is filled in; for arrays of arrays rows of it, as wide as the first row.
+            Padding value. Arrays of arrays are padded with rows of it, as wide as the first row.
         row_len : int, default 0
-            How wide such rows are in an array that has no first row.
+            Width of padding rows in an array that has no first row.
 
         Examples
         --------
@@ -389,7 +390,7 @@ class FeatureMethods(CellMethods):
         max_len: int = 100,
         num_seqs: int = 2147483647,
     ) -> Self:
-        """Add to each record what the same user did before.
+        """Add the user's earlier values of some columns to each record.
 
         Parameters
         ----------
@@ -397,20 +398,20 @@ class FeatureMethods(CellMethods):
             Columns of any type.
         user_col : str
         sort_col : str, default "time"
-            The order of the records of a user; equal ones keep the order of the table.  A null
-            makes the job fail.
+            Order of the records of a user; equal times keep the order of the table. A null makes
+            the job fail.
         min_len : int, default 1
-            Leave out records with a shorter history, so that by default the first record of every
-            user is left out.
+            Minimum length of a history; records with a shorter one are left out. The default leaves
+            out the first record of every user.
         max_len : int, default 100
-            Keep so many records before the current one.
+            Maximum length of a history; the latest values are kept.
         num_seqs : int, default 2147483647
-            Keep only the last so many records of each user.
+            Keep only the last `num_seqs` records of each user.
 
         Returns
         -------
         FeatureTable or FeaturePipeline
-            With ``<col>_hist_seq`` behind each of `cols`: arrays, the oldest value first.
+            With ``<col>_hist_seq`` after each of `cols`: arrays, oldest value first.
 
         Examples
         --------
@@ -429,18 +430,18 @@ class FeatureMethods(CellMethods):
     def add_neg_hist_seq(
         self, item_size: int, item_history_col: str, neg_num: int, seed: int | None = None
     ) -> Self:
-        """Add random items for each item of a history.
+        """Add random negative items for each item of a history.
 
         Parameters
         ----------
         item_size : int
-            The largest item number plus 1.  Items are drawn from 1 to ``item_size - 1``.
+            Largest item id plus 1. Items are drawn from 1 to ``item_size - 1``.
         item_history_col : str
-            A column of arrays of item numbers.
+            Column of arrays of item ids.
         neg_num : int
-            How many items for each one, all different from it.
+            Number of negatives per item, all different from that item.
         seed : int, optional
-            The same seed gives the same items to the same rows at the same places.
+            The same seed gives the same items for the same rows in the same partitions and order.
 
         Returns
         -------
@@ -462,34 +463,34 @@ class FeatureMethods(CellMethods):
         user_col: str | None = None,
         popularity: float | None = None,
     ) -> Self:
-        """Before each record put copies of it with other, random items.
+        """Insert copies of each record with random negative items before it.
 
         Parameters
         ----------
         item_size : int
-            The largest item number plus 1, which is ``StringIndex.size() + 1``.  Items are drawn
-            from 1 to ``item_size - 1``.
+            Largest item id plus 1, which is ``StringIndex.size() + 1``. Items are drawn from 1 to
+            ``item_size - 1``.
         item_col : str, default "item"
         label_col : str, default "label"
-            It is 0 in the copies and 1 in the records.
+            New column: 0 in the copies and 1 in the records.
         neg_num : int, default 1
-            Copies of each record.
+            Number of copies of each record.
         seed : int, optional
-            The same seed gives the same items to the same rows at the same places.
+            The same seed gives the same items for the same rows in the same partitions and order.
         exclude_history_col : str, optional
-            A column of arrays of items that must not be drawn for the record either.  A record
-            for which no other item is left has no copies.
+            Column of arrays of items that must not be drawn for the record. A record without a
+            remaining item gets no copies.
         user_col : str, optional
-            Items that this user has anywhere in the table are not drawn for her records either.
+            Do not draw items that this user has anywhere in the table.
         popularity : float, optional
             Draw items that occur in the table, in proportion to their counts to this power: 1 as
-            often as they occur, 0.75 as word2vec does, 0 all as often.  Default: draw any item
-            number, all as often.
+            often as they occur, 0.75 as word2vec does, 0 uniformly. Default: draw any item id
+            uniformly.
 
         Notes
         -----
-        In a pipeline, what users have and how popular items are is that of the table which is
-        transformed; nothing is learned.
+        In a pipeline, the users' items and the popularity are those of the table that is
+        transformed; nothing is learned at ``fit``.
 
         Examples
         --------

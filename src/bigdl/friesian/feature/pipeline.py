@@ -1,8 +1,8 @@
-"""Pipelines of features: recorded once, learned once, run on Spark, on files or row by row.
+"""Feature pipelines: recorded and fitted once, run on Spark, on files or row by row.
 
-A pipeline learns in passes over the data, each of which answers all questions it can.  A step can
-ask as soon as the columns that it asks about are computed by steps that have learned.  Those that
-cannot wait for the next pass, and steps behind them that read their columns too.
+A pipeline is fitted in passes over the data. Each pass computes all statistics that it can. A step
+can be fitted as soon as fitted steps compute the columns that it learns from. Other steps, and
+later steps that read their columns, wait for the next pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bigdl.friesian.feature import storage
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.table import FeatureTable, Table
 from bigdl.friesian.ops import column_types
-from bigdl.friesian.ops.batches import batch_of, flat
+from bigdl.friesian.ops.batches import decoded, lazy_batch
 from bigdl.friesian.ops.cells import Filter, Select
 from bigdl.friesian.ops.column_types import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
@@ -37,7 +37,7 @@ from bigdl.friesian.ops.operator import (
     inputs_of,
 )
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import as_names, check_string, listed, schema_of
+from bigdl.friesian.ops.spark import as_list, as_names, check_string, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
 
@@ -46,26 +46,25 @@ if TYPE_CHECKING:
 
 __all__ = ["FeaturePipeline", "LocalWorkers"]
 
-_SHOWN = 4  # names of columns in a line of `explain`
+_SHOWN = 4  # maximum number of column names in a line of `explain`
 
 
 class FeaturePipeline(FeatureMethods):
-    """Operators of feature tables that are recorded, learn once, and run in three ways.
+    """Sequence of recorded operators that is fitted once and runs on three executors.
 
-    Every method that records an operator returns a new pipeline, which has learned nothing.
-    :meth:`fit` or :meth:`fit_files` learns what all of them need.  Then the executors give the same
-    values:
+    Every method that records an operator returns a new, unfitted pipeline. :meth:`fit` or
+    :meth:`fit_files` fits all operators. Then all executors give the same values:
 
     ============  =================================================  ==========================
     executor      runs                                               called by
     ============  =================================================  ==========================
-    ``catalyst``  plans of Spark, by the operators of FeatureTable   :meth:`transform`
-    ``arrow``     Parquet files in batches, by Spark or without it   :meth:`transform_files`
+    ``catalyst``  Spark plans, with the operators of FeatureTable    :meth:`transform`
+    ``arrow``     Parquet files in batches, with or without Spark    :meth:`transform_files`
     ``row``       one row, in Python without Spark                   :meth:`transform_row`
     ============  =================================================  ==========================
 
-    Columns of the data that were not there at ``fit`` are left out.  Columns that no operator reads
-    may be missing, such as a label when the model is served; then they miss in the result.
+    Columns that the data did not have at ``fit`` are left out. Columns that no operator reads may
+    be missing, such as the label when a model is served; the result then lacks them too.
 
     Examples
     --------
@@ -93,14 +92,14 @@ class FeaturePipeline(FeatureMethods):
         recorded._steps = [*self._steps, operator]
         return recorded
 
-    # -- operators that learn from the data at fit, or choose --------------------------------------
+    # -- operators that are fitted, or that select ---------------------------------------------
 
     def select(self, *cols: str | list[str]) -> Self:
-        """Only these columns, in this order."""
-        return self.with_operator(Select(as_names(listed(cols), "cols")))
+        """Keep only these columns, in this order."""
+        return self.with_operator(Select(as_names(as_list(cols), "cols")))
 
     def filter(self, condition: str) -> Self:
-        """The rows for which an expression of SQL holds; on tables of Spark only."""
+        """Keep the rows for which a SQL expression holds; on Spark tables only."""
         return self.with_operator(Filter(check_string(condition, "condition")))
 
     def min_max_scale(
@@ -113,7 +112,7 @@ class FeaturePipeline(FeatureMethods):
         columns, min, max
             See :meth:`FeatureTable.min_max_scale`; columns of single numbers.
         clip : bool, default False
-            Bring what is outside of the extremes to the ends of the range.
+            Clip numbers outside of the extremes to the range.
         """
         return self.with_operator(MinMaxScale(as_names(columns), min, max, clip))
 
@@ -125,12 +124,12 @@ class FeaturePipeline(FeatureMethods):
         out_cols: str | list[str] | None = None,
         drop: bool = True,
     ) -> Self:
-        """Put numbers into bins of about as many rows each.
+        """Assign numbers to bins with about equally many rows.
 
         Parameters
         ----------
         parts : int
-            How many; see :meth:`FeatureTable.quantile_edges`.
+            Number of bins; see :meth:`FeatureTable.quantile_edges`.
         columns, labels, out_cols, drop
             See :meth:`FeatureTable.cut_bins`.
         """
@@ -149,15 +148,15 @@ class FeaturePipeline(FeatureMethods):
         broadcast: bool = True,
         oov_buckets: int = 0,
     ) -> Self:
-        """Replace values by their numbers in the vocabularies of the data at ``fit``.
+        """Replace values by their ids in vocabularies of the data at ``fit``.
 
         Parameters
         ----------
         columns : str, dict or list of them
-            A dict ``{"src_cols": [...], "col_name": ...}`` means that several columns have one
-            vocabulary.  Strings, whole numbers, booleans or dates.
+            Columns of strings, integers, booleans or dates. A dict ``{"src_cols": [...],
+            "col_name": ...}`` means one vocabulary of several columns.
         sep : str, default ","
-            Plain text, no regular expression.
+            Plain text, not a regular expression.
         freq_limit, order_by_freq, do_split, sort_for_array, keep_most_frequent, broadcast
             See :meth:`FeatureTable.category_encode`.
         oov_buckets : int, default 0
@@ -165,7 +164,7 @@ class FeaturePipeline(FeatureMethods):
 
         Notes
         -----
-        What is not in a vocabulary becomes null; :meth:`fillna` with 0 follows as a rule.
+        Values that are not in a vocabulary become null. Usually :meth:`fillna` with 0 follows.
         """
         options = sort_for_array, keep_most_frequent, broadcast, oov_buckets
         return self.with_operator(
@@ -185,10 +184,10 @@ class FeaturePipeline(FeatureMethods):
         drop_fold: bool = True,
         out_cols: str | list | None = None,
     ) -> Self:
-        """Add means of targets for categories; see :meth:`FeatureTable.target_encode`.
+        """Add target encodings of categories; see :meth:`FeatureTable.target_encode`.
 
-        Only ``fit_transform`` makes codes without the rows of the own fold; ``transform`` has, for
-        all rows, those of all rows at ``fit``.
+        Only ``fit_transform`` gives out-of-fold codes. ``transform`` gives every row the codes of
+        all rows at ``fit``.
         """
         options = smooth, drop_cat, kfold, fold_seed, fold_col, drop_fold
         return self.with_operator(
@@ -202,60 +201,60 @@ class FeaturePipeline(FeatureMethods):
         out_cols: str | list[str] | None = None,
         counts: None = None,
     ) -> Self:
-        """Add how often categories occurred at ``fit``; see :meth:`FeatureTable.count_encode`.
+        """Add the counts of categories at ``fit``; see :meth:`FeatureTable.count_encode`.
 
-        Counts of other data cannot be given: `counts` is there to say so.
+        `counts` of other data are not supported; passing them raises an error.
         """
         if counts is not None:
             raise UsageError(
-                "counts cannot be given to a pipeline, which counts at fit; use count_encode of "
+                "A pipeline does not accept counts, because it counts at fit; use count_encode of "
                 "FeatureTable before it",
                 code="unsupported",
                 argument="counts",
             )
         return self.with_operator(CountEncode.of(cat_cols, normalize, out_cols))
 
-    # -- what was learned ----------------------------------------------------------------------
+    # -- fitted state --------------------------------------------------------------------------
 
     def _learn(
         self, schema: Schema, answer: Callable[[Program], dict[tuple[int, str], Any]]
     ) -> Self:
-        """Find the states of all steps; returns this pipeline.
+        """Fit all steps; return this pipeline.
 
         Parameters
         ----------
         schema : dict of str to Field
-            Of the data.
+            Schema of the data.
         answer : callable
-            Runs a program over the data and returns the answers by the place of the step and the
-            name of the request.
+            Computes the statistics of a program over the data; returns them by the index of the
+            step and the name of the request.
         """
         states: dict[int, State] = {}
         while True:
             program, fitted = _program(self._steps, schema, states)
-            asks = [each for each in program if isinstance(each, StatisticsQuery)]
-            if not asks:
+            queries = [each for each in program if isinstance(each, StatisticsQuery)]
+            if not queries:
                 self._schema, self._fitted = schema, fitted
                 self.__dict__.pop("_row_executor", None)
                 return self
             answers = answer(program)
-            for each in asks:
+            for each in queries:
                 known = {name: answers[each.step, name] for name in each.requests}
-                asking = fitted[each.step]
-                states[each.step] = asking.step.fit_state(asking.before, known)
+                waiting = fitted[each.step]
+                states[each.step] = waiting.step.fit_state(waiting.before, known)
 
     def _known(self) -> list[FittedOperator]:
         if self._fitted is None:
-            raise UsageError("The pipeline has not learned; call fit first", code="not-fitted")
+            raise UsageError("The pipeline is not fitted; call fit first", code="not-fitted")
         return self._fitted
 
     @property
     def inputs(self) -> list[str]:
-        """The columns that have to be there when it runs: those that some operator reads."""
+        """Columns that the data must have: those that some operator reads."""
         return inputs_of(self._known())
 
     def sources(self, column: str) -> set[str]:
-        """Return the columns of the data that a column of the result is computed from.
+        """Return the columns of the data that an output column is computed from.
 
         Parameters
         ----------
@@ -265,25 +264,25 @@ class FeaturePipeline(FeatureMethods):
         --------
         >>> import pandas as pd
         >>> from bigdl.friesian.feature import FeaturePipeline
-        >>> pd.DataFrame({"city": ["Oslo"], "kind": ["a"]}).to_parquet("users.parquet")
-        >>> pipeline = FeaturePipeline().cross_columns([["city", "kind"]], [10])
+        >>> pd.DataFrame({"city": ["Oslo"], "type": ["a"]}).to_parquet("users.parquet")
+        >>> pipeline = FeaturePipeline().cross_columns([["city", "type"]], [10])
         >>> pipeline = pipeline.fit_files("users.parquet", host="here")
-        >>> sorted(pipeline.sources("city_kind")), pipeline.sources("kind")
-        (['city', 'kind'], {'kind'})
+        >>> sorted(pipeline.sources("city_type")), pipeline.sources("type")
+        (['city', 'type'], {'type'})
         """
         wanted = {column}
         for each in reversed(self._known()):
-            made = {cell.output: cell.inputs for cell in each.cells}
-            wanted = {name for known in wanted for name in made.get(known, (known,))}
+            inputs = {cell.output: cell.inputs for cell in each.cells}
+            wanted = {name for known in wanted for name in inputs.get(known, (known,))}
         return wanted
 
-    # -- tables of Spark -----------------------------------------------------------------------
+    # -- Spark tables --------------------------------------------------------------------------
 
     def fit(self, table: Table | DataFrame) -> Self:
-        """Learn what the operators need from a table.
+        """Fit the operators on a table.
 
-        One job counts the values of all vocabularies and finds all extremes and medians, as far as
-        they do not depend on each other; sums of targets take a job for each group of categories.
+        One job counts the values of all vocabularies and computes all extremes and medians that do
+        not depend on each other. Sums of targets take a job per group of categories.
 
         Parameters
         ----------
@@ -292,18 +291,18 @@ class FeaturePipeline(FeatureMethods):
         Returns
         -------
         FeaturePipeline
-            This one.
+            This pipeline.
 
         Raises
         ------
         UsageError
-            If a column does not exist or is of a type that an operator does not take.
+            If a column does not exist, or an operator does not accept its type.
         """
         df = _frame(table)
         return self._learn(schema_of(df), lambda program: spark.answers(df, program))
 
     def transform(self, table: Table | DataFrame) -> FeatureTable:
-        """Run the operators on a table, by plans of Spark.
+        """Apply the operators to a table by Spark plans.
 
         Parameters
         ----------
@@ -316,10 +315,10 @@ class FeaturePipeline(FeatureMethods):
         return FeatureTable(spark.transformed(_frame(table), self._known(), self._schema))
 
     def fit_transform(self, table: Table | DataFrame) -> FeatureTable:
-        """:meth:`fit`, then :meth:`transform` on the same table.
+        """Fit the pipeline on a table and transform the same table.
 
-        The only difference to calling both: ``target_encode`` gives each row a code that its own
-        fold did not help to form.
+        It differs from :meth:`fit` and :meth:`transform` in one point: ``target_encode`` gives each
+        row an out-of-fold code.
         """
         self.fit(table)
         return FeatureTable(
@@ -331,23 +330,23 @@ class FeaturePipeline(FeatureMethods):
     def fit_files(
         self, src: str | list[str], executor: str = "arrow", host: Host | str | None = None
     ) -> Self:
-        """Learn what the operators need from Parquet files.
+        """Fit the operators on Parquet files.
 
         Parameters
         ----------
         src : str or list of str
-            Files, folders or patterns.  Names of folders such as ``day=3`` are a column.
+            Files, folders or patterns. Folder names such as ``day=3`` become a column.
         executor : {"arrow", "catalyst"}
-            ``"catalyst"`` reads them as a table of Spark and calls :meth:`fit`.
+            ``"catalyst"`` reads the files as a Spark table and calls :meth:`fit`.
         host : {"spark", "local", "here"} or Host, optional
-            Who runs the batches of ``"arrow"``: tasks of Spark, which have to see the same files;
-            processes of this machine; or this process.  Default: Spark if a session is active,
-            else processes.  A :class:`LocalWorkers` can be used for several calls.
+            Where ``"arrow"`` runs its batches: in Spark tasks, which need access to the same files;
+            in local processes; or in this process. Default: Spark if a session is active, else
+            local processes. A :class:`LocalWorkers` can be reused for several calls.
 
         Returns
         -------
         FeaturePipeline
-            This one.
+            This pipeline.
         """
         if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             return self.fit(FeatureTable.read_parquet(src))
@@ -365,15 +364,15 @@ class FeaturePipeline(FeatureMethods):
         host: Host | str | None = None,
         mode: str = "overwrite",
     ) -> int:
-        """Run the operators on Parquet files and write others.
+        """Apply the operators to Parquet files and write the results as files.
 
         Parameters
         ----------
         src : str or list of str
             Files, folders or patterns.
         dst : str
-            A folder, for files that hold the rows in the order of those of `src`; behind
-            ``add_hist_seq`` the rows of a user are together, in the order of time.
+            Output folder. The rows keep the order of `src`. After ``add_hist_seq`` the rows are
+            grouped by user, in time order.
         executor : {"arrow", "catalyst"}
             ``"catalyst"`` reads and writes by Spark.
         host : {"spark", "local", "here"} or Host, optional
@@ -394,7 +393,7 @@ class FeaturePipeline(FeatureMethods):
         source, known = arrow.source_of(src)
         check_schema(known, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in known.items() if name in self._schema}
-        arrow.clear(dst, source, mode)
+        arrow.prepare_folder(dst, source, mode)
         with host_of(host) as runner:
             pieces = arrow.pieces_of(source, schema, runner.pieces)
             return arrow.transformed(fitted, pieces, os.fspath(dst), runner)
@@ -404,7 +403,7 @@ class FeaturePipeline(FeatureMethods):
         if others:
             raise UsageError(
                 f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
-                "on tables of Spark, or leave it out",
+                "on Spark tables, or remove it",
                 code="unsupported",
                 method=others[0],
             )
@@ -412,12 +411,12 @@ class FeaturePipeline(FeatureMethods):
     # -- rows ----------------------------------------------------------------------------------
 
     def transform_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the operators on one row, in this process and without Spark.
+        """Apply the operators to one row, in this process and without Spark.
 
         Parameters
         ----------
         row : dict of str to object
-            None for null; numbers of NumPy count as those of Python.
+            None for null; NumPy numbers count as Python numbers.
 
         Returns
         -------
@@ -426,27 +425,27 @@ class FeaturePipeline(FeatureMethods):
         Raises
         ------
         UsageError
-            If a column that an operator reads is missing, or a value is not of its type.
+            If a column that an operator reads is missing, or a value has another type.
         """
         return self._row_executor(row)
 
     def transform_batch(self, columns: Mapping[str, Any] | pa.RecordBatch) -> pa.RecordBatch:
-        """Run the operators on some rows that are in memory, in this process and without Spark.
+        """Apply the operators to in-memory arrays, in this process and without Spark.
 
         Parameters
         ----------
         columns : dict of str to array, or pyarrow.RecordBatch
-            Arrays of NumPy or Arrow of one length; a matrix is a column of vectors.
+            NumPy or Arrow arrays of one length; a matrix is a column of vectors.
 
         Returns
         -------
         pyarrow.RecordBatch
-            The same values as :meth:`transform_row` gives for each row.
+            The same values as :meth:`transform_row` for each row.
 
         Raises
         ------
         UsageError
-            If a column that an operator reads is missing, or is not of its type.
+            If a column that an operator reads is missing or has another type.
 
         Examples
         --------
@@ -462,24 +461,24 @@ class FeaturePipeline(FeatureMethods):
         fitted = self._known()
         self._check_runs("row")
         self._check_runs("arrow")
-        given = (
+        inputs = (
             columns
             if isinstance(columns, Mapping)
             else dict(zip(columns.schema.names, columns.columns, strict=True))
         )
-        if missing := [name for name in inputs_of(fitted) if name not in given]:
+        if missing := [name for name in inputs_of(fitted) if name not in inputs]:
             raise UsageError(
-                f"The rows have no {missing}, which the pipeline reads",
+                f"The rows lack the columns {missing}, which the pipeline reads",
                 code="column-missing",
                 columns=missing,
             )
         arrays = {
-            name: column_types.array_as(given[name], each.kind, name)
+            name: column_types.to_typed_array(inputs[name], each.kind, name)
             for name, each in self._schema.items()
-            if name in given
+            if name in inputs
         }
-        batch = batch_of(arrays).after_all(fitted)
-        return pa.record_batch({name: flat(batch[name]) for name in batch.names})
+        batch = lazy_batch(arrays).after_all(fitted)
+        return pa.record_batch({name: decoded(batch[name]) for name in batch.names})
 
     @cached_property
     def _row_executor(self) -> RowExecutor:
@@ -490,19 +489,19 @@ class FeaturePipeline(FeatureMethods):
     # -- folders -------------------------------------------------------------------------------
 
     def save(self, path: str) -> None:
-        """Write the pipeline and what it learned.
+        """Write the pipeline and its fitted state to a folder.
 
         Parameters
         ----------
         path : str
-            A folder of any file system; it gets ``pipeline.json`` and Parquet files.  A pipeline
-            that is there is replaced.
+            Folder on any file system. It gets ``pipeline.json`` and Parquet files. An existing
+            pipeline is replaced.
         """
         storage.save(path, self._steps, self._schema, self._fitted)
 
     @classmethod
     def load(cls, path: str) -> Self:
-        """Read what :meth:`save` wrote; this needs neither Spark nor Java.
+        """Load a saved pipeline; this needs neither Spark nor Java.
 
         Parameters
         ----------
@@ -516,28 +515,28 @@ class FeaturePipeline(FeatureMethods):
         loaded._steps, loaded._schema, loaded._fitted = storage.load(path)
         return loaded
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def feature_schema(self) -> FeatureSchema:
-        """Return types, sizes and lengths of the columns of the result; no data are read.
+        """Return types, cardinalities and lengths of the output columns, without reading data.
 
         Returns
         -------
         FeatureSchema
-            A column that the pipeline made of categories, hashes or bins has the cardinality of all
-            its numbers, also of those that the data at ``fit`` had not.
+            The cardinality of an encoded, hashed or binned column covers all possible ids, also
+            those that did not occur at ``fit``.
         """
         fitted = self._known()
         fields = fitted[-1].after if fitted else self._schema
         return FeatureSchema({name: _feature(field) for name, field in fields.items()})
 
     def explain(self) -> str:
-        """The steps as text: what each reads and makes, who can run it, and what it learned.
+        """Describe the steps as text: inputs, outputs, executors and fitted state.
 
         Returns
         -------
         str
-            A line for each step, and one for the columns of the result.
+            One line per step, and one for the output columns.
 
         Examples
         --------
@@ -577,26 +576,26 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Return the program of the next pass, and the steps as far as they can be bound."""
+    """Return the program of the next pass, and the steps that it can bind."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if not step.is_row_wise and any(isinstance(each, StatisticsQuery) for each in program):
-            break  # what was asked is about the rows before this step
+            break  # pending statistics are about the rows before this step
         step.check(schema)
-        requests = {} if place in states else step.requests(schema)
-        if not requests and place not in states:
-            states[place] = step.fit_state(schema, {})
-        state = states.get(place)
-        each = FittedOperator(step, schema, cast("State", state))  # None until it is known
+        requests = {} if index in states else step.requests(schema)
+        if not requests and index not in states:
+            states[index] = step.fit_state(schema, {})
+        state = states.get(index)
+        each = FittedOperator(step, schema, cast("State", state))  # None until it is fitted
         fitted.append(each)
         is_known = state is not None and not unknown.intersection(each.inputs)
         asked = {name for request in requests.values() for name in request.columns}
         if is_known:
             program.append(each)
         elif requests and not asked & unknown:
-            program.append(StatisticsQuery(place, requests))
+            program.append(StatisticsQuery(index, requests))
         if state is None and step.hides_columns(schema):
             break
         cells = step.cells(schema, state)
@@ -611,72 +610,72 @@ def _program(
 
 
 class RowExecutor:
-    """Steps prepared for rows: functions of single values, by the places of their results.
+    """Fitted operators prepared for single rows: functions of values, by output key.
 
     Parameters
     ----------
     fitted : list of FittedOperator
     schema : dict of str to Field
-        Of the rows.
+        Schema of the rows.
     """
 
     def __init__(self, fitted: Sequence[FittedOperator], schema: Schema):
-        self._kinds = {name: each.kind for name, each in schema.items()}
+        self._types = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
         self._work: list[tuple[Callable[..., Any], list[Hashable], Hashable]] = []
-        places: dict[str, Hashable] = {name: name for name in schema}
+        keys: dict[str, Hashable] = {name: name for name in schema}
         for number, each in enumerate(fitted):
-            made: dict[str, Hashable] = {}
+            new_keys: dict[str, Hashable] = {}
             for cell in each.cells:
-                inputs = [places[name] for name in cell.inputs]
+                inputs = [keys[name] for name in cell.inputs]
                 if cell.function is None:
-                    (made[cell.output],) = inputs
+                    (new_keys[cell.output],) = inputs
                     continue
-                made[cell.output] = number, cell.output
+                new_keys[cell.output] = number, cell.output
                 function = cell.function.single(*(each.before[name].kind for name in cell.inputs))
-                self._work.append((function, inputs, made[cell.output]))
-            places = {name: made.get(name, places.get(name)) for name in each.after}
-        self._places = places
+                self._work.append((function, inputs, new_keys[cell.output]))
+            keys = {name: new_keys.get(name, keys.get(name)) for name in each.after}
+        self._outputs = keys
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
             raise UsageError(
-                f"The row has no {missing}, which the pipeline reads; give None",
+                f"The row lacks the columns {missing}, which the pipeline reads; pass None",
                 code="column-missing",
                 columns=missing,
             )
         values: dict[Hashable, Any] = {
-            name: column_types.coerced(row[name], kind, name)
-            for name, kind in self._kinds.items()
+            name: column_types.coerce_value(row[name], dtype, name)
+            for name, dtype in self._types.items()
             if name in row
         }
         with np.errstate(all="ignore"):
-            for function, inputs, place in self._work:
-                values[place] = function(*map(values.__getitem__, inputs))
-        return {name: values[place] for name, place in self._places.items() if place in values}
+            for function, inputs, key in self._work:
+                values[key] = function(*map(values.__getitem__, inputs))
+        return {name: values[key] for name, key in self._outputs.items() if key in values}
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------
 
 
 def _feature(field: Field) -> Feature:
-    kind, depth = column_types.innermost(field.kind)
+    dtype, depth = column_types.innermost(field.kind)
     shape = (field.length, *[None] * depth)[:depth]
-    return Feature(kind, field.cardinality, shape)
+    return Feature(dtype, field.cardinality, shape)
 
 
 def _explained(steps: Sequence[Operator], fitted: Sequence[FittedOperator] | None) -> str:
-    """See :meth:`FeaturePipeline.explain`."""
+    """Return the text of :meth:`FeaturePipeline.explain`."""
     rows = [("step", "reads", "makes", "executors", "learned")]
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         executors = ", ".join(step.executors)
-        name = f"{place + 1} {step.method}"
+        name = f"{index + 1} {step.method}"
         if fitted is None:
             read = "all that fit" if step.reads is None else _few(step.reads)
             rows.append((name, read, "", executors, "nothing yet"))
             continue
-        each = fitted[place]
+        each = fitted[index]
         made = [cell.output for cell in each.cells] or [
             name for name in each.after if each.after[name] != each.before.get(name)
         ]
@@ -705,17 +704,17 @@ def _described(field: Field) -> str:
 
 def _size(state: State) -> str:
     tables = [value for value in state.values() if hasattr(value, "num_rows")]
-    figures = sum(map(_figures, (v for v in state.values() if not hasattr(v, "num_rows"))))
+    values = sum(map(_count_values, (v for v in state.values() if not hasattr(v, "num_rows"))))
     parts = []
     if tables:
         rows, size = sum(each.num_rows for each in tables), sum(each.nbytes for each in tables)
         shown = f"{-(-size // 1000)} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"
         parts.append(f"{rows} rows ({shown})")
-    if figures:
-        parts.append(f"{figures} figures")
+    if values:
+        parts.append(f"{values} values")
     return ", ".join(parts) or "-"
 
 
-def _figures(value: Any) -> int:
+def _count_values(value: Any) -> int:
     values = value.values() if isinstance(value, dict) else value
-    return sum(map(_figures, values)) if isinstance(value, dict | list | tuple) else 1
+    return sum(map(_count_values, values)) if isinstance(value, dict | list | tuple) else 1

@@ -1,4 +1,4 @@
-"""Relational verbs: the columns, rows, order and figures of one table on Spark."""
+"""Relational operations on one Spark table: columns, rows, order and statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigdl.friesian.feature.methods import CellMethods
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.cells import medians_of
 from bigdl.friesian.ops.column_types import require_columns
-from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, dtype_of, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -25,10 +25,10 @@ _STATS = ("min", "max", "avg", "sum", "count")
 
 
 class Table(CellMethods, TableOutput):
-    """A table on Spark.
+    """Table on Spark.
 
-    Every method that changes something returns a new table of the same class; only
-    :meth:`broadcast` changes the table itself.  The columns of a table are also its attributes.
+    Methods that change the table return a new table of the same class. Only :meth:`broadcast`
+    changes the table itself. The columns of a table are also its attributes.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Table(CellMethods, TableOutput):
 
     @property
     def schema(self) -> StructType:
-        """The schema of the DataFrame."""
+        """Schema of the DataFrame."""
         return self.df.schema
 
     @property
@@ -71,17 +71,17 @@ class Table(CellMethods, TableOutput):
         return self.df.dtypes
 
     def __getattr__(self, name: str) -> Column:
-        # Before `df` is set (while copying or unpickling) there is no column to look for.
+        # While copying or unpickling, `_df` is not set yet.
         if not name.startswith("__") and "_df" in self.__dict__ and name in self.df.columns:
             return self.df[spark.quoted(name)]
         raise AttributeError(f"{type(self).__name__} has no attribute or column {name!r}")
 
     def col(self, name: str) -> Column:
-        """The column of this name, not bound to this table."""
+        """Return a column expression by name, not bound to this table."""
         return col(name)
 
     def select(self, *cols: str | Column | list) -> Self:
-        """Some of the columns, or expressions.
+        """Select columns or expressions.
 
         Parameters
         ----------
@@ -90,8 +90,8 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.select(*self._chosen(cols)))
 
     def _chosen(self, cols: Sequence[Any]) -> list[Any]:
-        """Columns that a user names: any name that the table has, an expression, or ``*``."""
-        columns = spark.listed(cols)
+        """Return the user's columns as names or expressions; raise for other types."""
+        columns = spark.as_list(cols)
         if not columns:
             raise UsageError(
                 "cols should be str or a list of str, but got None.",
@@ -105,17 +105,17 @@ class Table(CellMethods, TableOutput):
                     code="argument-type",
                     argument="cols",
                 )
-        # other names are fields of a struct, or for Spark to say that there are none
+        # other names are struct fields, or Spark raises an error for them
         known = self.df.columns
         return [col(each) if isinstance(each, str) and each in known else each for each in columns]
 
     def merge_cols(self, columns: list[str], target: str) -> Self:
-        """Put columns into one column of arrays, and leave them out.
+        """Merge columns into one array column, and drop them.
 
         Parameters
         ----------
         columns : list of str
-            If one of them holds strings, all elements become strings.
+            If one column holds strings, all elements are cast to strings.
         target : str
             Name of the new column.
         """
@@ -128,21 +128,20 @@ class Table(CellMethods, TableOutput):
         names = as_names(columns)
         require_columns(self.columns, names)
         check_string(target, "target")
-        # in ANSI mode Spark would cast strings to the other type, and fail
-        has_text = any(column_types.is_text(kind_of(self.df, name)) for name in names)
+        # in ANSI mode Spark casts strings to the other type, which may fail
+        has_text = any(column_types.is_text(dtype_of(self.df, name)) for name in names)
         cells = (col(name).cast("string") if has_text else col(name) for name in names)
         merged = spark.replace(self.df, {target: F.array(*cells)})
         return self._clone(merged.drop(*(name for name in names if name != target)))
 
     def append_column(self, name: str, column: Column) -> Self:
-        """Add a column.
+        """Add a column, or replace an existing one in place.
 
         Parameters
         ----------
         name : str
-            One that exists is replaced in its place.
         column : pyspark.sql.Column
-            For instance ``pyspark.sql.functions.lit(0)``.
+            For example ``pyspark.sql.functions.lit(0)``.
         """
         check_string(name, "name")
         if not spark.is_column(column):
@@ -154,7 +153,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.withColumn(name, column))
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
-        """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
+        """Add a constant to numeric columns; an integer column plus 1.5 becomes double."""
         names = spark.names_of(self.df, columns, column_types.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(
@@ -167,11 +166,11 @@ class Table(CellMethods, TableOutput):
     # -- rows ----------------------------------------------------------------------------------
 
     def limit(self, num: int) -> Self:
-        """At most so many rows."""
+        """Keep at most `num` rows."""
         return self._clone(self.df.limit(num))
 
     def filter(self, condition: str | Column) -> Self:
-        """The rows for which a condition holds, an expression of SQL or a Column."""
+        """Keep the rows for which a condition holds, a SQL expression or a Column."""
         if not isinstance(condition, str) and not spark.is_column(condition):
             raise UsageError(
                 f"condition should be str or Column, but got {condition!r}",
@@ -181,7 +180,7 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.filter(condition))
 
     def distinct(self) -> Self:
-        """Every different row once."""
+        """Remove duplicate rows."""
         return self._clone(self.df.distinct())
 
     def drop_duplicates(
@@ -190,17 +189,17 @@ class Table(CellMethods, TableOutput):
         sort_cols: str | list[str] | None = None,
         keep: str = "min",
     ) -> Self:
-        """One row of each group of rows that are equal in some columns.
+        """Keep one row of each group of rows with equal values in some columns.
 
         Parameters
         ----------
         subset : str or list of str, optional
-            Default: all columns.
+            Columns to compare. Default: all columns.
         sort_cols : str or list of str, optional
-            The row that comes first by these columns is kept; of equal ones the one that comes
-            first in the table.  Without it any row is kept.
+            Keep the first row by these columns; of equal rows the first in the table. Without it
+            any row is kept.
         keep : {"min", "max"}
-            Ascending or descending order.
+            Sort ascending (``"min"``) or descending (``"max"``).
 
         Examples
         --------
@@ -227,26 +226,27 @@ class Table(CellMethods, TableOutput):
             return self._clone(self.df.dropDuplicates(names))
         order = as_names(sort_cols, "sort_cols")
         require_columns(self.df.columns, order)
-        place, rank = spark.temporary(self.df, "place"), spark.temporary(self.df, "rank")
+        position, rank = spark.unused_name(self.df, "position"), spark.unused_name(self.df, "rank")
         sorting = [col(name).asc() if keep == "min" else col(name).desc() for name in order]
-        window = Window.partitionBy(*map(col, names)).orderBy(*sorting, place)
-        ranked = self.df.withColumn(place, F.monotonically_increasing_id())
+        window = Window.partitionBy(*map(col, names)).orderBy(*sorting, position)
+        ranked = self.df.withColumn(position, F.monotonically_increasing_id())
         ranked = ranked.withColumn(rank, F.row_number().over(window))
-        return self._clone(ranked.filter(F.col(rank) == 1).drop(place, rank))
+        return self._clone(ranked.filter(F.col(rank) == 1).drop(position, rank))
 
     def concat(
         self, tables: Table | list[Table], mode: str = "inner", distinct: bool = False
     ) -> Self:
-        """The rows of several tables, by the names of the columns.
+        """Concatenate the rows of several tables, matching columns by name.
 
         Parameters
         ----------
         tables : Table or list of Table
             Their rows come before those of this table.
         mode : {"inner", "outer"}
-            The columns that all tables have, or those of any table, with nulls where one has none.
+            Keep the columns that all tables have, or those of any table, with nulls where one lacks
+            them.
         distinct : bool, default False
-            Every different row once.
+            Remove duplicate rows.
 
         Examples
         --------
@@ -259,7 +259,7 @@ class Table(CellMethods, TableOutput):
         >>> new.concat(old, mode="outer").sort("user").to_list("age")
         [31, None]
         """
-        others = spark.listed([tables])
+        others = spark.as_list([tables])
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(
                 f"tables should be a Table or a list of Tables, but got {tables!r}",
@@ -287,24 +287,24 @@ class Table(CellMethods, TableOutput):
         return self._clone(united.distinct() if distinct else united)
 
     def subtract(self, other: Table) -> Self:
-        """The different rows that another table has not."""
+        """Return the distinct rows that another table does not have."""
         return self._clone(self.df.subtract(check_table("other", other).df))
 
     def intersect(self, other: Table) -> Self:
-        """The different rows that another table has too."""
+        """Return the distinct rows that another table also has."""
         return self._clone(self.df.intersect(check_table("other", other).df))
 
     def sample(self, fraction: float, replace: bool = False, seed: int | None = None) -> Self:
-        """Random rows, about `fraction` of them."""
+        """Sample rows at random, about `fraction` of them."""
         return self._clone(self.df.sample(replace, float(fraction), seed))
 
     def random_split(self, weights: list[float], seed: int | None = None) -> list[Self]:
-        """Split the rows by chance.
+        """Split the rows at random.
 
         Parameters
         ----------
         weights : list of float
-            Shares of the parts, which are normalised; the sizes agree approximately.
+            Relative sizes of the parts. They are normalised; the sizes are approximate.
         seed : int, optional
             The same seed gives the same parts of the same table.
 
@@ -326,13 +326,13 @@ class Table(CellMethods, TableOutput):
     # -- order and partitions ------------------------------------------------------------------
 
     def sort(self, *cols: str | Column | list, ascending: bool | Sequence[bool] = True) -> Self:
-        """Order the rows.
+        """Sort the rows.
 
         Parameters
         ----------
         *cols : str, Column, or a list of them
         ascending : bool or list of bool, default True
-            A list has one for each column.
+            A list has one value per column.
         """
         names = self._chosen(cols)
         flags = ascending if isinstance(ascending, bool) else [bool(each) for each in ascending]
@@ -347,7 +347,7 @@ class Table(CellMethods, TableOutput):
     order_by = sort
 
     def ordinal_shuffle_partition(self, seed: int | None = None) -> Self:
-        """The rows of every partition in random order; none moves to another partition.
+        """Shuffle the rows within each partition.
 
         Parameters
         ----------
@@ -357,39 +357,39 @@ class Table(CellMethods, TableOutput):
         return self._clone(self.df.sortWithinPartitions(F.rand(spark.random_seed(seed))))
 
     def repartition(self, num_partitions: int) -> Self:
-        """Distribute the rows anew over partitions."""
+        """Redistribute the rows over `num_partitions` partitions."""
         return self._clone(self.df.repartition(num_partitions))
 
     def coalesce(self, num_partitions: int) -> Self:
-        """Unite partitions until there are at most so many."""
+        """Merge partitions until there are at most `num_partitions`."""
         return self._clone(self.df.coalesce(num_partitions))
 
     def get_partition_row_number(self) -> Table:
-        """A table of ``partitionId`` and ``count``, of the partitions that have rows."""
+        """Return a table of ``partitionId`` and ``count``, without empty partitions."""
         partition = F.spark_partition_id().alias("partitionId")
         return Table(self.df.select(partition).groupBy("partitionId").count())
 
     def broadcast(self) -> None:
-        """Mark this table as small enough to be sent to all executors when it is joined."""
+        """Mark this table as small enough for Spark to broadcast it in joins."""
         self._df = F.broadcast(self.df)
 
-    # -- figures -------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------
 
     def get_stats(self, columns: str | list[str] | None, aggr: Any) -> dict[str, Any]:
-        """Figures of columns, all by one job.
+        """Return statistics of columns, all computed by one job.
 
         Parameters
         ----------
         columns : str, list of str or None
-            None for all columns of numbers.
+            None for all numeric columns.
         aggr : str, list of str, or dict of str to one of them
-            Of min, max, avg, sum and count.  A dict has those of each column; it may have those of
-            other columns of the table, which are not used.
+            One or several of min, max, avg, sum and count. A dict has those of each column; entries
+            for other columns of the table are ignored.
 
         Returns
         -------
         dict of str to value or list
-            By column; a list, in the order of `aggr`, if there are several figures.
+            By column; a list, in the order of `aggr`, if there are several statistics.
 
         Examples
         --------
@@ -407,24 +407,26 @@ class Table(CellMethods, TableOutput):
         wanted = {name: _stats_of(aggr, name) for name in names}
         for name, stats in wanted.items():
             needs_numbers = {"avg", "sum"} & set(stats)
-            if needs_numbers and not column_types.is_number(kind_of(self.df, name)):
+            if needs_numbers and not column_types.is_number(dtype_of(self.df, name)):
                 raise UsageError(
                     f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
-                    f"{kind_of(self.df, name)}",
+                    f"{dtype_of(self.df, name)}",
                     code="data-dtype",
                     column=name,
                 )
-        figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
-        values = iter(spark.figures_of(self.df, figures))
+        aggregates = [
+            getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats
+        ]
+        values = iter(spark.aggregate_values(self.df, aggregates))
         of_columns = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
         return {name: each[0] if len(each) == 1 else each for name, each in of_columns.items()}
 
     def min(self, columns: str | list[str] | None = None) -> Table:
-        """Smallest values: a table of ``column`` (string) and ``min`` (double)."""
+        """Return the smallest values as a table of ``column`` (string) and ``min`` (double)."""
         return self._extremes(columns, "min")
 
     def max(self, columns: str | list[str] | None = None) -> Table:
-        """Largest values: a table of ``column`` (string) and ``max`` (double)."""
+        """Return the largest values as a table of ``column`` (string) and ``max`` (double)."""
         return self._extremes(columns, "max")
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
@@ -435,12 +437,12 @@ class Table(CellMethods, TableOutput):
         return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
 
     def median(self, columns: str | list[str] | None = None) -> Self:
-        """Medians, whose rank is exact to a thousandth of the rows.
+        """Return the medians of columns; their rank is exact to a thousandth of the rows.
 
         Parameters
         ----------
         columns : str or list of str, optional
-            Default: all columns of numbers.
+            Default: all numeric columns.
 
         Returns
         -------
@@ -455,7 +457,10 @@ class Table(CellMethods, TableOutput):
 
 
 def _with_equal_types(frames: list[DataFrame]) -> list[DataFrame]:
-    """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
+    """Cast columns that are strings in one frame to strings in all frames.
+
+    In ANSI mode Spark would otherwise parse the strings.
+    """
     fields = [each for frame in frames for each in schema_of(frame).items()]
     texts = {name for name, field in fields if column_types.is_text(field.kind)}
     return [
@@ -468,7 +473,7 @@ def _stats_of(aggr: Any, column: str) -> list[str]:
     if isinstance(aggr, Mapping):
         if column not in aggr:
             raise UsageError(
-                f"aggr has nothing for the column {column}: {dict(aggr)!r}",
+                f"aggr has no entry for the column {column}: {dict(aggr)!r}",
                 code="argument-value",
                 argument="aggr",
                 column=column,
@@ -487,7 +492,7 @@ def _stats_of(aggr: Any, column: str) -> list[str]:
 
 
 def check_table(name: str, value: Any) -> Table:
-    """Return `value`, which must be a table."""
+    """Return `value`; raise a UsageError unless it is a Table."""
     if not isinstance(value, Table):
         raise UsageError(
             f"{name} should be a Table, but got {type(value).__name__}",

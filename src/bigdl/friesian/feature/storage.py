@@ -1,4 +1,4 @@
-"""Pipelines in folders: ``pipeline.json``, and a Parquet file for each table of a state."""
+"""Saving and loading of pipelines: ``pipeline.json`` and a Parquet file per state table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from bigdl.orca.data.file import open_file_system
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
 _FILE = "pipeline.json"
-_TABLE = "__bigdl_table__"  # the key of the name of a table's file
+_TABLE = "__bigdl_table__"  # JSON key of a table's file name
 
 
 def save(
     path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[FittedOperator] | None
 ) -> None:
-    """Write a pipeline; what was in the folder goes."""
+    """Write a pipeline to a folder; replace a pipeline that exists there."""
     fs, folder = open_file_system(path)
     if fs.exists(folder):
         if fs.find(folder) and not fs.exists(f"{folder}/{_FILE}"):
             raise UsageError(
-                f"{path} exists and is no pipeline; choose another folder",
+                f"{path} exists and does not contain a pipeline; choose another folder",
                 code="path-exists",
                 path=str(path),
             )
@@ -40,7 +40,7 @@ def save(
             name = f"state-{next(numbers):03d}.parquet"
             pq.write_table(value, f"{folder}/{name}", filesystem=fs)
             return {_TABLE: name}
-        return vars(value) if isinstance(value, Field) else value.item()  # a number of NumPy
+        return vars(value) if isinstance(value, Field) else value.item()  # a NumPy number
 
     content = {
         "format": _FORMAT,
@@ -54,14 +54,14 @@ def save(
 
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperator] | None]:
-    """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
+    """Read a saved pipeline: its operators, the data schema and the fitted operators."""
     fs, folder = open_file_system(path)
 
     def with_tables(value: dict[str, Any]) -> Any:
         if list(value) != [_TABLE]:
             return value
-        # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
-        # process that ends then aborts.
+        # Arrow threads may hold the Python file slightly longer; a process that exits at that
+        # moment aborts.
         path = f"{folder}/{value[_TABLE]}"
         with pq.ParquetFile(path, filesystem=fs, pre_buffer=False) as file:
             return file.read(use_threads=False)
@@ -80,12 +80,13 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
         ) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise UsageError(
-            f"{path}/{_FILE} is not that of a pipeline", code="file-format", path=str(path)
+            f"{path}/{_FILE} does not describe a pipeline", code="file-format", path=str(path)
         )
     if content.get("version") != _VERSION:
         raise UsageError(
             f"The pipeline at {path} has the version {content.get('version')!r}, but this BigDL "
-            f"reads version {_VERSION}; save it anew with the BigDL that wrote it, or update BigDL",
+            f"reads version {_VERSION}; save it again with the BigDL that wrote it, or update "
+            "BigDL",
             code="version-unsupported",
             path=str(path),
         )
@@ -105,7 +106,7 @@ def _operator(path: str, method: str, arguments: Mapping[str, Any]) -> Operator:
     operator = OPERATORS.get(method)
     if operator is None:
         raise UsageError(
-            f"The pipeline at {path} has a step {method!r}, unknown here; import or install the "
+            f"The pipeline at {path} has an unknown step {method!r}; import or install the "
             "package that registers it",
             code="name-unknown",
             method=method,

@@ -1,4 +1,4 @@
-"""The table of features, which has everything that a user does to prepare data for recommenders."""
+"""FeatureTable: data preparation for recommenders on Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bigdl.friesian.feature.vocabularies import VocabularyEncoders
 from bigdl.friesian.ops import column_types, spark
 from bigdl.friesian.ops.column_types import require_columns
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, dtype_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = ["FeatureTable", "StringIndex", "Table", "TargetCode"]
 
 
 class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, AggregateEncoders):
-    """A table of features on Spark.
+    """Table of features on Spark, with methods to clean, encode and join data.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
     """
 
     def feature_schema(self, columns: str | list[str] | None = None) -> FeatureSchema:
-        """Return types, sizes and lengths of the columns, by one job.
+        """Return types, cardinalities and array lengths of the columns, by one job.
 
         Parameters
         ----------
@@ -60,8 +60,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         Returns
         -------
         FeatureSchema
-            Types, largest values and lengths of arrays, from which
-            :mod:`bigdl.friesian.models` size their layers.  Nulls do not count.
+            :mod:`bigdl.friesian.models` size their layers from it. Nulls are ignored.
 
         Examples
         --------
@@ -76,10 +75,14 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.columns, names)
-        of_columns = {name: kind_of(self.df, name) for name in names}
-        figures = [each for name, kind in of_columns.items() for each in _figures(col(name), kind)]
-        values = iter(spark.figures_of(self.df, figures))
-        return FeatureSchema({name: _feature(kind, values) for name, kind in of_columns.items()})
+        of_columns = {name: dtype_of(self.df, name) for name in names}
+        aggregates = [
+            each
+            for name, dtype in of_columns.items()
+            for each in _shape_aggregates(col(name), dtype)
+        ]
+        values = iter(spark.aggregate_values(self.df, aggregates))
+        return FeatureSchema({name: _feature(dtype, values) for name, dtype in of_columns.items()})
 
     def apply(
         self,
@@ -89,20 +92,21 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         dtype: str | DataType = "string",
         vectorized: bool = False,
     ) -> Self:
-        """Add a column of what a function of Python returns.
+        """Add a column that a Python function computes from other columns.
 
         Parameters
         ----------
         in_col : str or list of str
         out_col : str
-            One that exists is replaced in its place.
+            New column. An existing column of this name is replaced in place.
         func : callable
-            Takes a value, or for a list of columns the list of their values, which keep their own
+            Takes a value. For a list of columns it takes the list of their values, which keep their
             types.
         dtype : str or DataType of Spark, default "string"
-            The type of the result, such as ``"int"`` or ``"array<float>"``.
+            Type of the result, such as ``"int"`` or ``"array<float>"``.
         vectorized : bool, default False
-            `func` takes a Series of pandas, or a list of them, and returns one: many times faster.
+            `func` takes a pandas Series, or a list of Series, and returns a Series. This is many
+            times faster.
 
         Examples
         --------
@@ -143,23 +147,23 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         reduce_dim: int | None = None,
         replace: bool = True,
     ) -> Self:
-        """Turn texts into arrays of numbers.
+        """Embed strings as arrays of floats.
 
         Parameters
         ----------
         columns : str or list of str
         bert_model : str or callable, default "distilbert-base-uncased"
-            A model of sentence-transformers, which every Python worker loads once, or a function
-            from a list of texts to a matrix with a row for each.
+            Name of a sentence-transformers model, which each Python worker loads once; or a
+            function from a list of strings to a matrix with one row per string.
         reduce_dim : int, optional
-            Keep only so many principal components.
+            Number of principal components to keep.
         replace : bool, default True
-            Put the arrays in the place of the texts, otherwise into ``<column>_embed``.
+            Replace the strings in place. Otherwise add ``<column>_embed``.
 
         Returns
         -------
         FeatureTable
-            With columns of array<double>; null for a null.
+            With columns of array<double>; null stays null.
 
         Examples
         --------
@@ -168,7 +172,7 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         >>> from bigdl.friesian.feature import FeatureTable
         >>> from bigdl.orca import init_orca_context
         >>> sc = init_orca_context("local", cores=2)
-        >>> def embed(texts):  # or the name of a model of sentence-transformers
+        >>> def embed(texts):  # or the name of a sentence-transformers model
         ...     return np.array([[len(text), text.count("a")] for text in texts], dtype=float)
         >>> table = FeatureTable.from_pandas(pd.DataFrame({"title": ["banana", "fig"]}))
         >>> table.string_embed("title", embed).to_list("title")
@@ -194,38 +198,38 @@ class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, A
         return self._clone(df)
 
 
-def _figures(value: Column, kind: str) -> list[Column]:
-    """The aggregates of a column: the extremes of the lengths at each depth, then of the values."""
-    figures, depth = [], 0
-    while column_types.is_array(kind):
+def _shape_aggregates(value: Column, dtype: str) -> list[Column]:
+    """Return aggregates for a column: extreme lengths at each depth, then extreme values."""
+    aggregates, depth = [], 0
+    while column_types.is_array(dtype):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))
         if depth:  # the elements of `value` are the arrays of this depth
             inner = F.filter(value, lambda each: each.isNotNull())
             lengths, value = F.transform(inner, lambda each: F.size(each)), F.flatten(inner)
-        figures += [F.min(F.array_min(lengths)), F.max(F.array_max(lengths))]
-        kind, depth = column_types.element_of(kind), depth + 1
-    if column_types.is_integral(kind):
+        aggregates += [F.min(F.array_min(lengths)), F.max(F.array_max(lengths))]
+        dtype, depth = column_types.element_type(dtype), depth + 1
+    if column_types.is_integral(dtype):
         low, high = (F.array_min(value), F.array_max(value)) if depth else (value, value)
-        figures += [F.min(low), F.max(high)]
-    return figures
+        aggregates += [F.min(low), F.max(high)]
+    return aggregates
 
 
-def _feature(kind: str, figures: Iterator[Any]) -> Feature:
-    """The feature of a column of a kind, by the values of its :func:`_figures`."""
+def _feature(dtype: str, values: Iterator[Any]) -> Feature:
+    """Build the Feature of a column from the results of its :func:`_shape_aggregates`."""
     shape: list[int | None] = []
-    while column_types.is_array(kind):
-        short, long = next(figures), next(figures)
+    while column_types.is_array(dtype):
+        short, long = next(values), next(values)
         shape.append(short if short == long else None)
-        kind = column_types.element_of(kind)
+        dtype = column_types.element_type(dtype)
     cardinality = None
-    if column_types.is_integral(kind):
-        smallest, largest = next(figures), next(figures)
+    if column_types.is_integral(dtype):
+        smallest, largest = next(values), next(values)
         if (smallest or 0) >= 0:
             cardinality = 0 if largest is None else largest + 1
-    return Feature(kind, cardinality, tuple(shape))
+    return Feature(dtype, cardinality, tuple(shape))
 
 
-# -- texts as arrays of numbers ------------------------------------------------------------------
+# -- embeddings of strings -------------------------------------------------------------------------
 
 
 def _embedding_function(encoder: Callable) -> Callable:
@@ -243,7 +247,7 @@ def _embedding_function(encoder: Callable) -> Callable:
 
 @cache
 def _sentence_transformer(name: str) -> Any:
-    """A model of sentence-transformers, loaded by each Python worker when it first needs it."""
+    """Load a sentence-transformers model once per Python worker."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(name)
@@ -254,7 +258,7 @@ def _by_sentence_transformer(name: str, texts: list[str]) -> Any:
 
 
 def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
-    """Arrays projected on their principal components."""
+    """Project the arrays of a column to their principal components."""
     from pyspark.ml.feature import PCA
     from pyspark.ml.functions import array_to_vector
 

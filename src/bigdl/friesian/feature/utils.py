@@ -1,4 +1,4 @@
-"""Tables of features as XShards."""
+"""Conversion of feature tables to XShards."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ from bigdl.orca.data.xshards.connect import rows_of
 def featuretable_to_xshards(
     tbl: Table, convert_cols: str | list[str] | None = None
 ) -> SparkXShards:
-    """The rows of a table as XShards of dicts of arrays, a shard for each partition.
+    """Convert a table to XShards of dicts of arrays, one shard per partition.
 
     Parameters
     ----------
     tbl : Table
     convert_cols : str or list of str, optional
-        Columns of arrays that become matrices (they must have one length in a shard); default: all
-        columns of arrays.
+        Array columns to stack into matrices. Their arrays must have one length within a shard.
+        Default: all array columns.
 
     Returns
     -------
     SparkXShards
-        Dicts from the names of the columns to NumPy arrays.
+        Dicts from column names to NumPy arrays.
     """
     columns = check_table("tbl", tbl).columns
     names = columns if convert_cols is None else as_names(convert_cols, "convert_cols")

@@ -1,4 +1,4 @@
-"""Encoders by vocabularies: values become their numbers, or what a table has for them."""
+"""Encoders by vocabularies and look-up tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigdl.friesian.ops.spark import F, as_names, check_string, schema_of
 
 
 class VocabularyEncoders(Table):
-    """Encoders of a table that replace values by what another table has for them."""
+    """Table methods that replace values by their entries in another table."""
 
     def gen_string_idx(
         self,
@@ -24,30 +24,30 @@ class VocabularyEncoders(Table):
         do_split: bool = False,
         sep: str = ",",
     ) -> StringIndex | list[StringIndex]:
-        """Learn the vocabularies of columns, all by one pass over the data.
+        """Learn vocabularies of columns, all by one pass over the data.
 
-        Numbers begin with 1, so that 0 is free for unknown values, and depend on nothing but the
-        data: they follow the order of the values, or of the counts.  Nulls and NaN have none.
+        Ids start at 1, so that 0 is free for unknown values. They depend only on the data: ids
+        follow the order of the values, or of the counts. Nulls and NaN get no id.
 
         Parameters
         ----------
         columns : str, dict or list of them
-            A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns,
-            whose name is by default that of the first with ``_union``.
+            A dict ``{"src_cols": [...], "col_name": ...}`` means one vocabulary of several columns.
+            Its default name is that of the first column with ``_union``.
         freq_limit : int or dict of str to int, optional
-            Values that occur less often are left out; a dict has the limits of some vocabularies.
+            Minimum count of a value. A dict has the limits of some vocabularies.
         order_by_freq : bool, default False
-            Number the values by falling count, equal counts by value.
+            Order ids by falling count, equal counts by value.
         do_split : bool, default False
-            Cells are text of several values. Arrays of values are numbered without it.
+            Split each string cell into several values. Array cells need no split.
         sep : str, default ","
-            Regular expression between them.
+            Regular expression that separates the values.
 
         Returns
         -------
         StringIndex or list of StringIndex
-            A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
-            the values are in one called ``id``.
+            A list if `columns` is one. The ids are in the column ``id``, or ``id_number`` if the
+            value column is called ``id``.
 
         Examples
         --------
@@ -82,33 +82,34 @@ class VocabularyEncoders(Table):
         keep_most_frequent: bool = False,
         oov_buckets: int = 0,
     ) -> Self:
-        """Replace the values of columns by their numbers, in the place of the columns.
+        """Replace the values of columns by ids, in place.
 
         Parameters
         ----------
         columns : str or list of str
         indices : StringIndex, dict of str to int, or list of them
-            One for each column.  Of equal values in an index the smallest number counts.
+            One per column. If a value occurs twice in an index, the smallest id counts.
         broadcast : bool, default True
-            Send the vocabulary to all executors, unless it has more than a million values.  Then,
-            and without it, Spark chooses the kind of join.
+            Broadcast the vocabulary to all executors, unless it has more than a million values.
+            Otherwise Spark chooses the join strategy.
         do_split : bool, default False
-            Cells hold several values: they become arrays of the numbers of those that are known.
+            Split each string cell into several values. The result is an array of the ids of known
+            values.
         sep : str, default ","
-            Regular expression between them.
+            Regular expression that separates the values.
         sort_for_array : bool, default False
-            Order the numbers of an array; otherwise they follow the values.
+            Sort the ids of an array. By default they keep the order of the values.
         keep_most_frequent : bool, default False
-            Of an array only the smallest number, that of the most frequent value if the vocabulary
-            is ordered by frequency.
+            Keep only the smallest id of an array. It belongs to the most frequent value if the
+            vocabulary is ordered by frequency.
         oov_buckets : int, default 0
-            So many numbers behind the largest one are given to values that are not in the
-            vocabulary, by their hash; not with `do_split`.
+            Number of extra ids, after the largest id, for values that are not in the vocabulary. A
+            hash selects the id. It cannot be combined with `do_split`.
 
         Returns
         -------
         FeatureTable
-            Nulls for what is not in the vocabulary, and for cells without any known value.
+            Null for values that are not in the vocabulary, and for cells without a known value.
 
         Examples
         --------
@@ -125,10 +126,10 @@ class VocabularyEncoders(Table):
         """
         vocabulary.check_oov_buckets(oov_buckets, do_split)
         names = as_names(columns)
-        chosen = spark.listed([indices])
+        chosen = spark.as_list([indices])
         spark.check_lengths("columns", names, "indices", chosen)
         message = (
-            "The column {name} of type {kind} cannot be encoded: its cells should be single "
+            "The column {name} of type {dtype} cannot be encoded: its cells should be single "
             "values, arrays of them, or with do_split their text; explode it, or use "
             "add_value_features"
         )
@@ -160,7 +161,7 @@ class VocabularyEncoders(Table):
         keep_most_frequent: bool = False,
         broadcast: bool = True,
     ) -> tuple[Self, StringIndex | list[StringIndex]]:
-        """:meth:`gen_string_idx` and :meth:`encode_string` in one.
+        """Learn vocabularies and encode: :meth:`gen_string_idx`, then :meth:`encode_string`.
 
         Returns
         -------
@@ -181,23 +182,23 @@ class VocabularyEncoders(Table):
         name: str | None = None,
         index: StringIndex | None = None,
     ) -> tuple[Self, StringIndex]:
-        """Replace the values of several columns by numbers of one vocabulary.
+        """Replace the values of several columns by the ids of one vocabulary.
 
         Parameters
         ----------
         columns : str or list of str
-            Such as a user and a friend of hers.
+            Such as a user column and a friend column.
         freq_limit, order_by_freq
             As in :meth:`gen_string_idx`; the counts of all columns are added.
         name : str, optional
-            Of the vocabulary; default: that of the first column with ``_union``.
+            Name of the vocabulary. Default: that of the first column with ``_union``.
         index : StringIndex, optional
-            The vocabulary that this method returned for other data.
+            Vocabulary that this method returned for other data.
 
         Returns
         -------
         (FeatureTable, StringIndex)
-            Nulls for what is not in the vocabulary.
+            Null for values that are not in the vocabulary.
 
         Examples
         --------
@@ -208,7 +209,7 @@ class VocabularyEncoders(Table):
         >>> pairs = pd.DataFrame({"user": ["u1", "u2"], "friend": ["u2", "u3"]})
         >>> table = FeatureTable.from_pandas(pairs)
         >>> encoded, index = table.joint_encode(["user", "friend"])
-        >>> encoded.to_dict()  # u2 has one number
+        >>> encoded.to_dict()  # u2 has the same id in both columns
         {'user': [1, 2], 'friend': [2, 3]}
         """
         names = as_names(columns)
@@ -229,7 +230,7 @@ class VocabularyEncoders(Table):
         ), index
 
     def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
-        """The different values of columns, in their order; a null comes last.
+        """Return the distinct values of each column, sorted, null last.
 
         Returns
         -------
@@ -240,18 +241,18 @@ class VocabularyEncoders(Table):
     def gen_reindex_mapping(
         self, columns: str | Sequence[str] = (), freq_limit: int | Mapping[str, int] | None = 10
     ) -> list[Any]:
-        """Number the values of columns by falling count, all by one pass over the data.
+        """Assign ids to the values of columns by falling count, by one pass over the data.
 
         Parameters
         ----------
         columns : str or list of str
         freq_limit : int or dict of str to int, default 10
-            Values that occur less often are left out; a dict has the limit of every column.
+            Minimum count of a value. A dict has the limit of every column.
 
         Returns
         -------
         list of FeatureTable
-            For each column its values and, as ``<column>_new``, their numbers from 1 on.
+            For each column its values and, as ``<column>_new``, their ids from 1.
         """
         names = as_names(columns)
         if isinstance(freq_limit, Mapping) and set(names) - set(freq_limit):
@@ -268,13 +269,15 @@ class VocabularyEncoders(Table):
         ]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
-        """Replace values by what :meth:`gen_reindex_mapping` found; unknown ones by 0, nulls stay.
+        """Replace values by the ids of :meth:`gen_reindex_mapping`; unknown values by 0.
+
+        Nulls stay null.
 
         Parameters
         ----------
         columns : str or list of str
         index_tbls : Table or list of Table
-            One for each column.
+            One per column.
 
         Examples
         --------
@@ -288,35 +291,36 @@ class VocabularyEncoders(Table):
         [0, 1, 1]
         """
         names = as_names(columns)
-        tables = spark.listed([index_tbls])
+        tables = spark.as_list([index_tbls])
         spark.check_lengths("columns", names, "index_tbls", tables)
         table = self
         for name, each in zip(names, tables, strict=True):
-            number = spark.temporary(table.df, "number")
-            numbered = table.add_value_features(name, each, name, number).df
+            number = spark.unused_name(table.df, "number")
+            with_ids = table.add_value_features(name, each, name, number).df
             known = F.when(F.col(name).isNotNull(), F.col(number))
-            table = table._clone(numbered.withColumn(name, known).drop(number))
+            table = table._clone(with_ids.withColumn(name, known).drop(number))
         return table
 
     def add_value_features(
         self, columns: str | list[str], dict_tbl: Table, key: str, value: str
     ) -> Self:
-        """Look up what a table says about the values of columns.
+        """Add columns that look up the values of columns in another table.
 
         Parameters
         ----------
         columns : str or list of str
             Columns of values, of arrays, or of arrays of arrays.
         dict_tbl : Table
-            Its columns `key` and `value`; if it has not both of them, the first two.
+            Table with the columns `key` and `value`. If it lacks one of them, its first two columns
+            are used.
         key, value : str
-            The result is called as the column with `key` replaced by `value`: ``item_hist_seq``
-            becomes ``category_hist_seq``.  A column that keeps its name is replaced.
+            The result has the column's name with `key` replaced by `value`: ``item_hist_seq``
+            becomes ``category_hist_seq``. A column whose name does not change is replaced.
 
         Returns
         -------
         FeatureTable
-            Values without an entry, and nulls, become 0, or null if the entries are no numbers.
+            Values without an entry, and nulls, become 0, or null if the entries are not numbers.
 
         Examples
         --------

@@ -1,5 +1,5 @@
-"""Operators of feature tables, one class for each, one module for each family.
+"""Operators of feature tables: one class per operator, one module per family.
 
-An operator has how it learns, its plan of Spark and its work on an Arrow batch side by side; what
-computes a batch computes the single values of a row too.
+Each operator has how it learns, its Spark plan and its Arrow function in one class. The code that
+computes an Arrow batch also computes the single values of a row.
 """

@@ -1,9 +1,9 @@
-"""Columns in batches of Arrow, where a column of few different values is computed by them only.
+"""Arrow batches with lazy, dictionary-encoded columns, and the statistics of batches.
 
-Questions that operators ask about the data are answered by batches.  Each batch gives a partial
-answer, partial answers are merged, and the last one becomes the answer.  Only the different values
-of a column are looked at where it is known by them.  The executor ``catalyst`` has an aggregation
-of Spark for each question instead.
+A column with few distinct values is computed once per distinct value. The statistics that operators
+learn from are computed per batch; partial results are merged. For a dictionary-encoded column only
+the distinct values are read. The executor ``catalyst`` has a Spark aggregation for each statistic
+instead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn, 
 
 @dataclass(frozen=True)
 class DictionaryColumn:
-    """A column as its different values and the place of each row's value among them.
+    """Dictionary-encoded column: its distinct values and an index into them per row.
 
     Attributes
     ----------
     values : pyarrow.Array
-        A null is one of them.
+        Distinct values; null may be one of them.
     codes : numpy.ndarray of int32 or int64
-        Has no nulls.
+        Index into `values` for each row, without nulls.
     """
 
     values: pa.Array
@@ -42,7 +42,7 @@ Values: TypeAlias = "pa.Array | DictionaryColumn"
 
 
 class LazyBatch:
-    """Some rows, whose columns are computed when they are asked for, once.
+    """Batch of rows whose columns are computed once, on first access.
 
     Parameters
     ----------
@@ -53,7 +53,8 @@ class LazyBatch:
 
     def __init__(self, columns: Mapping[str, Callable[[], Values]], rows: int):
         self._columns = {
-            name: each if isinstance(each, _Once) else _Once(each) for name, each in columns.items()
+            name: each if isinstance(each, _CachedResult) else _CachedResult(each)
+            for name, each in columns.items()
         }
         self.rows = rows
 
@@ -68,24 +69,24 @@ class LazyBatch:
         return self._columns[name]()
 
     def select(self, names: Iterable[str]) -> LazyBatch:
-        """The batch with some of its columns."""
+        """Return a batch with a subset of the columns."""
         return LazyBatch({name: self._columns[name] for name in names}, self.rows)
 
     def after(self, fitted: FittedOperator) -> LazyBatch:
-        """The batch behind a step."""
-        made = {}
+        """Return the batch after one operator."""
+        added = {}
         for cell in fitted.cells:
             if cell.function is not None:
-                made[cell.output] = _Once(self._work(cell))
+                added[cell.output] = _CachedResult(self._work(cell))
             elif cell.inputs[0] in self:
-                made[cell.output] = self._columns[cell.inputs[0]]
-        columns = {**self._columns, **made}
+                added[cell.output] = self._columns[cell.inputs[0]]
+        columns = {**self._columns, **added}
         return LazyBatch(
             {name: columns[name] for name in fitted.after if name in columns}, self.rows
         )
 
     def after_all(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
-        """The batch behind all of some steps."""
+        """Return the batch after several operators."""
         batch = self
         for each in fitted:
             batch = batch.after(each)
@@ -94,11 +95,11 @@ class LazyBatch:
     def _work(self, cell: OutputColumn) -> Callable[[], Values]:
         inputs = [self._columns[name] for name in cell.inputs]
         function = cast("Function", cell.function)
-        return lambda: computed(function, [each() for each in inputs])
+        return lambda: apply_function(function, [each() for each in inputs])
 
 
-class _Once:
-    """A function whose result is kept."""
+class _CachedResult:
+    """Function without arguments that is called once; its result is cached."""
 
     def __init__(self, function: Callable[[], Values]):
         self._function: Callable[[], Values] | None = function
@@ -107,25 +108,25 @@ class _Once:
     def __call__(self) -> Values:
         if self._function is not None:
             self._result = self._function()
-            self._function = None  # with it go the columns that it was computed from
+            self._function = None  # release the input columns
         return self._result
 
 
-def computed(function: Function, columns: list[Values]) -> Values:
-    """The column that a function makes of others."""
+def apply_function(function: Function, columns: list[Values]) -> Values:
+    """Apply a function to columns, on distinct values where that is cheaper."""
     if len(columns) > 1:
-        values, codes = crossed([factored(each) for each in columns])
+        values, codes = combined([dictionary_encoded(each) for each in columns])
         return DictionaryColumn(function.array(*values), codes)
     (column,) = columns
     if function.is_costly:
-        column = factored(column)
+        column = dictionary_encoded(column)
     if isinstance(column, DictionaryColumn):
         return DictionaryColumn(function.array(column.values), column.codes)
     return function.array(column)
 
 
-def factored(column: Values) -> DictionaryColumn:
-    """A column by its different values."""
+def dictionary_encoded(column: Values) -> DictionaryColumn:
+    """Dictionary-encode a column."""
     if isinstance(column, DictionaryColumn):
         return column
     if not isinstance(column, pa.DictionaryArray):
@@ -137,48 +138,59 @@ def factored(column: Values) -> DictionaryColumn:
     return DictionaryColumn(values, codes.to_numpy())
 
 
-def flat(column: Values) -> pa.Array:
-    """A column as one array."""
+def decoded(column: Values) -> pa.Array:
+    """Decode a column to one Arrow array."""
     if not isinstance(column, DictionaryColumn):
         return column
     return column.values.take(pa.array(column.codes))
 
 
-def cut(column: Values, start: int, rows: int) -> Values:
-    """The values of some rows."""
+def slice_rows(column: Values, start: int, rows: int) -> Values:
+    """Slice a column: `rows` values from `start`."""
     if not isinstance(column, DictionaryColumn):
         return column.slice(start, rows)
     return DictionaryColumn(column.values, column.codes[start : start + rows])
 
 
-def crossed(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray]:
-    """The values of several columns in their different combinations, and the codes of these."""
-    codes, places = columns[0].codes, [np.arange(len(columns[0].values))]
+def combined(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray]:
+    """Return the distinct combinations of several columns, and the codes of the rows.
+
+    Returns
+    -------
+    values : list of pyarrow.Array
+        One array per column, with its value in each combination.
+    codes : numpy.ndarray
+        Index of the combination for each row.
+    """
+    codes, indices = columns[0].codes, [np.arange(len(columns[0].values))]
     for column in columns[1:]:
         pairs = codes.astype(np.int64) * len(column.values) + column.codes
         both = pc.dictionary_encode(pa.array(pairs))
         first, second = np.divmod(both.dictionary.to_numpy(), max(len(column.values), 1))
-        codes, places = both.indices.to_numpy(), [*(each[first] for each in places), second]
-    taken = [
-        column.values.take(pa.array(place)) for column, place in zip(columns, places, strict=True)
+        codes, indices = both.indices.to_numpy(), [*(each[first] for each in indices), second]
+    values = [
+        column.values.take(pa.array(index)) for column, index in zip(columns, indices, strict=True)
     ]
-    return taken, codes
+    return values, codes
 
 
-def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> LazyBatch:
-    """A batch of arrays that are there."""
+def lazy_batch(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> LazyBatch:
+    """Return a LazyBatch over in-memory arrays."""
     rows = len(next(iter(columns.values()))) if columns else 0
-    return LazyBatch({name: partial(normal, each) for name, each in columns.items()}, rows)
+    return LazyBatch({name: partial(normalized, each) for name, each in columns.items()}, rows)
 
 
-def normal(column: pa.Array | pa.ChunkedArray) -> Values:
-    """One array of the type that steps expect; a dictionary is kept."""
+def normalized(column: pa.Array | pa.ChunkedArray) -> Values:
+    """Convert a column to one array of the type that operators expect.
+
+    A dictionary-encoded column stays dictionary-encoded.
+    """
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
             column = column.unify_dictionaries()
         column = column.combine_chunks()
     if isinstance(column, pa.DictionaryArray):
-        parts = factored(column)
+        parts = dictionary_encoded(column)
         return DictionaryColumn(_normal_values(parts.values), parts.codes)
     return _normal_values(column)
 
@@ -191,34 +203,37 @@ def _normal_values(values: pa.Array) -> pa.Array:
     return values
 
 
-def lengths_of(lists: pa.Array) -> np.ndarray:
-    """The lengths of lists, 0 for null."""
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """Return the lengths of lists, 0 for null."""
     return pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
 
 
-def lists_of(lengths: np.ndarray, values: pa.Array, nulls: pa.Array | None = None) -> pa.Array:
-    """Values as lists of some lengths, one behind the other; `nulls` are True for null lists."""
+def make_lists(lengths: np.ndarray, values: pa.Array, nulls: pa.Array | None = None) -> pa.Array:
+    """Build a list array from flat values and list lengths.
+
+    `nulls` is a boolean array, True for lists that are null.
+    """
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, values, mask=nulls)
 
 
-def texts_of(values: pa.Array) -> pa.Array:
-    """The texts that Spark has for strings, whole numbers, booleans or dates."""
+def to_strings(values: pa.Array) -> pa.Array:
+    """Convert strings, integers, booleans or dates to strings as Spark does."""
     return values if pa.types.is_string(values.type) else values.cast(pa.string())
 
 
-def text_of(value: object) -> str | None:
-    """The text of one value; see :func:`texts_of`."""
+def to_string(value: object) -> str | None:
+    """Convert one value to a string as :func:`to_strings` does."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None else str(value)
 
 
-_RANKS = 4096  # values of a batch that stand for all of it: ranks are exact to one in so many
+_RANKS = 4096  # sampled values per batch; ranks are exact to 1 / _RANKS
 
 
 def _summed(parts: Sequence[pa.Table], keys: list[str]) -> pa.Table:
-    """The sums of all other columns for each combination of keys."""
+    """Sum all other columns for each combination of keys."""
     table = pa.concat_tables(parts)
     others = [name for name in table.column_names if name not in keys]
     grouped = table.group_by(keys, use_threads=False)
@@ -226,7 +241,7 @@ def _summed(parts: Sequence[pa.Table], keys: list[str]) -> pa.Table:
 
 
 def _elements(column: Values) -> Values:
-    """The values in the cells of a column of lists; another column as it is."""
+    """Flatten a column of lists; return other columns unchanged."""
     if isinstance(column, DictionaryColumn) or not pa.types.is_list(column.type):
         return column
     return column.flatten()
@@ -234,16 +249,16 @@ def _elements(column: Values) -> Values:
 
 @dataclass(frozen=True)
 class Counts(Statistic):
-    """Counts of the values of the columns together, without nulls.
+    """Counts of the values of several columns together, without nulls.
 
-    The answer is a table of Arrow with the columns ``value`` and ``count`` (int64), in no order.
+    The result is an Arrow table with the columns ``value`` and ``count`` (int64), in no order.
 
     Attributes
     ----------
     separator : str or None
-        Between the several values of a cell.
+        Separator of the values within a cell.
     at_least : int
-        Leave out values that occur less often.
+        Minimum count; rarer values are left out.
     """
 
     separator: str | None = None
@@ -251,7 +266,7 @@ class Counts(Statistic):
 
     def _of_columns(self, columns: list[Values]) -> pa.Table:
         parts = []
-        for column in map(factored, map(_elements, columns)):
+        for column in map(dictionary_encoded, map(_elements, columns)):
             values = column.values
             counts = np.bincount(column.codes, minlength=len(values))
             if self.separator is not None:
@@ -277,14 +292,14 @@ class Counts(Statistic):
 
 @dataclass(frozen=True)
 class MinMax(Statistic):
-    """The smallest and the largest value of a column of numbers, without nulls and NaN.
+    """Smallest and largest value of a numeric column, without nulls and NaN.
 
-    The answer is a pair of float, or of int for whole numbers, or (None, None).
+    The result is a pair of floats, a pair of ints for integer columns, or (None, None).
 
     Attributes
     ----------
     is_finite : bool
-        Leave out infinite values too.
+        Also leave out infinite values.
     """
 
     is_finite: bool = False
@@ -308,28 +323,29 @@ class MinMax(Statistic):
 
 @dataclass(frozen=True)
 class PositionMinMax(Statistic):
-    """The smallest and the largest value at each position of arrays or vectors, without null, NaN.
+    """Smallest and largest value at each position of arrays or vectors.
 
-    The answer is two lists of float.  Only tables of Spark are asked.
+    Nulls and NaN are skipped. The result is two lists of floats. Only Spark computes it.
     """
 
 
 @dataclass(frozen=True)
 class Quantiles(Statistic):
-    """Values of a column of numbers at shares of the rows, without nulls and NaN.
+    """Quantiles of a numeric column, without nulls and NaN.
 
-    The answer is a list of float, exact to a thousandth of the rows; empty if there is no value.
+    The result is a list of floats, exact to a thousandth of the rows; empty if there is no value.
 
     Attributes
     ----------
     shares : tuple of float
+        Quantile levels from 0 to 1.
     """
 
     shares: tuple[float, ...] = (0.5,)
 
     def _of_columns(self, columns: list[Values]) -> tuple[np.ndarray, np.ndarray]:
-        """Values and how many rows each stands for."""
-        column = flat(columns[0]).drop_null()
+        """Return sampled values and the number of rows that each represents."""
+        column = decoded(columns[0]).drop_null()
         numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
         numbers = np.sort(numbers[~np.isnan(numbers)])
         step = -(-len(numbers) // _RANKS) or 1
@@ -353,34 +369,34 @@ class Quantiles(Statistic):
 
 @dataclass(frozen=True)
 class TargetSums(Statistic):
-    """Rows, sums and counts of targets for each combination of values; nulls make none.
+    """Row counts, and sums and counts of targets, per combination of categories.
 
-    The columns are those of the categories, then those of the targets.  The answer is a table of
-    Arrow with the columns ``key_<i>``, ``rows``, ``sum_<j>`` and ``count_<j>``, in no order; the
-    combination of nulls, if there is one, is in it too.
+    `columns` are the categories, then the targets. The result is an Arrow table with the columns
+    ``key_<i>``, ``rows``, ``sum_<j>`` and ``count_<j>``, in no order. It includes combinations with
+    nulls.
 
     Attributes
     ----------
     targets : int
-        How many of the columns are targets.
+        Number of target columns.
     """
 
     targets: int = 1
 
     def _of_columns(self, columns: list[Values]) -> pa.Table:
         split = len(columns) - self.targets
-        keys, codes = crossed([factored(each) for each in columns[:split]])
+        keys, codes = combined([dictionary_encoded(each) for each in columns[:split]])
         size = len(keys[0])
-        figures = {f"key_{i}": key for i, key in enumerate(keys)}
-        figures["rows"] = pa.array(np.bincount(codes, minlength=size), pa.int64())
-        for i, column in enumerate(map(flat, columns[split:])):
+        arrays = {f"key_{i}": key for i, key in enumerate(keys)}
+        arrays["rows"] = pa.array(np.bincount(codes, minlength=size), pa.int64())
+        for i, column in enumerate(map(decoded, columns[split:])):
             target = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             valid = ~np.isnan(target)  # null is NaN here
             sums = np.bincount(codes[valid], weights=target[valid], minlength=size)
             counts = np.bincount(codes[valid], minlength=size)
-            figures[f"sum_{i}"] = pa.array(sums)
-            figures[f"count_{i}"] = pa.array(counts, pa.int64())
-        return pa.table(figures)
+            arrays[f"sum_{i}"] = pa.array(sums)
+            arrays[f"count_{i}"] = pa.array(counts, pa.int64())
+        return pa.table(arrays)
 
     def merged(self, parts: Sequence[pa.Table]) -> pa.Table:
         return _summed(parts, [name for name in parts[0].column_names if name.startswith("key_")])

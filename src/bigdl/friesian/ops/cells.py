@@ -1,4 +1,4 @@
-"""Operators that change one cell at a time, nulls and types, and that choose columns or rows."""
+"""Operators that change single cells, nulls and types, and that select columns or rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types, spark
-from bigdl.friesian.ops.batches import Quantiles, text_of, texts_of
+from bigdl.friesian.ops.batches import Quantiles, to_string, to_strings
 from bigdl.friesian.ops.column_types import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import (
     Function,
@@ -27,7 +27,7 @@ from bigdl.friesian.ops.operator import (
     TableOperator,
     register_operator,
 )
-from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
+from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, rename_columns
 from bigdl.orca.cluster.versions import try_cast
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.operator import State
 
-HIDDEN = "__bigdl_asked_"  # begins the names of columns that a fit has asked about
+HIDDEN = "__bigdl_asked_"  # prefix of temporary columns that a fit adds for statistics
 
 
 @register_operator
 @dataclass(frozen=True)
 class Select(Operator):
-    """``select``."""
+    """Operator of ``select``."""
 
     columns: list[str]
     method = "select"
@@ -64,7 +64,7 @@ class Select(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Drop(Operator):
-    """``drop``."""
+    """Operator of ``drop``."""
 
     columns: list[str]
     method = "drop"
@@ -81,7 +81,7 @@ class Drop(Operator):
 @register_operator
 @dataclass(frozen=True)
 class Rename(Operator):
-    """``rename``."""
+    """Operator of ``rename``."""
 
     columns: dict[str, str]
     method = "rename"
@@ -99,20 +99,20 @@ class Rename(Operator):
         return {names.get(name, name): each for name, each in before.items()}
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
-        return renamed(df, self._names(before))
+        return rename_columns(df, self._names(before))
 
 
 @register_operator
 @dataclass(frozen=True)
 class Filter(TableOperator):
-    """``filter``, by an expression of SQL."""
+    """Operator of ``filter`` by a SQL expression."""
 
     condition: str
     method = "filter"
 
     @property
     def reads(self) -> list[str]:
-        """The condition, of which only Spark knows what columns it names."""
+        """Condition instead of column names: only Spark can parse the expression."""
         return [self.condition]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
@@ -122,7 +122,7 @@ class Filter(TableOperator):
 @register_operator
 @dataclass(frozen=True)
 class DropNa(TableOperator):
-    """``dropna``."""
+    """Operator of ``dropna``."""
 
     columns: list[str] | None
     how: str
@@ -145,16 +145,16 @@ class DropNa(TableOperator):
 
 
 class Fill(Function):
-    """A constant in the place of nulls, cast to the kind of the column."""
+    """Constant that replaces nulls, cast to the type of the column."""
 
-    def __init__(self, value: Any, kind: str):
-        self.value, self.kind = value, kind
-        constant = _cut(value, kind)
-        if kind.startswith("decimal"):
-            _, scale = column_types.digits(kind)
+    def __init__(self, value: Any, dtype: str):
+        self.value, self.kind = value, dtype
+        constant = _cut(value, dtype)
+        if dtype.startswith("decimal"):
+            _, scale = column_types.digits(dtype)
             unit = decimal.Decimal(1).scaleb(-scale)
             constant = decimal.Decimal(str(constant)).quantize(unit, decimal.ROUND_HALF_UP)
-        self.constant = column_types.coerced(constant, kind, "value")
+        self.constant = column_types.coerce_value(constant, dtype, "value")
 
     def array(self, values: pa.Array) -> pa.Array:
         if not values.null_count:
@@ -168,14 +168,14 @@ class Fill(Function):
         return F.coalesce(value, F.lit(self.value).cast(self.kind))
 
 
-def _cut(constant: Any, kind: str) -> Any:
-    return math.trunc(constant) if column_types.is_integral(kind) else constant
+def _cut(constant: Any, dtype: str) -> Any:
+    return math.trunc(constant) if column_types.is_integral(dtype) else constant
 
 
 @register_operator
 @dataclass(frozen=True)
 class FillNa(Operator):
-    """``fillna``."""
+    """Operator of ``fillna``."""
 
     value: float | str | bool
     columns: list[str] | None
@@ -203,29 +203,29 @@ class FillNa(Operator):
             return "boolean"
         return "string" if isinstance(self.value, str) else "numeric"
 
-    def _takes(self, kind: str) -> bool:
-        if _group(kind) != self._group:
+    def _takes(self, dtype: str) -> bool:
+        if _group(dtype) != self._group:
             return False
-        value = cast("float", self.value)  # if the kind is one of numbers
-        if column_types.is_integral(kind):
-            low, high = column_types.limits(kind)
+        value = cast("float", self.value)  # for numeric types
+        if column_types.is_integral(dtype):
+            low, high = column_types.limits(dtype)
             return math.isfinite(value) and low <= math.trunc(value) <= high
-        if kind.startswith("decimal"):
-            precision, scale = column_types.digits(kind)
+        if dtype.startswith("decimal"):
+            precision, scale = column_types.digits(dtype)
             return math.isfinite(value) and abs(value) < 10 ** (precision - scale)
         return True
 
-    def _check(self, name: str, kind: str) -> None:
-        if _group(kind) != self._group:
+    def _check(self, name: str, dtype: str) -> None:
+        if _group(dtype) != self._group:
             raise UsageError(
-                f"{self._group} does not match the type of column {name}, which is {kind}",
+                f"{self._group} does not match the type of column {name}, which is {dtype}",
                 code="argument-type",
                 argument="value",
                 column=name,
             )
-        if not self._takes(kind):
+        if not self._takes(dtype):
             raise UsageError(
-                f"The column {name} of type {kind} cannot hold {self.value!r}",
+                f"The column {name} of type {dtype} cannot hold {self.value!r}",
                 code="argument-value",
                 argument="value",
                 column=name,
@@ -241,16 +241,16 @@ class FillNa(Operator):
         return cells
 
 
-def _group(kind: str) -> str:
-    if column_types.is_text(kind):
+def _group(dtype: str) -> str:
+    if column_types.is_text(dtype):
         return "string"
-    return "numeric" if column_types.is_number(kind) else kind
+    return "numeric" if column_types.is_number(dtype) else dtype
 
 
 @register_operator
 @dataclass(frozen=True)
 class FillMedian(Operator):
-    """``fill_median``; the state has the median of each column."""
+    """Operator of ``fill_median``; the state has the median of each column."""
 
     columns: list[str] | None
     method = "fill_median"
@@ -278,15 +278,15 @@ class FillMedian(Operator):
 
 
 def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Statistic]:
-    """The requests for the medians of columns, by default of all columns of numbers."""
+    """Return the median statistics of columns, by default of all numeric columns."""
     if names is None:
         names = [name for name, each in before.items() if column_types.is_number(each.kind)]
     require_columns(before, names)
     for name in names:
-        kind = before[name].kind
-        if not column_types.is_number(kind):
+        dtype = before[name].kind
+        if not column_types.is_number(dtype):
             raise UsageError(
-                f"{name} with data type {re.split('[<(]', kind)[0].capitalize()}Type is not "
+                f"{name} with data type {re.split('[<(]', dtype)[0].capitalize()}Type is not "
                 "supported: a median needs numbers",
                 code="data-dtype",
                 column=name,
@@ -296,7 +296,7 @@ def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Statist
 
 # -- types -----------------------------------------------------------------------------------------
 
-_KINDS = {
+_SPARK_TYPES = {
     "str": "string",
     "string": "string",
     "bool": "boolean",
@@ -308,7 +308,7 @@ _KINDS = {
     "float": "float",
     "double": "double",
 }
-_SPACE = "".join(map(chr, range(33)))  # what Spark cuts off around numbers in text
+_SPACE = "".join(map(chr, range(33)))  # characters that Spark strips from numbers in strings
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
 _WORDS = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
@@ -317,7 +317,7 @@ _BOOLEANS = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}
 
 
 def _number(text: str) -> float | None:
-    """The number that a text means to Spark."""
+    """Parse a number from a string as Spark does; None if it is not a number."""
     if _NUMBER.fullmatch(text):
         return float(text.rstrip("dDfF"))
     sign, word = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
@@ -328,13 +328,13 @@ def _number(text: str) -> float | None:
 
 
 class ParseText(Function):
-    """The number or boolean that a text means, or null."""
+    """Number or boolean that Spark parses from a string, or null."""
 
     is_costly = True
 
-    def __init__(self, kind: str):
-        self.kind = kind
-        self._of_double = CastNumber(kind).single("double")
+    def __init__(self, dtype: str):
+        self.kind = dtype
+        self._of_double = CastNumber(dtype).single("double")
 
     def array(self, values: pa.Array) -> pa.Array:
         return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
@@ -354,27 +354,27 @@ class ParseText(Function):
 
 
 class ToText(Function):
-    """The text of a whole number, a boolean or a date."""
+    """String of an integer, a boolean or a date."""
 
     def array(self, values: pa.Array) -> pa.Array:
-        return texts_of(values)
+        return to_strings(values)
 
     def single(self, *input_types: str) -> Callable[..., Any]:
-        return text_of
+        return to_string
 
 
 class CastNumber(NumberFunction):
-    """A number or boolean as another kind of them, null where that cannot hold it."""
+    """Number or boolean cast to another number type; null where the value does not fit."""
 
-    def __init__(self, kind: str):
-        self.kind = kind
-        self._type = np.dtype(column_types.to_arrow(kind).to_pandas_dtype())
+    def __init__(self, dtype: str):
+        self.kind = dtype
+        self._type = np.dtype(column_types.to_arrow(dtype).to_pandas_dtype())
 
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         numbers = np.asarray(numbers)
         if not column_types.is_integral(self.kind) or numbers.dtype.kind != "f":
             return numbers.astype(self._type)
-        # as a double the largest bigint is 2**63, which Spark takes for it
+        # the largest bigint rounds to 2**63 as a double; Spark maps 2**63 back to it
         _, high = column_types.limits(self.kind)
         undefined = np.asarray(self.undefined(numbers))
         whole = np.where(undefined | (numbers >= high), 0, numbers)
@@ -390,16 +390,16 @@ class CastNumber(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class Cast(Operator):
-    """``cast``; what cannot be converted becomes null."""
+    """Operator of ``cast``; values that cannot be converted become null."""
 
     columns: list[str] | None
     dtype: str | DataType
     method = "cast"
 
     def __post_init__(self) -> None:
-        if hasattr(self.dtype, "simpleString"):  # of Spark; a pipeline takes names only
+        if hasattr(self.dtype, "simpleString"):  # a Spark DataType; pipelines accept names only
             return
-        if not isinstance(self.dtype, str) or self.dtype not in _KINDS:
+        if not isinstance(self.dtype, str) or self.dtype not in _SPARK_TYPES:
             raise UsageError(
                 "dtype should be string, boolean, int, long, short, float, double. "
                 f"Use one of them or a DataType of Spark instead of {self.dtype!r}",
@@ -409,7 +409,9 @@ class Cast(Operator):
 
     @property
     def kind(self) -> str:
-        return _KINDS[self.dtype] if isinstance(self.dtype, str) else self.dtype.simpleString()
+        return (
+            _SPARK_TYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype.simpleString()
+        )
 
     def _names(self, before: Schema) -> list[str]:
         names = list(before) if self.columns is None else self.columns
@@ -449,9 +451,9 @@ class Cast(Operator):
         wanted = self.kind if isinstance(self.dtype, str) else self.dtype
         if (
             column_types.is_text(source) and self.kind == "float"
-        ):  # rounded to double first, as in Python
+        ):  # round to double first, as Python does
             return try_cast(try_cast(value, "double"), wanted)
         if column_types.is_text(source) and column_types.is_integral(self.kind):
-            # a fraction is cut, as in Spark before ANSI mode
+            # truncate fractions, as Spark does without ANSI mode
             return F.coalesce(try_cast(value, wanted), try_cast(try_cast(value, "double"), wanted))
         return try_cast(value, wanted)

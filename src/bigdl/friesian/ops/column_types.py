@@ -1,6 +1,6 @@
-"""Fields of columns and their kinds, by the names that Spark has for its types.
+"""Column types, named as Spark names them, and checks of columns by type.
 
-Nothing here needs Spark.
+No function of this module needs Spark.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ class Field:
     Attributes
     ----------
     kind : str
-        Its type, as Spark writes it: ``"int"``, ``"array<double>"``.
+        Spark type name, such as ``"int"`` or ``"array<double>"``.
     cardinality : int or None
-        One more than the largest number that it can hold, for columns of category numbers from 0
-        on; the number of rows of an embedding.
+        Largest possible value plus 1, for columns of non-negative integer ids. It is the number of
+        rows of an embedding.
     length : int or None
-        Of its arrays, if all have the same.
+        Length of the arrays, if all arrays have the same length.
 
     Examples
     --------
@@ -46,7 +46,7 @@ Schema = Mapping[str, Field]
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _FRACTIONAL = ("float", "double")
 PLAIN = (*BITS, *_FRACTIONAL, "boolean", "string", "date")
-"""Kinds that Spark, Arrow and Parquet have in common."""
+"""Scalar types that Spark, Arrow and Parquet have in common."""
 
 _NAMES = {
     pa.int8(): "tinyint",
@@ -65,196 +65,200 @@ _NAMES = {
 _PYTHON_TYPES = {"string": str, "boolean": bool, "binary": bytes, "double": float}
 
 
-def is_integral(kind: str) -> bool:
-    """Return True if values are whole numbers."""
-    return kind in BITS
+def is_integral(dtype: str) -> bool:
+    """Return True for integer types."""
+    return dtype in BITS
 
 
-def is_fractional(kind: str) -> bool:
-    """Return True if values are float or double, which know NaN."""
-    return kind in _FRACTIONAL
+def is_fractional(dtype: str) -> bool:
+    """Return True for float and double, which have NaN."""
+    return dtype in _FRACTIONAL
 
 
-def is_numeric(kind: str) -> bool:
-    """Return True if values are numbers that Python and Arrow compute as Spark does."""
-    return is_integral(kind) or is_fractional(kind)
+def is_numeric(dtype: str) -> bool:
+    """Return True for number types that Python and Arrow compute as Spark does."""
+    return is_integral(dtype) or is_fractional(dtype)
 
 
-def is_number(kind: str) -> bool:
-    """Return True if values are numbers, decimal ones too."""
-    return is_numeric(kind) or kind.startswith("decimal")
+def is_number(dtype: str) -> bool:
+    """Return True for number types, including decimal."""
+    return is_numeric(dtype) or dtype.startswith("decimal")
 
 
-def is_time(kind: str) -> bool:
-    """Return True if values can be times."""
-    return is_number(kind) or kind in ("date", "timestamp", "timestamp_ntz")
+def is_time(dtype: str) -> bool:
+    """Return True for types that can represent times: numbers, dates and timestamps."""
+    return is_number(dtype) or dtype in ("date", "timestamp", "timestamp_ntz")
 
 
-def digits(kind: str) -> tuple[int, int]:
+def digits(dtype: str) -> tuple[int, int]:
     """Return precision and scale of ``decimal(precision,scale)``."""
-    precision, scale = kind[len("decimal(") : -1].split(",")
+    precision, scale = dtype[len("decimal(") : -1].split(",")
     return int(precision), int(scale)
 
 
-def is_text(kind: str) -> bool:
-    """Return True if values are strings."""
-    return kind == "string" or kind.startswith(("string ", "char(", "varchar("))
+def is_text(dtype: str) -> bool:
+    """Return True for string types."""
+    return dtype == "string" or dtype.startswith(("string ", "char(", "varchar("))
 
 
-def is_atomic(kind: str) -> bool:
-    """Return True if values are single ones."""
-    nested = kind.startswith(("array<", "map<", "struct<"))
-    return not nested and kind not in ("matrix", "variant", "vector", "void")
+def is_atomic(dtype: str) -> bool:
+    """Return True for types of single values, neither nested nor vectors."""
+    nested = dtype.startswith(("array<", "map<", "struct<"))
+    return not nested and dtype not in ("matrix", "variant", "vector", "void")
 
 
-def is_category(kind: str) -> bool:
-    """Return True if Spark, Arrow and Python tell values apart, and write them, in the same way."""
-    return is_integral(kind) or kind in ("string", "boolean", "date")
+def is_category(dtype: str) -> bool:
+    """Return True for types whose values Spark, Arrow and Python compare and format alike."""
+    return is_integral(dtype) or dtype in ("string", "boolean", "date")
 
 
-def is_array(kind: str) -> bool:
-    """Return True if values are arrays."""
-    return kind.startswith("array<")
+def is_array(dtype: str) -> bool:
+    """Return True for array types."""
+    return dtype.startswith("array<")
 
 
-def of_cells(kind: str) -> str:
-    """The kind of the values in cells: that of an array's elements, or of the cells themselves."""
-    return element_of(kind) if is_array(kind) else kind
+def cell_value_type(dtype: str) -> str:
+    """Return the element type of an array type, or the type itself."""
+    return element_type(dtype) if is_array(dtype) else dtype
 
 
-def element_of(kind: str) -> str:
-    """The kind of what is in an array."""
-    return kind[len("array<") : -1]
+def element_type(dtype: str) -> str:
+    """Return the element type of an array type."""
+    return dtype[len("array<") : -1]
 
 
-def innermost(kind: str) -> tuple[str, int]:
-    """The kind of what is in the innermost arrays, and how deep they are nested."""
+def innermost(dtype: str) -> tuple[str, int]:
+    """Return the innermost element type of nested arrays, and the nesting depth."""
     depth = 0
-    while is_array(kind):
-        kind, depth = element_of(kind), depth + 1
-    return kind, depth
+    while is_array(dtype):
+        dtype, depth = element_type(dtype), depth + 1
+    return dtype, depth
 
 
-def limits(kind: str) -> tuple[int, int]:
-    """The smallest and the largest number of a kind of whole numbers."""
-    limit = 1 << (BITS[kind] - 1)
+def limits(dtype: str) -> tuple[int, int]:
+    """Return the smallest and the largest value of an integer type."""
+    limit = 1 << (BITS[dtype] - 1)
     return -limit, limit - 1
 
 
-def of_arrow(kind: pa.DataType) -> str:
-    """The name that Spark has for a type of Arrow."""
-    if pa.types.is_dictionary(kind):
-        return of_arrow(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"array<{of_arrow(kind.value_type)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp_ntz" if kind.tz is None else "timestamp"
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+def of_arrow(dtype: pa.DataType) -> str:
+    """Return the Spark name of an Arrow type."""
+    if pa.types.is_dictionary(dtype):
+        return of_arrow(dtype.value_type)
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return f"array<{of_arrow(dtype.value_type)}>"
+    if pa.types.is_decimal(dtype):
+        return f"decimal({dtype.precision},{dtype.scale})"
+    if pa.types.is_timestamp(dtype):
+        return "timestamp_ntz" if dtype.tz is None else "timestamp"
+    if pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
         return "string"
-    return _NAMES.get(kind, str(kind))
+    return _NAMES.get(dtype, str(dtype))
 
 
 @cache
-def to_arrow(kind: str) -> pa.DataType:
-    """The type of Arrow for a name that :func:`of_arrow` gives to what steps compute with."""
-    if is_array(kind):
-        return pa.list_(to_arrow(element_of(kind)))
-    if kind.startswith("decimal"):
-        return pa.decimal128(*digits(kind))
-    return next(each for each, name in _NAMES.items() if name == kind)
+def to_arrow(dtype: str) -> pa.DataType:
+    """Return the Arrow type of a Spark type name; the inverse of :func:`of_arrow`."""
+    if is_array(dtype):
+        return pa.list_(to_arrow(element_type(dtype)))
+    if dtype.startswith("decimal"):
+        return pa.decimal128(*digits(dtype))
+    return next(each for each, name in _NAMES.items() if name == dtype)
 
 
-def array_of(value: Any, kind: str) -> pa.Array:
-    """An array of one value; None is null."""
+def single_value_array(value: Any, dtype: str) -> pa.Array:
+    """Build an Arrow array of length 1; None becomes null."""
     try:
-        known = to_arrow(kind)
-    except StopIteration:  # no step computes with such values, but one may ask for a length
+        known = to_arrow(dtype)
+    except StopIteration:  # no operator computes with such values, but one may need a length
         known = pa.list_(pa.null()) if value is None else None
     return pa.array([value], known)
 
 
-def array_as(values: Any, kind: str, name: str) -> pa.Array:
-    """Many values as an array of a kind.
+def to_typed_array(values: Any, dtype: str, name: str) -> pa.Array:
+    """Convert values to an Arrow array of a Spark type.
 
     Parameters
     ----------
     values : pyarrow.Array, numpy.ndarray or list
-        A matrix holds a list in each row.
-    kind : str
+        Each row of a matrix becomes a list.
+    dtype : str
+        Spark type name.
     name : str
-        Of the column, for the message.
+        Column name for the error message.
 
     Raises
     ------
     UsageError
-        If they are of another type or do not fit.
+        If the values have another type or do not fit.
     """
     try:
-        wanted: pa.DataType | None = to_arrow(kind)
-    except StopIteration:  # no step computes with such values
+        wanted: pa.DataType | None = to_arrow(dtype)
+    except StopIteration:  # no operator computes with such values
         wanted = None
     try:
         if getattr(values, "ndim", 1) == 2:
-            flat = pa.array(values.reshape(-1))
-            values = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            items = pa.array(values.reshape(-1))
+            values = pa.FixedSizeListArray.from_arrays(items, values.shape[1])
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if wanted is None or array.type == wanted else array.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise UsageError(
-            f"{name} should be of type {kind}: {error}", code="data-dtype", column=name
+            f"{name} should be of type {dtype}: {error}", code="data-dtype", column=name
         ) from error
 
 
-def coerced(value: Any, kind: str, name: str) -> Any:
-    """A value of Python as a column of this kind holds it.
+def coerce_value(value: Any, dtype: str, name: str) -> Any:
+    """Convert a Python value to the type of a column.
 
     Parameters
     ----------
     value : object
-        None, or what the kind takes: a number of NumPy counts as one of Python.
-    kind : str
+        None, or a value that the type accepts. NumPy numbers count as Python numbers.
+    dtype : str
+        Spark type name.
     name : str
-        Of the column, for the message.
+        Column name for the error message.
 
     Raises
     ------
     UsageError
-        If it is of another type or does not fit.
+        If the value has another type or does not fit.
     """
-    if value is None or type(value) is _PYTHON_TYPES.get(kind):
+    if value is None or type(value) is _PYTHON_TYPES.get(dtype):
         return value
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         value = value.item()
-    if is_array(kind):
+    if is_array(dtype):
         values = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(values, list | tuple):
-            return [coerced(each, element_of(kind), name) for each in values]
-    if is_fractional(kind) and isinstance(value, int | float) and not isinstance(value, bool):
-        return ctypes.c_float(value).value if kind == "float" else float(value)
-    if is_integral(kind) and type(value) is int:
-        low, high = limits(kind)
+            return [coerce_value(each, element_type(dtype), name) for each in values]
+    if is_fractional(dtype) and isinstance(value, int | float) and not isinstance(value, bool):
+        return ctypes.c_float(value).value if dtype == "float" else float(value)
+    if is_integral(dtype) and type(value) is int:
+        low, high = limits(dtype)
         if low <= value <= high:
             return value
         raise UsageError(
-            f"{name} is of type {kind}, which cannot hold {value!r}", code="data-value", column=name
+            f"{name} is of type {dtype}, which cannot hold {value!r}",
+            code="data-value",
+            column=name,
         )
-    if _is_of_kind(value, kind):
+    if _has_type(value, dtype):
         return value
     raise UsageError(
-        f"{name} should be of type {kind}, but got {value!r} of type {type(value).__name__}",
+        f"{name} should be of type {dtype}, but got {value!r} of type {type(value).__name__}",
         code="data-dtype",
         column=name,
     )
 
 
-def _is_of_kind(value: object, kind: str) -> bool:
-    if kind == "date":
+def _has_type(value: object, dtype: str) -> bool:
+    if dtype == "date":
         return isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
-    if kind in _PYTHON_TYPES:
-        return isinstance(value, _PYTHON_TYPES[kind])
-    return not (is_numeric(kind) or is_array(kind))  # what no step computes with passes as it is
+    if dtype in _PYTHON_TYPES:
+        return isinstance(value, _PYTHON_TYPES[dtype])
+    return not (is_numeric(dtype) or is_array(dtype))  # other values are passed unchanged
 
 
 # -- checks of columns -----------------------------------------------------------------------------
@@ -263,7 +267,7 @@ def _is_of_kind(value: object, kind: str) -> bool:
 def require_columns(
     known: Iterable[str], names: Iterable[str], where: str = "Table", advice: str = ""
 ) -> None:
-    """Check that all columns exist, in the names of a table or in its schema."""
+    """Raise a UsageError if a table or schema lacks some of the columns."""
     missing = [name for name in dict.fromkeys(names) if name not in known]
     if missing:
         raise UsageError(
@@ -282,23 +286,37 @@ def require_type(
     advice: str = "",
     rule: str = "",
 ) -> None:
-    """Check that columns exist and are of a kind, which a message calls by a word.
+    """Raise a UsageError unless columns exist and have an accepted type.
 
-    Before that it has a rule in the words of BigDL 2.x, where there are some.
+    Parameters
+    ----------
+    before : Schema
+    names : iterable of str
+    has_type : callable
+        Returns True for an accepted type name.
+    word : str
+        Description of the accepted types for the message, such as ``"numbers"``.
+    advice : str, optional
+        Appended to the message.
+    rule : str, optional
+        Message of BigDL 2.x, which then begins the message.
     """
     rule = f"{rule}: " if rule else ""
-    message = f"{rule}{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
+    message = f"{rule}{{name}} should be a column of {word}, but its type is {{dtype}}{advice}"
     check_types(before, names, has_type, message)
 
 
 def check_types(
     before: Schema, names: Iterable[str], has_type: Callable[[str], bool], message: str
 ) -> None:
-    """Check that columns exist and are of a kind; the message takes a ``name`` and a ``kind``."""
+    """Raise a UsageError with a formatted message unless columns exist and have a type.
+
+    `message` may refer to ``{name}`` and ``{dtype}``, the name and the type of the column.
+    """
     names = list(names)
     require_columns(before, names)
     for name in names:
         if not has_type(before[name].kind):
             raise UsageError(
-                message.format(name=name, kind=before[name].kind), code="data-dtype", column=name
+                message.format(name=name, dtype=before[name].kind), code="data-dtype", column=name
             )

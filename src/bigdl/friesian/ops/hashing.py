@@ -1,10 +1,10 @@
-"""Values hashed into bins, and crosses of columns.
+"""Hashing of values into buckets, and crosses of columns.
 
-The number of a value is that of BigDL 2.x: the digest of its text as a whole number, modulo the
-bins.  Digests are made in Python, of the different texts of a batch: in Spark's own expressions two
-crosses by md5 took 7 seconds of CPU time for a million rows.
+The bucket of a value is that of BigDL 2.x: the digest of its string as an integer, modulo the
+number of buckets. Digests are computed in Python for the distinct strings of a batch. Two crosses
+by md5 in Spark expressions took 7 seconds of CPU time for a million rows.
 
-The function ``xxhash64`` of Spark for texts is XXH64 with the seed 42.
+The Spark function ``xxhash64`` of strings is XXH64 with the seed 42.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types
-from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
+from bigdl.friesian.ops.batches import apply_function, decoded, to_string, to_strings
 from bigdl.friesian.ops.column_types import Field, Schema, check_types, require_columns
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, register_operator
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from bigdl.friesian.ops.operator import State
 
 NULL = 42
-"""The seed, which is the hash of null."""
+"""Seed of xxhash64, which is also the hash of null."""
 
 
 def hashes(texts: Sequence[bytes]) -> np.ndarray:
-    """Hash texts.
+    """Return the XXH64 hashes of byte strings.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ FAST = "xxhash64"
 
 
 def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
-    """Return the bins (int32) of texts, nulls among them."""
+    """Return the bucket (int32) of each string; null has a bucket too."""
     data = texts.cast(pa.binary())
     if method == FAST:
         numbers = hashes(data.fill_null(b"").to_pylist())
@@ -68,18 +68,18 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
 
 
 def _bin_by_digest(bins: int, method: str) -> Callable[[bytes], int]:
-    """The function from a text to its bin."""
+    """Return a function that maps bytes to a bucket."""
     digest_of = getattr(hashlib, method, None) or partial(hashlib.new, method)
     return lambda text: int.from_bytes(digest_of(text).digest()) % bins
 
 
 def fast_bucket(value: Column, bins: int) -> Column:
-    """Return the bins of a column of Spark by its own hash function."""
+    """Return the buckets of a Spark column by Spark's hash function."""
     return F.pmod(F.xxhash64(value.cast("string")), F.lit(bins)).cast("int")
 
 
 class Hash(Function):
-    """The bin of the text that Python has for a value, with ``xxhash64`` of the text of Spark."""
+    """Bucket of a value: the hash of its string modulo the number of buckets."""
 
     is_costly = True
 
@@ -88,7 +88,7 @@ class Hash(Function):
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.method == FAST:
-            values = texts_of(values)
+            values = to_strings(values)
         elif not pa.types.is_string(values.type):
             texts = [None if each is None else str(each) for each in values.to_pylist()]
             values = pa.array(texts, pa.string())
@@ -107,25 +107,27 @@ class Hash(Function):
 
     def _of_distinct(self, values: pa.Array) -> pa.Array:
         is_nested = pa.types.is_nested(values.type)
-        return self.array(values) if is_nested else flat(computed(self, [values]))
+        return self.array(values) if is_nested else decoded(apply_function(self, [values]))
 
 
 class Cross(Hash):
-    """The bin of the texts of several values behind each other; of ``"None"`` if one is null."""
+    """Bucket of several values: the hash of their joined strings, or of ``None`` if one is null."""
 
     def __init__(self, bins: int, method: str, separator: str):
         super().__init__(bins, method)
         self.separator = separator
 
     def array(self, *values: pa.Array) -> pa.Array:
-        return super().array(pc.binary_join_element_wise(*map(texts_of, values), self.separator))
+        return super().array(pc.binary_join_element_wise(*map(to_strings, values), self.separator))
 
     def single(self, *input_types: str) -> Callable[..., Any]:
         of_text = super().single("string")
 
         def of_values(*values: Any) -> Any:
             is_null = any(value is None for value in values)
-            return of_text(None if is_null else self.separator.join(map(str, map(text_of, values))))
+            return of_text(
+                None if is_null else self.separator.join(map(str, map(to_string, values)))
+            )
 
         return of_values
 
@@ -153,15 +155,15 @@ def _check_hash(bins: Any, what: str, method: Any) -> None:
 
 
 _NO_HASH = (
-    "The column {name} of type {kind} cannot be hashed: Spark and Python write such values "
-    "differently; cast or bin it first"
+    "The column {name} of type {dtype} cannot be hashed: Spark and Python convert such values to "
+    "different strings; cast or bin it first"
 )
 
 
 @register_operator
 @dataclass(frozen=True)
 class HashEncode(Operator):
-    """``hash_encode``."""
+    """Operator of ``hash_encode``."""
 
     columns: list[str]
     bins: int
@@ -172,9 +174,9 @@ class HashEncode(Operator):
         _check_hash(self.bins, "bins", self.hash_method)
 
     def check(self, before: Schema) -> None:
-        def is_same(kind: str) -> bool:
-            return column_types.is_category(kind) or (
-                self.hash_method != FAST and column_types.is_fractional(kind)
+        def is_same(dtype: str) -> bool:
+            return column_types.is_category(dtype) or (
+                self.hash_method != FAST and column_types.is_fractional(dtype)
             )
 
         check_types(before, self.columns, is_same, _NO_HASH)
@@ -190,7 +192,7 @@ class HashEncode(Operator):
 @register_operator
 @dataclass(frozen=True)
 class CrossColumns(Operator):
-    """``cross_columns``."""
+    """Operator of ``cross_columns``."""
 
     crosses: list[list[str]]
     bin_sizes: list[int]
@@ -203,7 +205,7 @@ class CrossColumns(Operator):
     def of(
         cls, cross_columns: Any, bin_sizes: Any, cross_col_names: Any, method: str, sep: str
     ) -> CrossColumns:
-        """Return the operator for the arguments that users give; a flat list is one cross."""
+        """Build the operator from the user's arguments; a flat list is one cross."""
         if _is_list_of(str, cross_columns) and cross_columns:
             if not isinstance(bin_sizes, list | tuple):
                 bin_sizes = [bin_sizes]
@@ -257,8 +259,10 @@ class CrossColumns(Operator):
         ]
 
 
-def _is_list_of(kind: type, values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(each, kind) for each in values)
+def _is_list_of(element_type: type, values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(
+        isinstance(each, element_type) for each in values
+    )
 
 
 def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Operators on numbers: bounds, logarithms, ranges, bins, and indicators of whole numbers."""
+"""Numeric operators: clipping, logarithms, scaling, binning and one-hot encoding."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 
 class NumberOperator(Operator):
-    """An operator on columns of numbers; pipelines refuse decimal columns."""
+    """Operator on numeric columns; pipelines reject decimal columns."""
 
     def check(self, before: Schema) -> None:
         require_type(before, self.reads or (), column_types.is_numeric, "numbers")
 
     def require_numbers(self, before: Schema) -> None:
-        """Check that its columns hold numbers."""
+        """Raise a UsageError unless the columns are numeric."""
         require_type(before, self.reads or (), column_types.is_number, "numbers")
 
 
-# -- bounds and logarithms -------------------------------------------------------------------------
+# -- clipping and logarithms -----------------------------------------------------------------------
 
 
 class ClipNumber(NumberFunction):
-    """Bounds for numbers; nulls and NaN stay."""
+    """Number clipped to an interval; nulls and NaN stay."""
 
-    def __init__(self, low: float | None, high: float | None, kind: str):
-        self.low, self.high, self.kind = _bound(low, kind), _bound(high, kind), kind
+    def __init__(self, low: float | None, high: float | None, dtype: str):
+        self.low, self.high, self.kind = _bound(low, dtype), _bound(high, dtype), dtype
 
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self.low is not None:
@@ -63,22 +63,22 @@ class ClipNumber(NumberFunction):
         for bound, limited in ((self.low, F.greatest), (self.high, F.least)):
             if bound is not None:
                 bounded = limited(bounded, F.lit(bound).cast(self.kind))
-        # greatest and least skip nulls, and NaN is the greatest number of Spark
+        # greatest and least skip nulls, and Spark orders NaN above all numbers
         return F.when(spark.is_missing(value, self.kind), value).otherwise(bounded)
 
 
-def _bound(bound: float | None, kind: str) -> float | None:
-    """The bound as the kind can hold it: an int column has no larger limit than its own."""
-    if bound is None or not column_types.is_integral(kind):
-        return column_types.coerced(bound, kind, "the bound")
-    low, high = column_types.limits(kind)
+def _bound(bound: float | None, dtype: str) -> float | None:
+    """Return the bound converted to the type, limited to the type's range."""
+    if bound is None or not column_types.is_integral(dtype):
+        return column_types.coerce_value(bound, dtype, "the bound")
+    low, high = column_types.limits(dtype)
     return math.trunc(min(max(bound, low), high))
 
 
 @register_operator
 @dataclass(frozen=True)
 class Clip(NumberOperator):
-    """``clip``."""
+    """Operator of ``clip``."""
 
     columns: list[str]
     min: float | None
@@ -110,8 +110,8 @@ class Clip(NumberOperator):
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         self.require_numbers(before)
         return [
-            OutputColumn((name,), name, Field(kind), ClipNumber(self.min, self.max, kind))
-            for name, kind in ((name, before[name].kind) for name in self.columns)
+            OutputColumn((name,), name, Field(dtype), ClipNumber(self.min, self.max, dtype))
+            for name, dtype in ((name, before[name].kind) for name in self.columns)
         ]
 
 
@@ -124,7 +124,7 @@ class Logarithm(NumberFunction):
         self.clipping = clipping
 
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        numbers = np.asarray(numbers, np.float64)  # np.float64 of one number is no array
+        numbers = np.asarray(numbers, np.float64)  # np.float64(x) of one number would be a scalar
         return np.log1p(np.maximum(numbers, 0.0)) if self.clipping else np.log(numbers)
 
     def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -140,7 +140,7 @@ class Logarithm(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class Log(NumberOperator):
-    """``log``."""
+    """Operator of ``log``."""
 
     columns: list[str]
     clipping: bool
@@ -164,10 +164,10 @@ class Log(NumberOperator):
 
 
 class ScaleNumber(NumberFunction):
-    """``(x − low) / span * factor + offset`` as float, within the range if it clips.
+    """Linear rescaling ``(x - low) / span * factor + offset`` as float, optionally clipped.
 
-    Where the extremes are equal every value becomes the middle of the range.  MinMax may be lists
-    on tables of Spark, for arrays that are scaled by position.
+    Where the extremes are equal, every value becomes the middle of the range. On Spark tables the
+    extremes may be lists; arrays are then scaled by position.
     """
 
     kind = "float"
@@ -183,7 +183,7 @@ class ScaleNumber(NumberFunction):
 
     def _terms(self, low: float | None, high: float | None) -> tuple:
         if low is None or high is None:
-            return None, None, None, None  # there was no value
+            return None, None, None, None  # the column had no values
         low, high = float(low), float(high)
         if not low <= high or math.isinf(high - low):
             raise UsageError(
@@ -194,7 +194,7 @@ class ScaleNumber(NumberFunction):
             return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
         return low, high - low, self.maximum - self.minimum, self.minimum
 
-    def numbers(self, numbers: npt.NDArray[Any]) -> Any:  # of a single number a scalar
+    def numbers(self, numbers: npt.NDArray[Any]) -> Any:  # a scalar for a single number
         low, span, factor, offset = self._known_terms or (0.0, 1.0, 1.0, 0.0)
         results = (np.asarray(numbers, np.float64) - low) / span * factor + offset
         if self.clip:
@@ -208,7 +208,7 @@ class ScaleNumber(NumberFunction):
         if column_types.is_number(self.source):
             terms = (F.lit(each).cast("double") for each in self.terms[0])
             return self._scaled(value.cast("double"), *terms).cast("float")
-        # position by position; the terms are literal arrays, so that the plan stays small
+        # scale by position; literal arrays of terms keep the plan small
         arrays = [
             F.array(*map(F.lit, each)).cast("array<double>")
             for each in (zip(*self.terms, strict=True) if self.terms else [()] * 4)
@@ -230,17 +230,17 @@ class ScaleNumber(NumberFunction):
         if not self.clip:
             return scaled
         bounded = F.greatest(F.least(scaled, F.lit(self.maximum)), F.lit(self.minimum))
-        # greatest and least skip nulls, and NaN is the greatest number of Spark
+        # greatest and least skip nulls, and Spark orders NaN above all numbers
         return F.when(spark.is_missing(scaled, "double"), scaled).otherwise(bounded)
 
 
 @register_operator
 @dataclass(frozen=True)
 class MinMaxScale(Operator):
-    """``min_max_scale``; the state has the extremes of each column.
+    """Operator of ``min_max_scale``; the state has the extremes of each column.
 
-    Numbers become float, arrays array<double>, vectors stay vectors; nulls stay nulls.  A pipeline
-    scales numbers only.
+    Numbers become float, arrays become array<double>, vectors stay vectors, nulls stay nulls.
+    Pipelines scale numbers only.
     """
 
     columns: list[str]
@@ -262,7 +262,7 @@ class MinMaxScale(Operator):
 
     def _check(self, before: Schema, is_scalable: Any) -> None:
         message = (
-            "The column {name} of type {kind} cannot be scaled; it should hold numbers, or in a "
+            "The column {name} of type {dtype} cannot be scaled; it should hold numbers, or in a "
             "table arrays of numbers or vectors"
         )
         check_types(before, self.columns, is_scalable, message)
@@ -295,30 +295,30 @@ class MinMaxScale(Operator):
         self._check(before, _is_scalable)
         cells, options = [], (self.min, self.max, self.clip)
         for name in self.columns:
-            kind, scale = before[name].kind, None
+            dtype, scale = before[name].kind, None
             if state is not None:
                 low, high = state["extremes"][name]
-                if column_types.is_number(kind) == isinstance(low, list | tuple):
+                if column_types.is_number(dtype) == isinstance(low, list | tuple):
                     raise UsageError(
-                        f"The extremes of the column {name} of type {kind} should be "
-                        f"{'numbers' if column_types.is_number(kind) else 'lists'}, got {low!r} "
+                        f"The extremes of the column {name} of type {dtype} should be "
+                        f"{'numbers' if column_types.is_number(dtype) else 'lists'}, got {low!r} "
                         f"and {high!r}",
                         code="argument-type",
                         column=name,
                     )
-                scale = ScaleNumber(low, high, *options, kind)
+                scale = ScaleNumber(low, high, *options, dtype)
             cells.append(OutputColumn((name,), name, Field("float"), scale))
         return cells
 
 
-def _is_scalable(kind: str) -> bool:
-    inner = column_types.element_of(kind) if column_types.is_array(kind) else kind
-    return column_types.is_number(inner) or kind == "vector"
+def _is_scalable(dtype: str) -> bool:
+    inner = column_types.element_type(dtype) if column_types.is_array(dtype) else dtype
+    return column_types.is_number(inner) or dtype == "vector"
 
 
-def as_array(value: Column, kind: str) -> Column:
-    """Return a column of arrays or vectors as array<double>."""
-    if kind == "vector":
+def as_array(value: Column, dtype: str) -> Column:
+    """Convert a column of arrays or vectors to array<double>."""
+    if dtype == "vector":
         from pyspark.ml.functions import vector_to_array
 
         return F.when(value.isNotNull(), vector_to_array(value))
@@ -329,12 +329,12 @@ def as_array(value: Column, kind: str) -> Column:
 
 
 class Bin(NumberFunction):
-    """The number of edges that are not above a value, or its label."""
+    """Number of edges that are less than or equal to a value, or the label of that bin."""
 
     kind = "int"
 
     def __init__(self, edges: Sequence[float], labels: Sequence[str] | None, source: str):
-        # whole edges for whole numbers, else all of them float: Spark compares by either
+        # Spark compares integers with integers and everything else as doubles
         is_whole = column_types.is_integral(source) and all(isinstance(edge, int) for edge in edges)
         self.edges = list(edges) if is_whole else list(map(float, edges))
         self._edges = np.array(self.edges, np.int64 if is_whole else np.float64)
@@ -342,19 +342,19 @@ class Bin(NumberFunction):
         self.source, self.of_null = source, len(edges) + 1
 
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        places = np.searchsorted(self._edges, numbers, side="right").astype(np.int32)
-        return places + (numbers != numbers)
+        bins = np.searchsorted(self._edges, numbers, side="right").astype(np.int32)
+        return bins + (numbers != numbers)
 
     def array(self, *values: pa.Array) -> pa.Array:
-        places = super().array(*values)
-        return places if self.words is None else pa.array(self.words, pa.string()).take(places)
+        bins = super().array(*values)
+        return bins if self.words is None else pa.array(self.words, pa.string()).take(bins)
 
     def single(self, *input_types: str) -> Callable[..., Any]:
-        place, words = super().single(*input_types), self.words
-        return place if words is None else lambda number: words[place(number)]
+        bin_of, words = super().single(*input_types), self.words
+        return bin_of if words is None else lambda number: words[bin_of(number)]
 
     def column(self, value: Column) -> Column:
-        """Return the bin by a balanced tree of comparisons."""
+        """Return the bin of a Spark column by a balanced tree of comparisons."""
 
         def result(number: int) -> Column:
             return F.lit(number if self.words is None else self.words[number])
@@ -373,18 +373,18 @@ class Bin(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class CutBins(NumberOperator):
-    """``cut_bins`` and ``quantile_bins``; the state has the edges of each column.
+    """Operator of ``cut_bins`` and ``quantile_bins``; the state has the edges of each column.
 
     Attributes
     ----------
     bins : dict of str to (int or list of float)
-        By column: edges, or how many bins.
+        Edges, or the number of bins, by column.
     labels : dict of str to list of str
-        Of some columns.
+        Bin labels by column; other columns get integers.
     out_cols : list of str
     drop : bool
     by_quantiles : bool
-        Whether the bins that are counted have about as many rows each, rather than equal widths.
+        For a number of bins: True for bins with about equally many rows, False for equal widths.
     """
 
     bins: dict[str, Any]
@@ -396,13 +396,13 @@ class CutBins(NumberOperator):
 
     @classmethod
     def of(cls, columns: Any, bins: Any, labels: Any, out_cols: Any, **options: Any) -> CutBins:
-        """Return the operator for the arguments that users give."""
+        """Build the operator from the user's arguments."""
         names = as_names(columns)
         outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
         for name in names:
             if isinstance(bins, Mapping) and name not in bins:
                 raise UsageError(
-                    f"bins has nothing for the column {name}: {dict(bins)!r}",
+                    f"bins has no entry for the column {name}: {dict(bins)!r}",
                     code="argument-value",
                     argument="bins",
                     column=name,
@@ -457,7 +457,7 @@ class CutBins(NumberOperator):
     def _edges(self, name: str, bins: int, answer: Sequence) -> list[float]:
         if not answer or answer[0] is None:
             raise UsageError(
-                f"The column {name} has no value that bins could be made of; give edges",
+                f"The column {name} has no values to compute bins from; pass edges",
                 code="data-empty",
                 column=name,
             )
@@ -473,8 +473,8 @@ class CutBins(NumberOperator):
             if state is not None:
                 function = Bin(state["edges"][name], labels, before[name].kind)
                 size = len(function.edges) + 2
-            made = Field("int", size) if labels is None else Field("string")
-            cells.append(OutputColumn((name,), output, made, function))
+            field = Field("int", size) if labels is None else Field("string")
+            cells.append(OutputColumn((name,), output, field, function))
         return cells
 
     @property
@@ -533,7 +533,7 @@ class Indicator(NumberFunction):
 @register_operator
 @dataclass(frozen=True)
 class OneHotEncode(Operator):
-    """``one_hot_encode``; the state has the sizes that were not given."""
+    """Operator of ``one_hot_encode``; the state has the sizes that the user omitted."""
 
     columns: list[str]
     sizes: list[int] | None
@@ -588,7 +588,7 @@ class OneHotEncode(Operator):
         return [name for name in names if self.keep_original_columns or name not in self.columns]
 
     def _order(self, names: Iterable[str], cells: Sequence[OutputColumn]) -> list[str]:
-        """The columns behind it: the indicators stand where their column is or was."""
+        """Return the output column names: indicators stand at the position of their column."""
         kept, order = set(self._kept(names)), []
         for name in names:
             order += [name] if name in kept else []

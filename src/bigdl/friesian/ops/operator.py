@@ -37,14 +37,16 @@ State = Mapping[str, Any]
 
 
 class ColumnMapping(Protocol):
-    """Columns by their names, such as those of a LazyBatch."""
+    """Mapping from column names to columns, such as a LazyBatch."""
 
     def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A question; executors replace the columns by the names that these have for them.
+    """Statistic of some columns that an operator learns from, such as counts or extremes.
+
+    Executors replace `columns` by the names that these columns have in their data.
 
     Attributes
     ----------
@@ -54,26 +56,26 @@ class Statistic:
     columns: tuple[str, ...]
 
     def of_batch(self, batch: ColumnMapping) -> Any:
-        """The partial answer of one batch."""
+        """Compute the partial result of one batch."""
         return self._of_columns([batch[name] for name in self.columns])
 
     def _of_columns(self, columns: list[Any]) -> Any:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[Any]) -> Any:
-        """One partial answer in the place of several."""
+        """Merge several partial results into one."""
         raise NotImplementedError
 
     def answer(self, part: Any) -> Any:
-        """The answer, from the partial one of all rows."""
+        """Convert the merged partial result of all rows to the final result."""
         return part
 
 
 @dataclass(frozen=True)
 class OutputSchema(Statistic):
-    """The columns behind an operator that only runs on tables of Spark.
+    """Names and types of the columns that a Spark-only operator produces.
 
-    The answer is a dict from their names to their kinds.
+    The result is a dict from column names to Spark type names.
 
     Attributes
     ----------
@@ -84,14 +86,15 @@ class OutputSchema(Statistic):
 
 
 class Function(ABC):
-    """A function of the cells of one column, or of several ones in the same row.
+    """Function of the cells of one column, or of several columns in the same row.
 
     Attributes
     ----------
     is_costly : bool
-        Whether it pays to look for the different values of an array first.
+        Compute only the distinct values of an array. Set it where the function costs more than
+        finding the distinct values.
     column : callable
-        The function of columns of Spark; needed unless the operator has a plan of its own.
+        The same function for Spark columns. Needed unless the operator overrides ``catalyst``.
 
     Examples
     --------
@@ -106,7 +109,7 @@ class Function(ABC):
     ...         from pyspark.sql import functions as F
     ...
     ...         return F.lower(value)
-    >>> Lower().single("string")("Oslo")  # of one value, by an array of one
+    >>> Lower().single("string")("Oslo")  # a single value, through an array of length 1
     'oslo'
     """
 
@@ -115,26 +118,29 @@ class Function(ABC):
 
     @abstractmethod
     def array(self, *values: pa.Array) -> pa.Array:
-        """The results for arrays of the same length."""
+        """Compute the results for Arrow arrays of equal length."""
 
     def single(self, *input_types: str) -> Callable[..., Any]:
-        """Return the function of single values of some kinds, by default by arrays of one."""
+        """Return a function of single values of the given types.
+
+        The default wraps each value in an array of length 1.
+        """
 
         def of_values(*values: Any) -> Any:
-            return self.array(*map(column_types.array_of, values, input_types))[0].as_py()
+            return self.array(*map(column_types.single_value_array, values, input_types))[0].as_py()
 
         return of_values
 
 
 class NumberFunction(Function):
-    """A numeric function computed by NumPy, for arrays and for single values.
+    """Numeric function computed by NumPy, for arrays and for single values.
 
     Attributes
     ----------
     kind : str
-        Of the results.
+        Spark type name of the results.
     of_null : number or str, optional
-        The result for null.
+        Result for null.
 
     Examples
     --------
@@ -157,10 +163,10 @@ class NumberFunction(Function):
 
     @abstractmethod
     def numbers(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The results for an array of numbers, or for one; they may be infinite or NaN."""
+        """Compute the results for an array or a single number; inf and NaN are allowed."""
 
     def undefined(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Return True for numbers whose result is null; None if there are none."""
+        """Return a mask of the numbers whose result is null, or None if there are none."""
         return None
 
     def array(self, *values: pa.Array) -> pa.Array:
@@ -173,8 +179,8 @@ class NumberFunction(Function):
             results, undefined = self.numbers(numbers), self.undefined(numbers)
         if undefined is not None:
             mask = undefined if mask is None else mask | undefined
-        made = pa.array(results, to_arrow(self.kind), mask=mask)
-        return made if self.of_null is None else made.fill_null(self.of_null)
+        result = pa.array(results, to_arrow(self.kind), mask=mask)
+        return result if self.of_null is None else result.fill_null(self.of_null)
 
     def single(self, *input_types: str) -> Callable[..., Any]:
         def of_number(number: Any) -> Any:
@@ -182,7 +188,7 @@ class NumberFunction(Function):
                 return self.of_null
             if self.undefined(number):
                 return None
-            result = self.numbers(number)  # of NumPy, or what Python's operators make of it
+            result = self.numbers(number)  # a NumPy or a Python number
             return result.item() if hasattr(result, "item") else result
 
         return of_number
@@ -190,12 +196,14 @@ class NumberFunction(Function):
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """A column that a step makes.
+    """Output column of an operator: its inputs, name, field and function.
 
     Attributes
     ----------
     inputs : tuple of str
+        Names of the input columns.
     output : str
+        Name of the new column.
     field : Field
     function : Function or None
         None if the column is only renamed.
@@ -215,17 +223,17 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class Operator:
-    """One method with its arguments, which are values of JSON.
+    """One method of feature tables with its arguments, which are JSON values.
 
-    :meth:`cells` is all that an operator needs that learns nothing; one that learns has
-    :meth:`requests` and :meth:`fit_state`, too.
+    An operator that learns nothing only needs :meth:`cells`. An operator that learns also needs
+    :meth:`requests` and :meth:`fit_state`.
 
     Attributes
     ----------
     method : str
-        Its name in saved pipelines and messages.
+        Name of the method in saved pipelines and in messages.
     executors : tuple of str
-        Who runs it.
+        Executors that can run the operator.
 
     Examples
     --------
@@ -241,62 +249,70 @@ class Operator:
 
     @property
     def is_row_wise(self) -> bool:
-        """True if each row has one result that depends on no other row."""
+        """True if each result depends on a single input row."""
         return "row" in self.executors
 
     @property
     def reads(self) -> Sequence[str] | None:
-        """The columns that its arguments name, also those that it only learns from.
+        """Columns that the arguments name, including those that it only learns from.
 
-        None if they name none, which means all that fit.
+        None if the arguments name no columns; the operator then reads all suitable columns.
         """
         columns = getattr(self, "columns", ())
         return None if columns is None else list(columns)
 
     @property
     def dropped(self) -> set[str]:
-        """The input columns that the operator removes."""
+        """Input columns that the operator removes."""
         return set()
 
     def check(self, before: Schema) -> None:
-        """Refuse columns that only Spark can work on; called before all else in pipelines."""
+        """Raise a UsageError for columns that only Spark can process.
+
+        Pipelines call it before all other methods.
+        """
 
     def requests(self, before: Schema) -> dict[str, Statistic]:
-        """Return questions about the data, by name; raises where a column does not fit."""
+        """Return the statistics to learn from, by name; raise for unsuitable columns."""
         return {}
 
     def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        """The state that follows from the answers to :meth:`requests`."""
+        """Return the state learned from the results of :meth:`requests`."""
         return {}
 
     def hides_columns(self, before: Schema) -> bool:
-        """Return True if its columns are unknown before it has learned."""
+        """Return True if the output columns are unknown before the operator is fitted."""
         return False
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        """The columns that it makes; without a state the functions may be None."""
+        """Return the output columns; their functions may be None without a state."""
         return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        """The fields of all columns behind it, in their order."""
-        made = {cell.output: cell.field for cell in self.cells(before, state)}
-        return {name: each for name, each in {**before, **made}.items() if name not in self.dropped}
+        """Return the fields of all output columns, in order."""
+        added = {cell.output: cell.field for cell in self.cells(before, state)}
+        return {
+            name: each for name, each in {**before, **added}.items() if name not in self.dropped
+        }
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        """The step on a DataFrame, which may lack columns that the step does not read."""
-        made = {
+        """Apply the operator to a DataFrame, which may lack columns that it does not read."""
+        columns = {
             cell.output: cell.function.column(*map(col, cell.inputs))
             for cell in self.cells(before, state)
             if cell.function is not None
         }
-        return replace(df, made).drop(*self.dropped)
+        return replace(df, columns).drop(*self.dropped)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        """Return the part that is faster through Arrow batches, and the rest, if there are such."""
+        """Split into a part that is faster as Arrow batches and the remainder.
+
+        Either part is None if it is empty.
+        """
         return None, self
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        """:meth:`catalyst` on the very rows that the state was learned from."""
+        """Apply the operator to the rows that it was fitted on; by default :meth:`catalyst`."""
         return self.catalyst(df, before, state)
 
 
@@ -308,8 +324,8 @@ def _checked(method: str, operator: object) -> type[Operator]:
         or getattr(operator, "method", None) != method
     ):
         raise UsageError(
-            "An operator should be a dataclass over Operator with a method, under whose name it is "
-            f"registered, but got {operator!r}",
+            "An operator should be a dataclass that subclasses Operator and sets `method` to the "
+            f"name that it is registered under, but got {operator!r}",
             code="argument-type",
             argument="operator",
         )
@@ -317,31 +333,31 @@ def _checked(method: str, operator: object) -> type[Operator]:
 
 
 OPERATORS = Registry[type[Operator]]("bigdl.operators", "an operator", _checked)
-"""The operators by their methods, also those that other packages offer."""
+"""Operator classes by method, including those that other packages register."""
 
 _OperatorType = TypeVar("_OperatorType", bound=type[Operator])
 
 
 def register_operator(operator: _OperatorType) -> _OperatorType:
-    """Register a class of operators, so that saved pipelines with it can be loaded.
+    """Register an operator class, so that saved pipelines that use it can be loaded.
 
-    A package that is not imported by the program which loads them also names the class as an entry
-    point of the group ``bigdl.operators``, under its method.
+    A package that the loading program does not import also declares the class as an entry point of
+    the group ``bigdl.operators``, named after its method.
 
     Parameters
     ----------
     operator : type
-        A frozen dataclass over :class:`Operator` with a ``method``.
+        Frozen dataclass that subclasses :class:`Operator` and sets ``method``.
 
     Returns
     -------
     type
-        The same class, so that this is a decorator.
+        The same class, so that the function can be used as a decorator.
 
     Raises
     ------
     UsageError
-        If it is no such class, or another one has its method.
+        If `operator` is not such a class, or another class has the same method.
 
     Examples
     --------
@@ -365,8 +381,8 @@ def register_operator(operator: _OperatorType) -> _OperatorType:
     ...     method = "square"
     ...
     ...     def cells(self, before, state):
-    ...         made = Field("double")
-    ...         return [OutputColumn((name,), name, made, Squared()) for name in self.columns]
+    ...         field = Field("double")
+    ...         return [OutputColumn((name,), name, field, Squared()) for name in self.columns]
     >>> pd.DataFrame({"price": [1.0, 3.0]}).to_parquet("prices.parquet")
     >>> pipeline = FeaturePipeline().with_operator(Square(["price"]))
     >>> pipeline.fit_files("prices.parquet", host="here").transform_row({"price": -3.0})
@@ -378,7 +394,7 @@ def register_operator(operator: _OperatorType) -> _OperatorType:
 
 @dataclass(frozen=True)
 class FittedOperator:
-    """An operator with the fields before it and its state."""
+    """Operator with its input fields and its state."""
 
     step: Operator
     before: Schema
@@ -394,19 +410,19 @@ class FittedOperator:
 
     @property
     def inputs(self) -> list[str]:
-        """The columns that have to be there."""
+        """Input columns that the functions need."""
         computed = (cell for cell in self.cells if cell.function is not None)
         return list(dict.fromkeys(name for cell in computed for name in cell.inputs))
 
 
 @dataclass(frozen=True)
 class StatisticsQuery:
-    """Questions of one step, to be answered about the columns as they are at its place.
+    """Statistics that one operator needs of the data as it is before that operator.
 
     Attributes
     ----------
     step : int
-        Place of the step in the pipeline.
+        Index of the operator in the pipeline.
     requests : dict of str to Statistic
     """
 
@@ -418,7 +434,7 @@ Program = list[FittedOperator | StatisticsQuery]
 
 
 def inputs_of(fitted: Sequence[FittedOperator]) -> list[str]:
-    """The columns of the data that some step reads."""
+    """Return the columns of the data that some fitted operator reads."""
     needed: set[str] = set()
     for each in reversed(fitted):
         renamed = {cell.output: cell.inputs[0] for cell in each.cells if cell.function is None}
@@ -428,20 +444,20 @@ def inputs_of(fitted: Sequence[FittedOperator]) -> list[str]:
 
 
 def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
-    """Check that data have the columns that a pipeline reads, of the types at ``fit``."""
+    """Check that data has the columns that a pipeline reads, with the types at ``fit``."""
     require_columns(known, needed, advice="; the pipeline reads them")
     for name in needed:
         if known[name].kind != wanted[name].kind:
             raise UsageError(
-                f"The column {name} was {wanted[name].kind} when the pipeline learned, and is now "
-                f"{known[name].kind}; cast it first",
+                f"The column {name} was {wanted[name].kind} when the pipeline was fitted, and is "
+                f"now {known[name].kind}; cast it first",
                 code="data-schema",
                 column=name,
             )
 
 
 class TableOperator(Operator):
-    """An operator that needs several rows or filters rows; its state holds the output fields."""
+    """Operator that needs several rows or filters rows; its state holds the output fields."""
 
     executors = ("catalyst",)
 
@@ -459,10 +475,10 @@ class TableOperator(Operator):
     def after(self, before: Schema, state: State | None) -> Schema:
         known = cast("State", state)  # not called before `fit`, since its columns are hidden
         return {
-            name: Field(kind, self.cardinality(name, known))
-            for name, kind in known["kinds"].items()
+            name: Field(dtype, self.cardinality(name, known))
+            for name, dtype in known["kinds"].items()
         }
 
     def cardinality(self, name: str, state: State) -> int | None:
-        """Return the cardinality of a column behind the operator."""
+        """Return the cardinality of an output column."""
         return state["cardinalities"].get(name)

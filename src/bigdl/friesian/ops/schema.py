@@ -1,4 +1,4 @@
-"""Schemas that models are sized from: kinds of values, how many there are, lengths of arrays."""
+"""Table schemas for sizing models: types, cardinalities and array lengths."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from bigdl.common.errors import UsageError
 
 @dataclass(frozen=True)
 class Feature:
-    """A column.
+    """Type, cardinality and array shape of a column.
 
     Attributes
     ----------
     dtype : str
-        Spark's name of the type of the innermost values: ``"int"``, ``"float"``, ``"string"``.
+        Spark name of the innermost element type: ``"int"``, ``"float"``, ``"string"``.
     cardinality : int or None
-        The largest value plus 1, which is how many rows an embedding needs; None unless the values
-        are whole numbers from 0 on.
+        Largest value plus 1, which is the number of rows of an embedding. None unless the values
+        are non-negative integers.
     shape : tuple of (int or None)
-        Lengths of the arrays, from the outermost on: ``()`` for single values, ``(100,)`` for
-        arrays that all have 100 values, ``(None,)`` for arrays of different lengths.
+        Array lengths, outermost first: ``()`` for single values, ``(100,)`` for arrays of 100
+        values, ``(None,)`` for arrays of different lengths.
 
     Examples
     --------
     >>> from bigdl.friesian.feature import Feature
     >>> Feature("int", cardinality=944, shape=(100,))  # histories of 100 users each
     Feature(dtype='int', cardinality=944, shape=(100,))
-    >>> Feature("float").cardinality is None  # numbers that no embedding is made for
+    >>> Feature("float").cardinality is None  # floats have no embedding
     True
     """
 
@@ -40,7 +40,7 @@ class Feature:
 
 
 class FeatureSchema(dict[str, Feature]):
-    """The columns of a table, by name; what models are sized from.
+    """Columns of a table by name, used to size models.
 
     Parameters
     ----------
@@ -68,30 +68,30 @@ class FeatureSchema(dict[str, Feature]):
         return f"{type(self).__name__}({super().__repr__()})"
 
     def cardinality(self, name: str) -> int:
-        """Return the number of rows of an embedding of a column.
+        """Return the number of embedding rows for a column.
 
         Raises
         ------
         UsageError
-            If the column does not hold whole numbers from 0 on.
+            If the column does not hold non-negative integers.
         """
         feature = self[name]
         if feature.cardinality is None:
             raise UsageError(
-                f"{name} of type {feature.dtype} has no embedding: its values should be whole "
-                "numbers from 0 on; encode it first",
+                f"{name} of type {feature.dtype} has no embedding: its values should be "
+                "non-negative whole numbers; encode it first",
                 code="data-dtype",
                 column=name,
             )
         return feature.cardinality
 
     def length(self, name: str) -> int:
-        """The one length of the arrays of a column.
+        """Return the common length of the arrays in a column.
 
         Raises
         ------
         UsageError
-            If it holds no arrays, or of different lengths.
+            If the column holds no arrays, or arrays of different lengths.
         """
         shape = self[name].shape
         if not shape or shape[0] is None:
@@ -104,12 +104,12 @@ class FeatureSchema(dict[str, Feature]):
         return shape[0]
 
     def union(self, other: FeatureSchema) -> FeatureSchema:
-        """A schema that fits both tables, such as those of training and validation.
+        """Return a schema that fits both tables, such as training and validation data.
 
         Raises
         ------
         UsageError
-            If a column of both has another type or depth in the other.
+            If a column has another type or nesting depth in the other table.
 
         Examples
         --------
@@ -123,12 +123,12 @@ class FeatureSchema(dict[str, Feature]):
         return FeatureSchema({**self, **other, **both})
 
     def to_json(self) -> str:
-        """As text, for :meth:`from_json`."""
+        """Return the schema as a JSON string for :meth:`from_json`."""
         return json.dumps({name: asdict(each) for name, each in self.items()})
 
     @classmethod
     def from_json(cls, text: str) -> FeatureSchema:
-        """Read what :meth:`to_json` wrote."""
+        """Parse the JSON string that :meth:`to_json` returned."""
         features = json.loads(text).items()
         return cls({n: Feature(**each | {"shape": tuple(each["shape"])}) for n, each in features})
 
@@ -148,12 +148,12 @@ def _fitting(name: str, ours: Feature, theirs: Feature) -> Feature:
 
 
 def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of different values of columns of categories."""
+    """Return the cardinality of each category column by name."""
     return {name: schema.cardinality(name) for name in names}
 
 
 def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
-    """Return columns of single numbers; a UsageError if one holds something else."""
+    """Return the names as a list; raise a UsageError unless all columns are single numbers."""
     names = list(names)
     for name in names:
         feature = schema[name]

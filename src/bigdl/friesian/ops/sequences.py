@@ -1,14 +1,14 @@
-"""Histories of users, arrays, and random items that a user did not choose.
+"""User histories, padded arrays and negative sampling.
 
-Item numbers go from 1 to ``item_size - 1``.  The j-th of the numbers that are left when some are
-excluded is found by stepping over the excluded ones in ascending order, so that every draw is
-exactly uniform and takes a fixed time.  Draws depend on the seed and on the place of the row
-(partition and position in it).
+Item ids go from 1 to ``item_size - 1``. To draw among the ids that remain after an exclusion, the
+sampler draws an index j and steps over the excluded ids in ascending order. Every draw is exactly
+uniform and takes constant time. Draws depend on the seed and on the position of the row (partition
+and index in it).
 
-Items that follow the popularity of items are drawn in the same way: every item has a whole number
-of tickets, and a draw is the number of a ticket among those that are left.  Tickets in proportion
-to a power of the counts, usually 0.75, are the negatives of word2vec (Mikolov et al., "Distributed
-Representations of Words and Phrases and their Compositionality", NIPS 2013).
+Popularity sampling works in the same way. Every item has an integer number of tickets, and a draw
+is the index of a ticket among the remaining ones. Tickets in proportion to a power of the counts,
+usually 0.75, are the negatives of word2vec (Mikolov et al., "Distributed Representations of Words
+and Phrases and their Compositionality", NIPS 2013).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types, spark, vocabulary
-from bigdl.friesian.ops.batches import factored, lengths_of, lists_of, normal
+from bigdl.friesian.ops.batches import dictionary_encoded, list_lengths, make_lists, normalized
 from bigdl.friesian.ops.column_types import Field, Schema, require_columns, require_type
 from bigdl.friesian.ops.operator import (
     Function,
@@ -37,7 +37,7 @@ from bigdl.friesian.ops.operator import (
     TableOperator,
     register_operator,
 )
-from bigdl.friesian.ops.spark import F, check_string, col, kind_of, schema_of
+from bigdl.friesian.ops.spark import F, check_string, col, dtype_of, schema_of
 from bigdl.friesian.ops.vocabulary import LookUp
 from bigdl.orca.cluster.versions import to_arrow
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from bigdl.friesian.ops.operator import State
 
-_ROWS = 1 << 16  # of a table that comes out: histories are many times as large as what they are of
+_ROWS = 1 << 16  # rows per output table: histories are much larger than their input
 _ALL = 2147483647
 
 
@@ -56,7 +56,7 @@ _ALL = 2147483647
 @register_operator
 @dataclass(frozen=True)
 class AddHistSeq(Operator):
-    """``add_hist_seq``, which the executor ``arrow`` makes of all rows of some users at a time."""
+    """Operator of ``add_hist_seq``; the executor ``arrow`` groups the rows by user."""
 
     cols: list[str]
     user_col: str
@@ -85,7 +85,7 @@ class AddHistSeq(Operator):
         }
 
     def _order(self, names: Any) -> dict[str, str | None]:
-        """The columns that come out, with what the histories among them are made of."""
+        """Return the output columns in order, with the source column of each history."""
         histories = {f"{name}_hist_seq": name for name in self.cols}
         order: dict[str, str | None] = {}
         for name in names:
@@ -97,30 +97,32 @@ class AddHistSeq(Operator):
 
     @property
     def columns(self) -> list[str]:
-        """All columns that it reads."""
+        """All columns that the operator reads."""
         return [*self.cols, self.user_col, self.sort_col]
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         from pyspark.sql import Window
 
         require_columns(df.columns, self.columns)
-        place, rank, history, later = (
-            spark.temporary(df, each) for each in ("place", "rank", "history", "later")
+        position, rank, history, later = (
+            spark.unused_name(df, each) for each in ("position", "rank", "history", "later")
         )
         time = col(self.sort_col)
-        time = spark.or_error(time, time.isNotNull(), self._nulls, kind_of(df, self.sort_col))
-        # records of equal time keep the order of the input
-        window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
+        time = spark.value_or_error(
+            time, time.isNotNull(), self._nulls, dtype_of(df, self.sort_col)
+        )
+        # rows of equal time keep the input order
+        window = Window.partitionBy(col(self.user_col)).orderBy(time, col(position))
         past = F.collect_list(F.struct(*(col(name).alias(name) for name in self.cols)))
-        figures = {
+        window_columns = {
             rank: F.row_number().over(window),
             history: past.over(window.rowsBetween(-self.max_len, -1)),
         }
         is_wanted = col(rank) > self.min_len
         if self.num_seqs < _ALL:
-            figures[later] = F.lead(F.lit(1), self.num_seqs).over(window)
+            window_columns[later] = F.lead(F.lit(1), self.num_seqs).over(window)
             is_wanted = is_wanted & col(later).isNull()
-        rows = df.withColumn(place, F.monotonically_increasing_id()).withColumns(figures)
+        rows = df.withColumn(position, F.monotonically_increasing_id()).withColumns(window_columns)
         rows = rows.filter(is_wanted)
         return rows.select(
             *(
@@ -130,26 +132,28 @@ class AddHistSeq(Operator):
         )
 
     def of_users(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yield the results of all rows of some users, in their order."""
-        order, place, size = self._places(table)
-        wanted = np.flatnonzero((place >= self.min_len) & (place + self.num_seqs >= size))
+        """Yield the output tables for all rows of some users, ordered by user and time."""
+        order, position, size = self._positions(table)
+        wanted = np.flatnonzero((position >= self.min_len) & (position + self.num_seqs >= size))
         columns = self._order(table.column_names)
         arrays = {name: table[name].combine_chunks() for name in table.column_names}
-        for start in range(0, max(len(wanted), 1), _ROWS):  # one without rows has the columns
+        for start in range(0, max(len(wanted), 1), _ROWS):  # an empty table if no rows
             rows = wanted[start : start + _ROWS]
-            lengths = np.minimum(place[rows], self.max_len)
+            lengths = np.minimum(position[rows], self.max_len)
             ends = np.cumsum(lengths)
-            # the places of all values of all histories, one history behind the other
-            past = np.repeat(rows - ends, lengths) + np.arange(ends[-1] if len(ends) else 0)
-            taken, items = pa.array(order[rows]), pa.array(order[past])
+            # input row index of every value of the concatenated histories
+            source_rows = np.repeat(rows - ends, lengths) + np.arange(ends[-1] if len(ends) else 0)
+            taken, items = pa.array(order[rows]), pa.array(order[source_rows])
             made = {
-                name: lists_of(lengths, arrays[of].take(items)) if of else arrays[name].take(taken)
+                name: make_lists(lengths, arrays[of].take(items))
+                if of
+                else arrays[name].take(taken)
                 for name, of in columns.items()
             }
             yield pa.table(made)
 
-    def _places(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows by user and time, the place of each among those of its user, and their number.
+    def _positions(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return row indices by user and time, positions per user and row counts of the users.
 
         Rows of equal time keep their order.
         """
@@ -161,7 +165,7 @@ class AddHistSeq(Operator):
         return order, np.arange(len(order)) - starts[users], sizes[users]
 
     def check_rows(self, table: pa.Table) -> None:
-        """Refuse rows that it cannot work on; they need not belong together."""
+        """Raise a UsageError for rows with a null time; rows of a user may be incomplete."""
         if table[self.sort_col].null_count:
             raise UsageError(self._nulls, code="data-null", column=self.sort_col)
 
@@ -171,15 +175,15 @@ class AddHistSeq(Operator):
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
-    """Numbers from 0 on that are ordered as the values are; a null is one of them."""
+    """Return integers from 0 that are ordered as the values are; null has a rank too."""
     if pa.types.is_integer(column.type) and not column.null_count:
         values = column.combine_chunks().to_numpy(zero_copy_only=False)
         low = int(values.min()) if len(values) else 0
         if len(values) and int(values.max()) - low < 4 * len(values):
             return (values - low).astype(np.int64)
-    if column_types.is_fractional(column_types.of_arrow(column.type)):  # both zeros are equal
+    if column_types.is_fractional(column_types.of_arrow(column.type)):  # 0.0 and -0.0 are equal
         column = pc.add(column, pa.scalar(0.0, column.type))
-    parts = factored(normal(column))
+    parts = dictionary_encoded(normalized(column))
     ranks = pc.rank(parts.values, tiebreaker="first").to_numpy().astype(np.int64) - 1
     return ranks[parts.codes]
 
@@ -192,18 +196,18 @@ def _is_plain(items: pa.Array) -> bool:
 
 
 def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
-    """Items as lists of one length."""
-    return lists_of(np.full(len(items) // length, length), items)
+    """Reshape items into lists of one length."""
+    return make_lists(np.full(len(items) // length, length), items)
 
 
 class MaskOfValues(Function):
-    """1 for each value that an array has, then 0."""
+    """1 for each value of an array, then 0, up to a fixed length."""
 
     def __init__(self, length: int):
         self.length = length
 
     def array(self, values: pa.Array) -> pa.Array:
-        is_value = np.arange(self.length) < lengths_of(values)[:, None]
+        is_value = np.arange(self.length) < list_lengths(values)[:, None]
         return _lists_of_length(pa.array(is_value.ravel().astype(np.int32)), self.length)
 
     def single(self, *input_types: str) -> Callable[..., Any]:
@@ -217,29 +221,32 @@ class MaskOfValues(Function):
 
 
 class Padded(Function):
-    """The last values of an array, filled up at the end.
+    """Last values of an array, padded at the end.
 
     Parameters
     ----------
-    kind : str
-        Of the array.
+    dtype : str
+        Type of the array.
     length : int
     token : number, str or bool
+        Value to pad with.
     row_len : int
-        How wide filled rows are where there is no first row.
+        Width of padding rows of a matrix that has no first row.
     """
 
-    def __init__(self, kind: str, length: int, token: Any, row_len: int):
-        inner, depth = column_types.innermost(kind)
-        self.kind, self.inner, self.length, self.row_len = kind, inner, length, row_len
+    def __init__(self, dtype: str, length: int, token: Any, row_len: int):
+        inner, depth = column_types.innermost(dtype)
+        self.kind, self.inner, self.length, self.row_len = dtype, inner, length, row_len
         self.has_rows = depth > 1
         is_whole = type(token) is float and token.is_integer() and column_types.is_integral(inner)
-        self.token = column_types.coerced(int(token) if is_whole else token, inner, "mask_token")
+        self.token = column_types.coerce_value(
+            int(token) if is_whole else token, inner, "mask_token"
+        )
 
     def array(self, values: pa.Array) -> pa.Array:
-        if self.has_rows:  # what is filled in depends on the row
+        if self.has_rows:  # the padding depends on the row
             return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
-        items, lengths = values.flatten(), lengths_of(values)
+        items, lengths = values.flatten(), list_lengths(values)
         if _is_plain(items) and self.token is not None:
             filled = self._plain(items.to_numpy(zero_copy_only=False), lengths)
             return _lists_of_length(pa.array(filled, items.type), self.length)
@@ -247,15 +254,15 @@ class Padded(Function):
         ends = np.cumsum(lengths)[:, None]
         kept = np.minimum(lengths, self.length)[:, None]
         columns = np.arange(self.length)
-        places = np.where(columns < kept, ends - kept + columns, len(items))
-        filled = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
+        indices = np.where(columns < kept, ends - kept + columns, len(items))
+        filled = pa.concat_arrays([items, token]).take(pa.array(indices.ravel()))
         return _lists_of_length(filled, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """All values of the results, from numbers without nulls: a copy in one go."""
+        """Return the padded values of all arrays, from numbers without nulls, in one copy."""
         if len(lengths) and lengths.max() > self.length:
-            after_all = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
-            items = items[after_all <= self.length]
+            from_end = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
+            items = items[from_end <= self.length]
         padded = np.full((len(lengths), self.length), self.token, items.dtype)
         padded[np.arange(self.length) < lengths[:, None]] = items
         return padded.ravel()
@@ -276,7 +283,7 @@ class Padded(Function):
         if self.has_rows:
             first = F.get(value, F.lit(0))
             width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
-            filler = F.array_repeat(filler, width).cast(column_types.element_of(self.kind))
+            filler = F.array_repeat(filler, width).cast(column_types.element_type(self.kind))
         value = F.coalesce(value, F.array().cast(self.kind))
         longest = F.slice(value, -self.length, self.length)
         value = F.when(F.size(value) > self.length, longest).otherwise(value)
@@ -286,7 +293,7 @@ class Padded(Function):
 @register_operator
 @dataclass(frozen=True)
 class Mask(Operator):
-    """``mask``."""
+    """Operator of ``mask``."""
 
     columns: list[str]
     seq_len: int
@@ -305,7 +312,7 @@ class Mask(Operator):
 @register_operator
 @dataclass(frozen=True)
 class PadSequences(Operator):
-    """``pad``; ``mask_cols`` is a step of its own before it."""
+    """Operator of ``pad``; ``mask_cols`` is a separate operator before it."""
 
     columns: list[str]
     seq_len: int
@@ -342,7 +349,7 @@ class PadSequences(Operator):
         return OutputColumn((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
 
 
-_TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits
+_TICKETS = 1 << 38  # total tickets; multiplied by the rows of a batch they fit in 64 bits
 
 
 _ENCODED = "whole numbers", "; encode it first"
@@ -351,8 +358,8 @@ _ENCODED = "whole numbers", "; encode it first"
 def _check_sizes(item_size: Any, neg_num: Any) -> None:
     if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
         raise UsageError(
-            "item_size should be the largest item number plus 1, and at least 3 for there to be "
-            f"another item, but got {item_size!r}",
+            "item_size should be the largest item id plus 1, and at least 3 so that there is "
+            f"another item to draw, but got {item_size!r}",
             code="argument-value",
             argument="item_size",
         )
@@ -360,7 +367,7 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
 
 
 def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
-    """A random item other than this one; any item if this one is null or none of the numbers."""
+    """Return a random item other than `item`; any item if `item` is null or not an item id."""
     is_item = item.isNotNull() & (item >= 1) & (item < item_size)
     bits = F.xxhash64(*keys)
     drawn = F.pmod(bits, F.lit(item_size - 2).cast("bigint")) + 1
@@ -372,7 +379,7 @@ def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
 @register_operator
 @dataclass(frozen=True)
 class AddNegativeSamples(TableOperator):
-    """``add_negative_samples``."""
+    """Operator of ``add_negative_samples``."""
 
     item_size: int
     item_col: str
@@ -400,7 +407,7 @@ class AddNegativeSamples(TableOperator):
         return [name for name in named if name is not None]
 
     def requests(self, before: Schema) -> dict[str, Statistic]:
-        # the columns behind it are the same without popularity, for which items would be counted
+        # popularity does not change the output columns, but would count the items
         return {"after": OutputSchema(tuple(before), replace(self, popularity=None))}
 
     def cardinality(self, name: str, state: State) -> int | None:
@@ -409,10 +416,10 @@ class AddNegativeSamples(TableOperator):
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         require_columns(df.columns, self.reads)
-        kind = kind_of(df, self.item_col)
+        dtype = dtype_of(df, self.item_col)
         require_type(schema_of(df), [self.item_col], column_types.is_integral, *_ENCODED)
         row, samples, history = (
-            spark.temporary(df, each) for each in ("row", "samples", "history")
+            spark.unused_name(df, each) for each in ("row", "samples", "history")
         )
         rows = df.withColumn(row, F.monotonically_increasing_id())
         histories = []
@@ -425,14 +432,14 @@ class AddNegativeSamples(TableOperator):
         pair = F.array(F.struct(col(self.item_col).alias("item"), F.lit(1).alias("label")))
         wrong = F.transform(
             self._negatives(df, col(row), histories),
-            lambda item: F.struct(item.cast(kind).alias("item"), F.lit(0).alias("label")),
+            lambda item: F.struct(item.cast(dtype).alias("item"), F.lit(0).alias("label")),
         )
         rows = rows.withColumn(samples, F.explode(F.concat(wrong, pair)))
         sample = {self.item_col: col(samples)["item"], self.label_col: col(samples)["label"]}
         return spark.replace(rows, sample).drop(row, samples, history)
 
     def _with_items(self, rows: DataFrame, user: Column, history: str) -> DataFrame:
-        """Return `rows` with a column of all items that the table has of the user of each."""
+        """Return `rows` with a column of all items of the user of each row."""
         items = F.collect_set(col(self.item_col)).alias("items")
         known = rows.groupBy(user.alias("user")).agg(items)
         return vocabulary.join(
@@ -440,7 +447,7 @@ class AddNegativeSamples(TableOperator):
         )
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
-        """Return arrays of the items that are drawn."""
+        """Return arrays of the drawn items."""
         item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
         if self.popularity is None and not histories:
@@ -450,22 +457,22 @@ class AddNegativeSamples(TableOperator):
         if self.popularity is not None:
             tickets = _tickets_of(df, self.item_col, size, self.popularity)
         bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
-        drawn = partial(drawn_negatives, spark.shared(tickets, df.sparkSession))
+        drawn = partial(drawn_negatives, spark.broadcast_value(tickets, df.sparkSession))
         draw = spark.arrow_function(drawn, "array<bigint>")
         return draw(bits, _excluded(item, histories, size))
 
 
 def _check_history(df: DataFrame, name: str) -> None:
-    def holds_items(kind: str) -> bool:
-        return column_types.is_array(kind) and column_types.is_integral(
-            column_types.element_of(kind)
+    def holds_items(dtype: str) -> bool:
+        return column_types.is_array(dtype) and column_types.is_integral(
+            column_types.element_type(dtype)
         )
 
     require_type(schema_of(df), [name], holds_items, "arrays of whole numbers", _ENCODED[1])
 
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
-    """Ascending and different numbers of items that must not be drawn."""
+    """Return the item ids that must not be drawn, distinct and ascending."""
     none = F.array().cast("array<bigint>")
     every = F.concat(
         *(F.coalesce(history.cast("array<bigint>"), none) for history in histories),
@@ -478,7 +485,7 @@ def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Colu
 @register_operator
 @dataclass(frozen=True)
 class AddNegHistSeq(TableOperator):
-    """``add_neg_hist_seq``."""
+    """Operator of ``add_neg_hist_seq``."""
 
     item_size: int
     item_history_col: str
@@ -501,16 +508,16 @@ class AddNegHistSeq(TableOperator):
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
         _check_history(df, self.item_history_col)
-        row = spark.temporary(df, "row")
+        row = spark.unused_name(df, "row")
         key = F.lit(self.seed)
-        kind = column_types.element_of(kind_of(df, self.item_history_col))
+        dtype = column_types.element_type(dtype_of(df, self.item_history_col))
 
-        def others(item: Column, place: Column) -> Column:
+        def others(item: Column, position: Column) -> Column:
             return F.transform(
                 F.sequence(F.lit(1), F.lit(self.neg_num)),
                 lambda k: _other_than(
-                    item.cast("bigint"), self.item_size, key, col(row), place, k
-                ).cast(kind),
+                    item.cast("bigint"), self.item_size, key, col(row), position, k
+                ).cast(dtype),
             )
 
         rows = df.withColumn(row, F.monotonically_increasing_id())
@@ -526,7 +533,7 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     Returns
     -------
     ndarray of int64, shape (item_size,)
-        0 for the number 0 and for items that do not occur in the table.
+        0 for the id 0 and for items that the table does not contain.
     """
     item = col(item_col).cast("bigint")
     counted = df.filter((item >= 1) & (item < item_size)).groupBy(item.alias("item")).count()
@@ -539,40 +546,41 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
 
 
 def drawn_negatives(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
-    """Draw an item for each of some random bits; none where no item is left.
+    """Draw an item for each random integer; draw none where no item remains.
 
     Parameters
     ----------
     shipped : broadcast of ndarray of int64
-        The tickets of every item.
+        Tickets of every item.
     bits : pyarrow.ListArray of int64
+        Random integers of each row.
     excluded : pyarrow.ListArray of int64
-        Items that must not be drawn: ascending, different, and all of them have tickets.
+        Items that must not be drawn: ascending, distinct, each with at least one ticket.
     """
     tickets = shipped.value
     ends = np.cumsum(tickets)
     begins, total = ends - tickets, int(ends[-1])
     row, item = _rows_and_values(excluded)
-    # the number of a ticket among those that are left is that among all of them minus those
-    # before it that are excluded; in one array the rows stay apart by a distance
-    gone = tickets[item]
-    before = np.cumsum(gone) - gone
+    # index of a ticket among the remaining ones = its index among all tickets minus the excluded
+    # tickets before it; adding row * row_stride keeps the rows apart in one sorted array
+    excluded_tickets = tickets[item]
+    before = np.cumsum(excluded_tickets) - excluded_tickets
     first = np.searchsorted(row, np.arange(len(excluded)))
-    padded = np.append(before, gone.sum())
+    padded = np.append(before, excluded_tickets.sum())
     free = begins[item] - (before - padded[first[row]])
-    left = total - np.bincount(row, gone, len(excluded)).astype(np.int64)
-    apart = total + 1
-    owner, random = _rows_and_values(bits)
-    there = left[owner] > 0
-    owner, random = owner[there], random[there]
-    drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
-    place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
-    skipped = padded[place] - padded[first[owner]]
+    remaining = total - np.bincount(row, excluded_tickets, len(excluded)).astype(np.int64)
+    row_stride = total + 1
+    draw_row, random = _rows_and_values(bits)
+    has_items = remaining[draw_row] > 0
+    draw_row, random = draw_row[has_items], random[has_items]
+    drawn = (random.view(np.uint64) % remaining[draw_row].astype(np.uint64)).astype(np.int64)
+    index = np.searchsorted(row * row_stride + free, draw_row * row_stride + drawn, "right")
+    skipped = padded[index] - padded[first[draw_row]]
     items = np.searchsorted(ends, drawn + skipped, "right")
-    counts = np.bincount(owner, minlength=len(bits))
-    return lists_of(counts, pa.array(items))
+    counts = np.bincount(draw_row, minlength=len(bits))
+    return make_lists(counts, pa.array(items))
 
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    """The number of the row of every value, and the values."""
-    return np.repeat(np.arange(len(lists)), lengths_of(lists)), lists.flatten().to_numpy()
+    """Return the row index of every value, and the values."""
+    return np.repeat(np.arange(len(lists)), list_lengths(lists)), lists.flatten().to_numpy()

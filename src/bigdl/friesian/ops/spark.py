@@ -1,6 +1,6 @@
-"""Columns of DataFrames of Spark: names that users give, their types, new columns in their place.
+"""Helpers for Spark DataFrames: column names, types, expressions and joins.
 
-Spark is imported when something here is used: rows are served where there is no Spark.
+Spark is imported on first use, because rows are also served on machines without Spark.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 
-# -- what users give -------------------------------------------------------------------------------
+# -- arguments of users ----------------------------------------------------------------------------
 
 
-def listed(values: Sequence[Any]) -> list[Any]:
-    """Return positional arguments, which may be one list, as a list."""
+def as_list(values: Sequence[Any]) -> list[Any]:
+    """Return positional arguments, or the one list among them, as a list."""
     is_list = len(values) == 1 and isinstance(values[0], list | tuple)
     return list(values[0] if is_list else values)
 
 
 def check_different(names: Sequence[str], what: str) -> None:
-    """Check that no two results have one name: one of them would be lost."""
-    twins = twins_in(names)
-    if twins:
+    """Raise a UsageError if a name occurs twice."""
+    duplicates = duplicates_in(names)
+    if duplicates:
         raise UsageError(
-            f"{what} should differ from each other, but {twins} are there twice",
+            f"{what} should differ from each other, but {duplicates} occur twice",
             code="column-duplicate",
             argument=what,
-            columns=list(twins),
+            columns=list(duplicates),
         )
 
 
 def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Any) -> None:
-    """Check that two arguments have the same length."""
+    """Raise a UsageError unless two arguments have the same length."""
     if len(values) != len(other_values):
         raise UsageError(
             f"{what} and {others} should have the same length, but got {len(values)} and "
@@ -60,35 +60,38 @@ def check_lengths(what: str, values: Sequence[Any], others: str, other_values: A
 
 
 def check_new_names(names: Sequence[str], advice: str = "drop or rename the others") -> None:
-    """Check that no two columns of a table have one name."""
-    twins = twins_in(names)
-    if twins:
+    """Raise a UsageError if a result would have two columns of one name."""
+    duplicates = duplicates_in(names)
+    if duplicates:
         raise UsageError(
-            f"There would be several columns {sorted(twins)}; {advice}",
+            f"The result would have several columns {sorted(duplicates)}; {advice}",
             code="column-duplicate",
-            columns=list(twins),
+            columns=list(duplicates),
         )
 
 
-def twins_in(names: Sequence[str]) -> list[str]:
-    """The names that are there several times."""
+def duplicates_in(names: Sequence[str]) -> list[str]:
+    """Return the names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
 def random_seed(seed: int | None) -> int:
-    """`seed`, or a new one, so that a plan gives the same values whenever it is computed again."""
+    """Return `seed`, or draw a new seed if it is None.
+
+    A fixed seed makes a lazy plan give the same values each time that Spark computes it.
+    """
     return random.getrandbits(62) if seed is None else check_integer("seed", seed)
 
 
 def is_column(value: object) -> bool:
-    """Return True for a Column of Spark, of either of its two clients."""
+    """Return True for a Column of classic Spark or of Spark Connect."""
     from pyspark.sql import Column
 
     return isinstance(value, Column)
 
 
-def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], kind: str) -> list[str]:
-    """Names of columns that exist and are of one kind.
+def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], what: str) -> list[str]:
+    """Return column names as a list; raise unless the columns exist and have a type.
 
     Parameters
     ----------
@@ -96,27 +99,27 @@ def names_of(df: DataFrame, columns: Any, has_type: Callable[[str], bool], kind:
     columns : str or list of str
     has_type : callable
         Such as :func:`column_types.is_number`.
-    kind : str
-        What a message calls it, such as ``"numbers"``.
+    what : str
+        Description of the type for the message, such as ``"numbers"``.
     """
     names = as_names(columns)
-    require_type(schema_of(df), names, has_type, kind)
+    require_type(schema_of(df), names, has_type, what)
     return names
 
 
 def names_of_results(
     out_cols: Any, rows: int, columns: int, of_rows: str, of_columns: str
 ) -> list[list[str]]:
-    """Names that a user gives to results which have two indices.
+    """Return the user's output names as a list for each row of results.
 
     Parameters
     ----------
     out_cols : str, list of str, or list of lists of str
         A flat list is one row, or one column.
     rows, columns : int
-        How many of each there should be.
+        Expected number of rows and columns.
     of_rows, of_columns : str
-        The arguments that they belong to, for the message.
+        Arguments that the rows and columns belong to, for the message.
     """
     grid = [out_cols] if isinstance(out_cols, str) else out_cols
     if isinstance(grid, list | tuple) and all(isinstance(each, str) for each in grid):
@@ -139,29 +142,29 @@ def names_of_results(
 
 
 def active_spark() -> SparkSession:
-    """The session of the active context."""
+    """Return the Spark session of the active context."""
     from bigdl.orca import OrcaContext
 
     return OrcaContext.get_spark_session()
 
 
 def schema_of(df: DataFrame) -> dict[str, Field]:
-    """Return the fields of a DataFrame."""
+    """Return the fields of a DataFrame by column name."""
     return {each.name: Field(each.dataType.simpleString()) for each in df.schema.fields}
 
 
-def kind_of(df: DataFrame, column: str) -> str:
-    """Return the type of a column, as Spark writes it."""
+def dtype_of(df: DataFrame, column: str) -> str:
+    """Return the Spark type name of a column."""
     return df.schema[column].dataType.simpleString()
 
 
 def numeric_columns(df: DataFrame) -> list[str]:
-    """Names of the columns of numbers."""
+    """Return the names of the numeric columns."""
     return [name for name, field in schema_of(df).items() if column_types.is_number(field.kind)]
 
 
 def require_times(df: DataFrame, name: str) -> None:
-    """Check that a column holds times."""
+    """Raise a UsageError unless a column holds numbers, dates or timestamps."""
     check_string(name, "time_col")
     words = "numbers, dates or timestamps"
     require_type(schema_of(df), [name], column_types.is_time, words, "; cast it first")
@@ -171,39 +174,39 @@ def require_times(df: DataFrame, name: str) -> None:
 
 
 def col(name: str) -> Column:
-    """The column of exactly this name, whatever characters it has."""
+    """Return the column of exactly this name, whatever characters the name has."""
     return F.col(quoted(name))
 
 
 def all_of(conditions: Iterable[Column]) -> Column:
-    """True where all conditions hold."""
+    """Combine conditions with AND."""
     return reduce(lambda a, b: a & b, conditions)
 
 
-def is_missing(value: Column, kind: str) -> Column:
-    """True for null, and for NaN of a kind that knows it."""
-    return value.isNull() | F.isnan(value) if column_types.is_fractional(kind) else value.isNull()
+def is_missing(value: Column, dtype: str) -> Column:
+    """Return a condition that is true for null, and for NaN where the type has it."""
+    return value.isNull() | F.isnan(value) if column_types.is_fractional(dtype) else value.isNull()
 
 
-def without_nan(value: Column, kind: str) -> Column:
-    """The values of a kind, with null in the place of NaN."""
-    return F.when(~F.isnan(value), value) if column_types.is_fractional(kind) else value
+def without_nan(value: Column, dtype: str) -> Column:
+    """Replace NaN by null where the type has NaN."""
+    return F.when(~F.isnan(value), value) if column_types.is_fractional(dtype) else value
 
 
-def or_error(value: Column, is_good: Column, message: str, kind: str) -> Column:
-    """`value` of a kind where a condition holds; elsewhere the job fails."""
-    return F.when(is_good, value).otherwise(F.raise_error(F.lit(message)).cast(kind))
+def value_or_error(value: Column, is_good: Column, message: str, dtype: str) -> Column:
+    """Return `value` where the condition holds; elsewhere fail the job with `message`."""
+    return F.when(is_good, value).otherwise(F.raise_error(F.lit(message)).cast(dtype))
 
 
-def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
-    """A function of arrays of Arrow as one of columns."""
-    return versions.arrow_udf(silent_when_closed(function), kind)
+def arrow_function(function: Callable, dtype: str) -> Callable[..., Column]:
+    """Wrap a function of Arrow arrays as a function of Spark columns."""
+    return versions.arrow_udf(silent_when_closed(function), dtype)
 
 
-def as_number(time: Column, kind: str) -> Column:
-    """Times as numbers: in seconds unless they are numbers."""
-    if column_types.is_number(kind):
-        return time.cast("bigint") if column_types.is_integral(kind) else time
+def as_number(time: Column, dtype: str) -> Column:
+    """Convert times to numbers: seconds for dates and timestamps."""
+    if column_types.is_number(dtype):
+        return time.cast("bigint") if column_types.is_integral(dtype) else time
     return time.cast("timestamp").cast("double")
 
 
@@ -214,14 +217,14 @@ _Function = TypeVar("_Function", bound=Callable)
 
 
 def action(function: _Function) -> _Function:
-    """A function or method of a table or DataFrame that raises what a function of the user raises.
+    """Wrap a method of a table or DataFrame, so that errors of user functions are re-raised.
 
-    What it raises is that of :func:`~bigdl.orca.cluster.spark_calls.users_errors`.
+    See :func:`~bigdl.orca.cluster.spark_calls.users_errors`.
     """
 
     @wraps(function)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
-        # a DataFrame of Spark Connect has an attribute of every name: a column
+        # a Spark Connect DataFrame returns a column for any attribute name
         frame = data if hasattr(type(data), "sparkSession") else data.df
         session = frame.sparkSession
         with users_errors(getattr(session, "_sc", None)):
@@ -231,21 +234,21 @@ def action(function: _Function) -> _Function:
 
 
 @action
-def figures_of(df: DataFrame, figures: Sequence[Column]) -> list[Any]:
-    """The values of some aggregates of all rows."""
-    named = [each.alias(str(i)) for i, each in enumerate(figures)]
+def aggregate_values(df: DataFrame, aggregates: Sequence[Column]) -> list[Any]:
+    """Return the values of some aggregates over all rows."""
+    named = [each.alias(str(i)) for i, each in enumerate(aggregates)]
     return list(cast("Row", df.agg(*named).first())) if named else []
 
 
 def replace(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-    """New values for columns, all at once; those that exist keep their place, others come last."""
+    """Replace and add columns at once; replaced columns keep their position, new ones come last."""
     kept = [columns[name].alias(name) if name in columns else col(name) for name in df.columns]
     added = [value.alias(name) for name, value in columns.items() if name not in df.columns]
     return df.select(*kept, *added)
 
 
-def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """`df` with new names for columns, all at once, so that two can swap theirs."""
+def rename_columns(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """Rename columns of `df` at once, so that two columns can swap names."""
     new = {columns[name] for name in df.columns if name in columns}
     names = [columns.get(name, name) for name in df.columns]
     check_new_names([name for name in names if name in new])
@@ -255,15 +258,15 @@ def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 
 def join_groups(df: DataFrame, groups: DataFrame, keys: Sequence[str], how: str) -> DataFrame:
-    """`df` joined with the rows of another that have equal keys; nulls are equal."""
+    """Join `df` with rows of `groups` that have equal keys; null equals null."""
     known = [*df.columns, *groups.columns]
-    hidden = {key: temporary(known, f"key{i}") for i, key in enumerate(keys)}
+    hidden = {key: unused_name(known, f"key{i}") for i, key in enumerate(keys)}
     same = all_of(col(key).eqNullSafe(col(other)) for key, other in hidden.items())
     return df.join(groups.withColumnsRenamed(hidden), same, how).drop(*hidden.values())
 
 
-def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
-    """A column name that the table has not, for the time of an operator."""
+def unused_name(df: DataFrame | Iterable[str], purpose: str) -> str:
+    """Return a temporary column name that the table does not have."""
     taken = {name.lower() for name in cast("Iterable[str]", getattr(df, "columns", df))}
     name, number = f"__bigdl_{purpose}", 0
     while name.lower() in taken:
@@ -272,7 +275,7 @@ def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
     return name
 
 
-def shared(value: Any, spark: Any) -> Any:
-    """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
+def broadcast_value(value: Any, spark: Any) -> Any:
+    """Broadcast a value; Spark sends it to each worker process once."""
     context = getattr(spark, "_sc", None)
     return ConnectValue.of(spark, value) if context is None else context.broadcast(value)

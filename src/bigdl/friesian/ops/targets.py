@@ -1,8 +1,8 @@
-"""Categories replaced by what is known about them: means of a target, and how often they occur.
+"""Target encoding and count encoding of categories.
 
-Of a target, each row helps to form the means of others only.  One aggregation by grouping sets
-gives the sums and counts of all categories and folds.  Everything else is computed from that table:
-means of all rows, codes for new data, and codes without the rows of the own fold.
+In target encoding each row contributes to the codes of other rows only. One aggregation by grouping
+sets computes the sums and counts of all categories and folds. Everything else follows from that
+table: overall means, codes for new data, and out-of-fold codes.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from bigdl.friesian.ops.operator import (
     Statistic,
     register_operator,
 )
-from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, dtype_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 from bigdl.orca.cluster.versions import by_sets, computed, frame_of_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-COUNT = "target_encode_count"  # how many rows a category had, in a table of codes
+COUNT = "target_encode_count"  # column of a code table with the rows of each category
 _COUNTS = ("count", "frequency")
 _TARGETS = "target_cols should be numeric"  # as BigDL 2.x says
-_RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
+_RELATIVE_ERROR = 0.001  # of the quantiles at which times are split
 
 
 # -- tables of codes -------------------------------------------------------------------------------
 
 
-def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
-    """One row for each combination of keys: that with the largest count, then values.
+def drop_duplicate_keys(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
+    """Keep one row per combination of keys: that with the largest count, then values.
 
-    A table that a user made or united with another may have a combination twice, and a join would
-    multiply rows.
+    A table that a user made or united with another may contain a combination twice, and a join
+    would then multiply rows.
     """
     if not values:
         return table
     order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
     most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
-    best = spark.temporary(table, "best")
+    best = spark.unused_name(table, "best")
     rows = table.groupBy(*map(col, keys)).agg(most.alias(best))
     shown = [F.col(best).getField(name).alias(name) for name in values]
     return rows.select(*map(col, keys), *shown)
@@ -69,49 +69,52 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
 
 
 def smoothed(total: Any, count: Any, mean: Any, smooth: float) -> Any:
-    """Return the code of a category as if `smooth` more rows had the mean: Columns or arrays."""
+    """Return smoothed category means, as if `smooth` more rows had the overall mean.
+
+    The arguments are Spark columns or arrays.
+    """
     return (total + mean * smooth) / (count + smooth)
 
 
-def target_figures(df: DataFrame, targets: Sequence[str]) -> list[Column]:
-    """The aggregates of some rows: their number, and of each target the sum and the count."""
-    figures = [F.count("*").alias("rows")]
+def target_aggregates(df: DataFrame, targets: Sequence[str]) -> list[Column]:
+    """Return aggregates: the number of rows, and sum and count of each target."""
+    aggregates = [F.count("*").alias("rows")]
     for i, name in enumerate(targets):
-        value = spark.without_nan(col(name).cast("double"), kind_of(df, name))
-        figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
-    return figures
+        value = spark.without_nan(col(name).cast("double"), dtype_of(df, name))
+        aggregates += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
+    return aggregates
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A group of category columns, and the name of the result for each target."""
+    """Group of category columns, and the output name for each target."""
 
     categories: tuple[str, ...]
     outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by target
 
     @property
     def key_columns(self) -> list[str]:
-        """Names of the categories in a table of codes: their own, unless a code has that name."""
+        """Names of the categories in a code table; renamed where an output has the name."""
         taken = {COUNT, *self.outputs.values()}
         free = [name for name in self.categories if name not in taken]
         return [
-            name if name in free else spark.temporary([*taken, *free], f"key{i}")
+            name if name in free else spark.unused_name([*taken, *free], f"key{i}")
             for i, name in enumerate(self.categories)
         ]
 
 
-def _named_groups(
+def _group_names(
     cat_cols: Any, targets: Sequence[str], out_cols: Any, infix: str
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the groups of categories, and of each the names of its results.
+    """Return the groups of categories, and the output names of each group.
 
     Parameters
     ----------
     cat_cols : str, list of str, or list whose elements may be lists of str (groups of columns)
     targets : list of str
-        What each group has a result for.
+        Targets that each group has an output for.
     out_cols : str, list of str, or list of lists of str, optional
-        The names; default: those of the columns and of the target with `infix` between them.
+        Output names. By default column and target names, joined by `infix`.
     infix : str
     """
     if isinstance(cat_cols, str):
@@ -128,13 +131,13 @@ def _named_groups(
             out_cols, len(groups), len(targets), "cat_cols", "target_cols"
         )
     names = [[f"{'_'.join(group)}{infix}{target}" for target in targets] for group in groups]
-    # ["a_b", ["a", "b"]] would have one name for both
+    # ["a_b", ["a", "b"]] would give the same name twice
     spark.check_different([name for row in names for name in row], "The names of the codes")
     return groups, names
 
 
 def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
-    """The means that the user gives for targets."""
+    """Return the means of targets that the user passed, as floats."""
     if target_mean is None:
         return {}
     if not isinstance(target_mean, Mapping):
@@ -146,7 +149,7 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     missing = [target for target in targets if target not in target_mean]
     if missing:
         raise UsageError(
-            f"target_mean has nothing for {missing}, got {dict(target_mean)!r}",
+            f"target_mean has no entry for {missing}, got {dict(target_mean)!r}",
             code="argument-value",
             argument="target_mean",
             columns=missing,
@@ -162,7 +165,7 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
 
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
-    """`df` with a column of folds 0 … kfold − 1, unless it has one."""
+    """Return `df` with a fold column of 0 to kfold - 1, unless it has one."""
     if fold_col in df.columns:
         rule = "fold_col should be integer type"
         require_type(
@@ -177,19 +180,19 @@ def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str)
 
 
 class TargetStatistics:
-    """Sums and counts of targets for each category, of every fold.
+    """Sums and counts of targets for each category and fold.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     encodings : list of Encoding
-        All of the same targets.
+        All with the same targets.
     fold_col : str or None
-        None if there are no folds.
+        None for no folds.
     means : dict of str to float
-        Of targets; those of the data are taken for the others.
+        Means of targets; other targets take the mean of the data.
     smooth : float
-        How many rows with the mean are added to every category.
+        Number of rows with the overall mean that are added to every category.
     """
 
     def __init__(
@@ -205,24 +208,24 @@ class TargetStatistics:
         self._fold_col, self._chosen_means = fold_col, means or {}
         columns = list(dict.fromkeys(name for e in encodings for name in e.categories))
         self._key_of = {name: f"key_{i}" for i, name in enumerate(columns)}
-        self._table = _computed(self._aggregated(df, columns))
+        self._table = _materialized(self._aggregated(df, columns))
         self.means = {**self._means_of_data(), **self._chosen_means}
 
     def _aggregated(self, df: DataFrame, columns: list[str]) -> DataFrame:
-        """One row for each category, fold and group of columns (``source``)."""
+        """Return one row for each category, fold and group of columns (``source``)."""
         rows = df.select(
             *(col(name).alias(self._key_of[name]) for name in columns),
             (F.lit(0) if self._fold_col is None else col(self._fold_col)).alias("fold"),
             *(col(name).alias(f"target_{i}") for i, name in enumerate(self.targets)),
         )
-        figures = target_figures(rows, [f"target_{i}" for i in range(len(self.targets))])
+        aggregates = target_aggregates(rows, [f"target_{i}" for i in range(len(self.targets))])
         keys = [self._key_of[name] for name in columns]
         sets = [[*(self._key_of[name] for name in e.categories), "fold"] for e in self.encodings]
         distinct = [list(each) for each in dict.fromkeys(map(tuple, sets))]
-        return by_sets(rows, [*keys, "fold"], distinct, figures)
+        return by_sets(rows, [*keys, "fold"], distinct, aggregates)
 
     def _source(self, encoding: Encoding) -> int:
-        """The grouping id: a bit for each key, from the first one down, set if it is left out."""
+        """Return the grouping id: one bit per key, first key first, set if it is left out."""
         keys = list(self._key_of)
         bits = [int(name not in encoding.categories) for name in keys] + [0]
         return int("".join(map(str, bits)), 2)
@@ -233,7 +236,7 @@ class TargetStatistics:
     def _means_of_data(self) -> dict[str, float | None]:
         sums = [(F.sum(f"sum_{i}"), F.sum(f"count_{i}")) for i in range(len(self.targets))]
         means = [F.when(count > 0, total / count) for total, count in sums]
-        values = spark.figures_of(self._rows_of(self.encodings[0]), means)
+        values = spark.aggregate_values(self._rows_of(self.encodings[0]), means)
         return dict(zip(self.targets, values, strict=True))
 
     def _mean(self, target: str) -> Column:
@@ -244,20 +247,20 @@ class TargetStatistics:
         return F.when(count + F.lit(self.smooth) > 0, code).otherwise(mean)
 
     def codes(self, encoding: Encoding) -> DataFrame:
-        """Codes for new data: the categories, the number of rows, and a code for each target."""
+        """Return codes for new data: categories, row count and a code for each target."""
         keys = [self._key_of[name] for name in encoding.categories]
         rows = self._rows_of(encoding).dropna(subset=keys)
-        figures = [F.sum("rows").alias(COUNT)]
+        aggregates = [F.sum("rows").alias(COUNT)]
         for i, target in enumerate(self.targets):
             code = self._code(F.sum(f"sum_{i}"), F.sum(f"count_{i}"), self._mean(target))
-            figures.append(code.alias(encoding.outputs[target]))
-        grouped = rows.groupBy(*keys).agg(*figures)
+            aggregates.append(code.alias(encoding.outputs[target]))
+        grouped = rows.groupBy(*keys).agg(*aggregates)
         names = encoding.key_columns
         named = [F.col(key).alias(name) for key, name in zip(keys, names, strict=True)]
         return grouped.select(*named, COUNT, *map(col, encoding.outputs.values()))
 
     def encode(self, df: DataFrame) -> DataFrame:
-        """`df` with the codes of its rows, each by the rows of other folds."""
+        """Return `df` with out-of-fold codes of its rows."""
         return vocabulary.join(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
@@ -275,11 +278,11 @@ class TargetStatistics:
         return LookUp(table, at, outputs)
 
     def _prior(self, target: str, fold: Column) -> Column:
-        """The code of a row of this fold, of whose category nothing is known."""
+        """Return the code of unknown categories for the rows of a fold."""
         return self._mean(target)
 
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
-        """The code of a category for the rows of one fold, by those of all others."""
+        """Return the code of a category for one fold, from all other folds."""
         from pyspark.sql import Window
 
         mean = self._mean(self.targets[i])
@@ -289,13 +292,13 @@ class TargetStatistics:
         whole = Window.partitionBy(*keys)
         total = F.sum(total).over(whole) - F.coalesce(total, F.lit(0.0))
         count = F.sum(count).over(whole) - count
-        # no rounding error in place of nothing
+        # avoid a rounding error where no rows remain
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
 
 
 @spark.action
-def _computed(table: DataFrame) -> DataFrame:
-    """A table that is computed once: on the driver if it is small, else on the executors."""
+def _materialized(table: DataFrame) -> DataFrame:
+    """Compute a table once: on the driver if it is small, else on the executors."""
     counted = table.persist()
     try:
         if counted.count() > DRIVER_VALUES:
@@ -309,28 +312,28 @@ def _computed(table: DataFrame) -> DataFrame:
 
 
 def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataFrame:
-    """`df` with a column of the fold in which the time of each row is, from 0 on.
+    """Return `df` with a column of time folds, numbered from 0.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     time_col : str
-        Numbers, dates or timestamps.
+        Column of numbers, dates or timestamps.
     folds : int, or list of times
-        How many folds of about as many rows each, or where the second and all later ones begin.
+        Number of folds with about equally many rows, or the start times of all folds but the first.
     fold_col : str
         Name of the new column.
     """
     spark.require_times(df, time_col)
-    kind = kind_of(df, time_col)
-    time = spark.as_number(col(time_col), kind)
+    dtype = dtype_of(df, time_col)
+    time = spark.as_number(col(time_col), dtype)
     if isinstance(folds, int) and not isinstance(folds, bool):
         edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
     else:
-        edges = _given_edges(folds, df, kind)
+        edges = _edges_from_times(folds, df, dtype)
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
     message = f"The column {time_col} has nulls; drop or fill them first"
-    fold = spark.or_error(begun, time.isNotNull(), message, "int")
+    fold = spark.value_or_error(begun, time.isNotNull(), message, "int")
     return df.withColumn(fold_col, fold if edges else F.lit(0))
 
 
@@ -345,8 +348,8 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
     return sorted(set(times.approxQuantile("time", shares, _RELATIVE_ERROR)))
 
 
-def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
-    are_numbers = column_types.is_number(kind)
+def _edges_from_times(folds: Any, df: DataFrame, dtype: str) -> list[float]:
+    are_numbers = column_types.is_number(dtype)
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
     types: Any = int | float if are_numbers else str | datetime.date
     if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
@@ -356,9 +359,9 @@ def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
             code="argument-type",
             argument="folds",
         )
-    # by Spark, in the time zone of the session
-    kind = "double" if are_numbers else kind
-    times = df.sparkSession.range(1).select(*(spark.as_number(F.lit(e), kind) for e in folds))
+    # Spark converts them in the time zone of the session
+    dtype = "double" if are_numbers else dtype
+    times = df.sparkSession.range(1).select(*(spark.as_number(F.lit(e), dtype) for e in folds))
     edges = list(cast("Row", times.first()))
     if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(
@@ -370,36 +373,36 @@ def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
 
 
 class TimeStatistics(TargetStatistics):
-    """Sums and counts of targets for each category, of every fold of time.
+    """Sums and counts of targets for each category and time fold.
 
-    The code of a row is made of the rows of all earlier folds, and so is the mean that stands in
-    for what a category does not tell, so that nothing of its own time or of the future reaches it:
-    the ordered target statistics of CatBoost (Prokhorenkova et al., "CatBoost: unbiased boosting
-    with categorical features", NeurIPS 2018) in the order of time, by folds instead of rows.
+    The code of a row uses the rows of all earlier folds only. So does the mean that fills in for
+    unknown categories. Nothing from the row's fold or from the future leaks into its code. These
+    are the ordered target statistics of CatBoost (Prokhorenkova et al., "CatBoost: unbiased
+    boosting with categorical features", NeurIPS 2018), ordered by time, in folds instead of rows.
 
-    The parameters are those of :class:`TargetStatistics`; folds have numbers in the order of time.
+    The parameters are those of :class:`TargetStatistics`; folds are numbered in time order.
     """
 
     @cached_property
     def _earlier(self) -> dict[str, list[float | None]]:
-        """Of each target its mean, or a mean for every fold."""
+        """Mean of each target, or its mean before each fold."""
         return {
             target: [self.means[target]] if target in self._chosen_means else self._means_before(i)
             for i, target in enumerate(self.targets)
         }
 
     def _means_before(self, i: int) -> list[float | None]:
-        """Of every fold the mean of a target in all earlier ones.
+        """Return the mean of a target in all earlier folds, for each fold.
 
-        The first fold has its own: a constant, which tells its rows nothing about each other.
+        The first fold uses its local mean. That is a constant, so no row learns about another.
         """
-        figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
-        sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
+        aggregates = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
+        sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*aggregates).collect()
         totals, counts = np.zeros((2, max((fold for fold, _, _ in sums), default=0) + 1))
         for fold, total, count in sums:
             totals[fold], counts[fold] = total or 0.0, count or 0
         totals, counts = totals.cumsum(), counts.cumsum()
-        first = np.searchsorted(counts, 1)  # the first fold that has a target at all
+        first = np.searchsorted(counts, 1)  # the first fold with a target value
         if first == len(counts):
             return [None]
         earlier = np.maximum(np.arange(len(counts)) - 1, first)
@@ -412,7 +415,7 @@ class TimeStatistics(TargetStatistics):
         return F.get(F.array(*map(F.lit, means)), fold)
 
     def _code_of_fold(self, i: int, keys: Sequence[str]) -> Column:
-        """The code of a category for the rows of one fold, by those of all earlier ones."""
+        """Return the code of a category for one fold, from all earlier folds."""
         from pyspark.sql import Window
 
         earlier = Window.partitionBy(*keys).orderBy("fold")
@@ -426,16 +429,16 @@ class TimeStatistics(TargetStatistics):
 
 
 class Codes(Function):
-    """The code of a value, or of several values together, in a table.
+    """Code of a value, or of a combination of values, from a code table.
 
     Parameters
     ----------
     table : pyarrow.Table
-        Its columns ``key_<i>`` are the values.
+        Code table with the values in the columns ``key_<i>``.
     code : str
-        Column of the table.
+        Code column of the table.
     default : float, int or None
-        For combinations that are not in the table.
+        Code of combinations that the table lacks.
     """
 
     is_costly = True
@@ -467,7 +470,7 @@ def _keys(table: pa.Table) -> list[str]:
 
 
 def _known(sums: pa.Table) -> pa.Table:
-    """The combinations without a null that occur, in their order."""
+    """Return the combinations without nulls that occur, sorted."""
     keys = _keys(sums)
     sums = sums.filter(pc.greater(sums["rows"], 0))
     for name in keys:
@@ -480,15 +483,15 @@ def _total(sums: pa.Table, name: str) -> Any:
 
 
 class GroupEncode(Operator, ABC):
-    """An operator that adds columns of a table of codes for each group of categories.
+    """Operator that adds columns of a code table for each group of categories.
 
-    The state has the tables by the places of the groups.
+    The state maps the index of each group to its table.
 
     Attributes
     ----------
     groups : list of list of str
     kind : str
-        Of the codes.
+        Type of the codes.
     """
 
     groups: list[list[str]]
@@ -496,12 +499,12 @@ class GroupEncode(Operator, ABC):
 
     @property
     def categories(self) -> list[str]:
-        """The columns of all groups."""
+        """Columns of all groups, without repetition."""
         return list(dict.fromkeys(name for group in self.groups for name in group))
 
     @abstractmethod
     def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
-        """By the results of a group the column of its table, and the code of unknown categories."""
+        """Return the code column and the default code for each output of group `i`."""
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         check_categories(before, self.categories)
@@ -524,7 +527,7 @@ class GroupEncode(Operator, ABC):
     def look_up(
         self, i: int, table: DataFrame, keys: Sequence[str], state: State | None = None
     ) -> LookUp:
-        """Return the look-up of a group in a table, whose columns `keys` are its categories."""
+        """Return the look-up of group `i` in a table with the key columns `keys`."""
         at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
         outputs = {
             output: (column, F.lit(default).cast(self.kind))
@@ -536,14 +539,14 @@ class GroupEncode(Operator, ABC):
 @register_operator
 @dataclass(frozen=True)
 class TargetEncode(GroupEncode):
-    """``target_encode``; the state has a table of codes for each group, and the means.
+    """Operator of ``target_encode``; the state has a code table per group, and the means.
 
     Attributes
     ----------
     groups : list of list of str
     targets : list of str
     out_cols : list of list of str
-        For each group a name for each target.
+        Output names, one list per group with a name per target.
     """
 
     groups: list[list[str]]
@@ -563,9 +566,9 @@ class TargetEncode(GroupEncode):
     def of(
         cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, *options: Any
     ) -> TargetEncode:
-        """Return the operator for the arguments that users give."""
+        """Build the operator from the user's arguments."""
         targets = as_names(target_cols, "target_cols")
-        groups, names = _named_groups(cat_cols, targets, out_cols, "_te_")
+        groups, names = _group_names(cat_cols, targets, out_cols, "_te_")
         return cls(groups, targets, names, _check_means(target_mean, targets), *options)
 
     def __post_init__(self) -> None:
@@ -573,7 +576,7 @@ class TargetEncode(GroupEncode):
             check_integer("fold_seed", self.fold_seed)
         try:
             check_integer("kfold", self.kfold, 1)
-        except UsageError:  # in the words of BigDL 2.x
+        except UsageError:  # the message of BigDL 2.x
             raise UsageError(
                 f"kfold should be an integer larger than 0, got {self.kfold!r}",
                 code="argument-value",
@@ -610,12 +613,11 @@ class TargetEncode(GroupEncode):
             mean = _total(first, f"sum_{i}") / count if count else None
             means[name] = self.target_mean.get(name, mean)
         return {"means": means} | {
-            place: self._codes(_known(sums), list(means.values()))
-            for place, sums in answers.items()
+            key: self._codes(_known(sums), list(means.values())) for key, sums in answers.items()
         }
 
     def _codes(self, sums: pa.Table, means: Sequence[float | None]) -> pa.Table:
-        """The table of codes by sums and counts."""
+        """Return the code table for sums and counts of a group."""
         table = sums.select([*_keys(sums), "rows"])
         for i, mean in enumerate(means):
             codes = pa.nulls(len(sums), pa.float64())
@@ -637,7 +639,7 @@ class TargetEncode(GroupEncode):
 
     @property
     def dropped(self) -> set[str]:
-        """The categories that no code has taken the place of, if they are left out."""
+        """Categories to remove, except those that an output replaces."""
         outputs = {name for row in self.out_cols for name in row}
         return set(self.categories) - outputs if self.drop_cat else set()
 
@@ -647,7 +649,7 @@ class TargetEncode(GroupEncode):
         return dataclasses.replace(self, target_mean=state["means"]).by_folds(df)[0]
 
     def by_folds(self, df: DataFrame) -> tuple[DataFrame, TargetStatistics]:
-        """Return a table with codes which a row's own fold does not help to form, and the sums."""
+        """Return a table with out-of-fold codes, and the per-category sums."""
         self._check(df)
         if self.kfold == 1:
             return self._encoded(TargetStatistics, df, None)
@@ -660,9 +662,9 @@ class TargetEncode(GroupEncode):
     def by_times(
         self, df: DataFrame, time_col: str, folds: Any
     ) -> tuple[DataFrame, TargetStatistics]:
-        """Return a table with codes which only rows of an earlier time help to form."""
+        """Return a table with codes from earlier time folds, and the per-category sums."""
         self._check(df)
-        fold_col = spark.temporary(df, "time_fold")
+        fold_col = spark.unused_name(df, "time_fold")
         rows = time_folds(df, time_col, folds, fold_col)
         rows, statistics = self._encoded(TimeStatistics, rows, fold_col)
         return rows.drop(fold_col), statistics
@@ -685,7 +687,7 @@ class TargetEncode(GroupEncode):
 @register_operator
 @dataclass(frozen=True)
 class CountEncode(GroupEncode):
-    """``count_encode``; the state has a table of counts for each group."""
+    """Operator of ``count_encode``; the state has a table of counts for each group."""
 
     groups: list[list[str]]
     normalize: bool
@@ -694,14 +696,14 @@ class CountEncode(GroupEncode):
 
     @classmethod
     def of(cls, cat_cols: Any, normalize: bool, out_cols: Any) -> CountEncode:
-        """Return the operator for the arguments that users give: a result for each group."""
+        """Build the operator from the user's arguments, with one output per group."""
         if not isinstance(normalize, bool):
             raise UsageError(
                 f"normalize should be a boolean, got {normalize!r}",
                 code="argument-type",
                 argument="normalize",
             )
-        groups, names = _named_groups(cat_cols, [_COUNTS[normalize]], out_cols, "_")
+        groups, names = _group_names(cat_cols, [_COUNTS[normalize]], out_cols, "_")
         return cls(groups, normalize, [name for row in names for name in row])
 
     @property
@@ -714,37 +716,37 @@ class CountEncode(GroupEncode):
 
     def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
         tables = {}
-        for place, sums in answers.items():
+        for key, sums in answers.items():
             known = _known(sums).rename_columns({"rows": "count"})
             share = known["count"].to_numpy() / max(_total(known, "count"), 1)
-            tables[place] = known.append_column("frequency", pa.array(share))
+            tables[key] = known.append_column("frequency", pa.array(share))
         return tables
 
     @property
-    def kind(self) -> str:  # type: ignore[override]  # it depends on an argument
+    def kind(self) -> str:  # type: ignore[override]  # depends on an argument
         return "double" if self.normalize else "bigint"
 
     def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
         return {self.out_cols[i]: (_COUNTS[self.normalize], 0.0 if self.normalize else 0)}
 
     def count(self, df: DataFrame) -> list[DataFrame]:
-        """Return of each group its values, their ``count`` and their ``frequency``.
+        """Return the values of each group with their ``count`` and ``frequency``.
 
-        One aggregation counts all groups.  Rows with a null or NaN in the group are not counted.
+        One aggregation counts all groups. Rows with a null or NaN in the group are not counted.
         """
         self._check(df)
         statistics = TargetStatistics(df, [Encoding(tuple(group)) for group in self.groups])
         tables = []
         for encoding in statistics.encodings:
             counted = statistics.codes(encoding).toDF(*encoding.categories, "count")
-            (total,) = spark.figures_of(counted, [F.sum("count")])
+            (total,) = spark.aggregate_values(counted, [F.sum("count")])
             tables.append(counted.withColumn("frequency", F.col("count") / F.lit(total)))
         return tables
 
     def encode(self, df: DataFrame, tables: Sequence[DataFrame], is_unique: bool) -> DataFrame:
-        """Return `df` with the counts or frequencies of a table for each group.
+        """Return `df` with counts or frequencies from one table per group.
 
-        `is_unique` tells that the tables surely have every combination once.
+        Pass `is_unique` if the tables are known to have every combination once.
         """
         self._check(df)
         wanted = _COUNTS[self.normalize]
@@ -752,7 +754,7 @@ class CountEncode(GroupEncode):
         for i, (table, group) in enumerate(zip(tables, self.groups, strict=True)):
             if not is_unique:
                 require_columns(table.columns, [*group, wanted], "table of counts")
-                table = without_twins(table, group, [wanted])
+                table = drop_duplicate_keys(table, group, [wanted])
             look_ups.append(self.look_up(i, table, group))
         return vocabulary.join(df, look_ups)
 

@@ -1,13 +1,13 @@
-"""Vocabularies, and values replaced by what a table says about them: their numbers, codes.
+"""Vocabularies of categories, and look-ups that replace values by ids or other values.
 
-Rows become (vocabulary, value) pairs by one ``explode``, and one aggregation counts them.  The
-numbers of a vocabulary depend on nothing but the values and their counts.  As long as they are few
-they are ranked on the driver, else by Spark, each vocabulary by a task.
+Learning turns the rows into (vocabulary, value) pairs by one ``explode``; one aggregation counts
+them. The ids of a vocabulary depend only on the values and their counts. Few values are ranked on
+the driver, many by Spark, with one task per vocabulary.
 
-Single values are joined.  Up to ``DRIVER_KEYS`` keys the table is made unique on the driver and
-broadcast.  Values in arrays go through Arrow batches, with one look-up for each distinct value of a
-batch, since a join would have to take the arrays apart and put them together again.
-``benchmarks/friesian_feature.py`` measures both for single values: the join took 0.4 to 1.3 times
+Single values are joined. A table of up to ``DRIVER_KEYS`` keys is made unique on the driver and
+broadcast. Values in arrays go through Arrow batches, with one look-up per distinct value of a
+batch, because a join would have to explode and collect the arrays again.
+``benchmarks/friesian_feature.py`` measures both for single values. The join took 0.4 to 1.3 times
 the CPU time of Arrow, and less in most cases, with vocabularies of 1,000 to a million strings.
 """
 
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import column_types, spark
-from bigdl.friesian.ops.batches import Counts, lengths_of, lists_of, texts_of
+from bigdl.friesian.ops.batches import Counts, list_lengths, make_lists, to_strings
 from bigdl.friesian.ops.column_types import Field, Schema, check_types
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.operator import (
@@ -38,26 +38,26 @@ from bigdl.friesian.ops.operator import (
     Statistic,
     register_operator,
 )
-from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
+from bigdl.friesian.ops.spark import F, check_string, col, dtype_of, replace, schema_of
 from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.transformer.encoding import VocabularySource, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Keys that are collected, which is some 30 MB of short strings.  In a Python worker they take about
-# ten times as much.
+# Maximum number of keys to collect: about 30 MB of short strings, and about ten times as much in a
+# Python worker.
 DRIVER_KEYS = 1_000_000
 
 
 class Vocabulary:
-    """Different keys, and what each stands for.
+    """Distinct keys and their values, by default the ids from 1.
 
     Parameters
     ----------
     keys : pyarrow.Array
     values : pyarrow.Array, optional
-        Default: the numbers from 1 on.
+        Default: the integers from 1.
     """
 
     def __init__(self, keys: pa.Array, values: pa.Array | None = None):
@@ -69,38 +69,38 @@ class Vocabulary:
 
     @cached_property
     def by_key(self) -> dict[Any, Any]:
-        """The values by their keys."""
+        """Dict from keys to values."""
         return dict(zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True))
 
     @cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
-        """The places of whole numbers by their values, and these in order."""
+        """Positions of integer keys in ascending order of the keys, and the sorted keys."""
         numbers = self.keys.to_numpy(zero_copy_only=False)
-        places = np.argsort(numbers, kind="stable")
-        return places, numbers[places]
+        positions = np.argsort(numbers, kind="stable")
+        return positions, numbers[positions]
 
     def find(self, keys: pa.Array) -> pa.Array:
-        """The values of keys, null for a null or an unknown one."""
+        """Return the values of keys; null for null and for unknown keys."""
         if len(self) and pa.types.is_integer(keys.type):
-            places, ordered = self._order
+            positions, ordered = self._order
             wanted = keys.fill_null(0).to_numpy(zero_copy_only=False)
             at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
             is_unknown = (ordered[at] != wanted) | keys.is_null().to_numpy(zero_copy_only=False)
-            return self.values.take(pa.array(places[at], mask=is_unknown))
-        if len(self) < 4 * len(keys):  # it builds a table of its own of the whole vocabulary
+            return self.values.take(pa.array(positions[at], mask=is_unknown))
+        if len(self) < 4 * len(keys):  # index_in hashes the whole vocabulary on each call
             return self.values.take(pc.index_in(keys, value_set=self.keys))
         return pa.array(map(self.by_key.get, keys.to_pylist()), self.values.type)
 
     def find_repeated(self, keys: pa.Array) -> pa.Array:
-        """As :meth:`find`, of keys that occur several times and may be of another type."""
+        """Return the values of repeated keys, after a cast to the type of the vocabulary."""
         codes = keys.cast(self.keys.type).dictionary_encode()
         return self.find(codes.dictionary).take(codes.indices)
 
 
 class Dictionary:
-    """Keys with their values.
+    """Spark table of keys and values, with cached local copies per key type.
 
-    Rows with a null in either, or NaN as the key, are left out; of the rows of one key the one with
+    Rows with a null key or value, or NaN as the key, are left out. Of several rows with one key,
     the smallest value counts.
 
     Parameters
@@ -109,7 +109,7 @@ class Dictionary:
     key, value : str
         Names of its columns.
     entries : pyarrow.Table, optional
-        Its rows, if they are on the driver already, sorted by key and numbered.
+        Its rows, if they are already on the driver, sorted by key, with values from 1.
     """
 
     def __init__(self, df: DataFrame, key: str, value: str, entries: pa.Table | None = None):
@@ -122,90 +122,90 @@ class Dictionary:
 
     @property
     def value_type(self) -> str:
-        return kind_of(self.df, self.value)
+        return dtype_of(self.df, self.value)
 
-    def meeting_type(self, kind: str) -> str:
-        """The type in which values of a kind and keys are equal if they mean the same."""
-        key = kind_of(self.df, self.key)
-        if kind != key and column_types.is_integral(kind) and column_types.is_integral(key):
+    def common_type(self, dtype: str) -> str:
+        """Return the type in which values of type `dtype` can be compared with the keys."""
+        key = dtype_of(self.df, self.key)
+        if dtype != key and column_types.is_integral(dtype) and column_types.is_integral(key):
             return "bigint"
-        if kind != key and column_types.is_number(kind) and column_types.is_number(key):
+        if dtype != key and column_types.is_number(dtype) and column_types.is_number(key):
             return "double"
         return key
 
     def look_up(
         self, df: DataFrame, name: str, output: str, default: Column, broadcast: bool = True
     ) -> LookUp:
-        """Return the look-up of the values of a column, which are compared in a type that fits."""
-        kind = self.meeting_type(kind_of(df, name))
-        entries = self.entries(kind) if broadcast else self.joined(kind)
-        return LookUp(entries, {"key": try_cast(col(name), kind)}, {output: ("value", default)})
+        """Return the look-up of a column's values, cast to a type that fits the keys."""
+        dtype = self.common_type(dtype_of(df, name))
+        entries = self.entries(dtype) if broadcast else self.lazy_entries(dtype)
+        return LookUp(entries, {"key": try_cast(col(name), dtype)}, {output: ("value", default)})
 
-    def entries(self, kind: str) -> DataFrame:
-        """Columns ``key``, cast to a type, and ``value``, with every key once."""
-        table = self._table(kind)
+    def entries(self, dtype: str) -> DataFrame:
+        """Return columns ``key``, cast to a type, and ``value``, with distinct keys."""
+        table = self._table(dtype)
         if table is None:
-            return self.joined(kind)
-        if kind not in self._frames:
-            schema = self._pairs(kind).schema
-            self._frames[kind] = frame_of_arrow(self.df.sparkSession, table, schema)
-        return F.broadcast(self._frames[kind])
+            return self.lazy_entries(dtype)
+        if dtype not in self._frames:
+            schema = self._pairs(dtype).schema
+            self._frames[dtype] = frame_of_arrow(self.df.sparkSession, table, schema)
+        return F.broadcast(self._frames[dtype])
 
     @spark.action
-    def shipped(self, kind: str, limited: bool = True) -> Any:
-        """A broadcast of the entries as a :class:`Vocabulary`; None if there are too many keys."""
-        if kind not in self._shipped:
-            table = self._table(kind)
+    def broadcast_entries(self, dtype: str, limited: bool = True) -> Any:
+        """Broadcast the entries as a :class:`Vocabulary`; None if there are too many keys."""
+        if dtype not in self._shipped:
+            table = self._table(dtype)
             if table is None and limited:
                 return None
-            table = _unique(to_arrow(self._pairs(kind))) if table is None else table
+            table = _unique(to_arrow(self._pairs(dtype))) if table is None else table
             columns = (column.combine_chunks() for column in table.columns)
-            self._shipped[kind] = spark.shared(Vocabulary(*columns), self.df.sparkSession)
-        return self._shipped[kind]
+            self._shipped[dtype] = spark.broadcast_value(Vocabulary(*columns), self.df.sparkSession)
+        return self._shipped[dtype]
 
-    def joined(self, kind: str) -> DataFrame:
-        """As :meth:`entries`, with nothing collected or broadcast."""
-        return self._pairs(kind).groupBy("key").agg(F.min("value").alias("value"))
+    def lazy_entries(self, dtype: str) -> DataFrame:
+        """Return :meth:`entries` as a plan, without collecting or broadcasting."""
+        return self._pairs(dtype).groupBy("key").agg(F.min("value").alias("value"))
 
     def largest(self) -> int:
-        """The largest value, 0 if there is none."""
+        """Return the largest value, or 0 if the dictionary is empty."""
         if self._entries is not None:
             return len(self._entries)
-        (largest,) = spark.figures_of(self.df, [F.max(col(self.value))])
+        (largest,) = spark.aggregate_values(self.df, [F.max(col(self.value))])
         return largest or 0
 
-    def _pairs(self, kind: str) -> DataFrame:
+    def _pairs(self, dtype: str) -> DataFrame:
         pairs = self.df.select(
-            try_cast(col(self.key), kind).alias("key"), col(self.value).alias("value")
+            try_cast(col(self.key), dtype).alias("key"), col(self.value).alias("value")
         )
-        is_known = ~spark.is_missing(F.col("key"), kind_of(pairs, "key"))
+        is_known = ~spark.is_missing(F.col("key"), dtype_of(pairs, "key"))
         return pairs.filter(is_known & F.col("value").isNotNull())
 
     @spark.action
-    def _table(self, kind: str) -> pa.Table | None:
-        """The entries, sorted by key, or None if there are too many to collect."""
-        if kind not in self._tables:
-            table = to_arrow(self._pairs(kind).limit(DRIVER_KEYS + 1))
-            self._tables[kind] = _unique(table) if table.num_rows <= DRIVER_KEYS else None
-        return self._tables[kind]
+    def _table(self, dtype: str) -> pa.Table | None:
+        """Return the entries sorted by key, or None if there are too many to collect."""
+        if dtype not in self._tables:
+            table = to_arrow(self._pairs(dtype).limit(DRIVER_KEYS + 1))
+            self._tables[dtype] = _unique(table) if table.num_rows <= DRIVER_KEYS else None
+        return self._tables[dtype]
 
 
-def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
-    """Return the dictionary of a vocabulary, the values of which are numbered by their places."""
+def numbered_dictionary(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
+    """Return a dictionary from the values of a vocabulary to their ids from 1."""
     numbers = pa.array(range(1, len(vocabulary) + 1), pa.int32())
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
     entries = entries.sort_by("key").combine_chunks()
-    kind = column_types.of_arrow(entries["key"].type)
-    df = frame_of_arrow(spark, entries, f"key {kind}, value int")
+    dtype = column_types.of_arrow(entries["key"].type)
+    df = frame_of_arrow(spark, entries, f"key {dtype}, value int")
     return Dictionary(df, "key", "value", entries)
 
 
 def _unique(pairs: pa.Table) -> pa.Table:
-    """Pairs sorted by key, of each key the one with the smallest value."""
+    """Return pairs sorted by key, with the smallest value of each key."""
     pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
     if pairs.num_rows < 2:
         return pairs
-    keys = pairs["key"]  # not grouped, which would tell 0.0 and -0.0 apart
+    keys = pairs["key"]  # group_by would separate 0.0 from -0.0
     is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
     return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
 
@@ -215,17 +215,16 @@ def _unique(pairs: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class LookUp:
-    """A table, and the columns that rows take out of it.
+    """Table to join with rows, its key expressions and its output columns.
 
     Attributes
     ----------
     table : pyspark.sql.DataFrame
         One row for each combination of keys.
     at : dict of str to Column
-        By the columns of its keys what the rows have in their place.
+        Key column of the table to the matching expression over the rows.
     outputs : dict of str to (str, Column)
-        By the name of the result the column of the table, and what stands in for a combination that
-        it has not.
+        Output name to the table's column, and the default for combinations that the table lacks.
     """
 
     table: DataFrame
@@ -236,32 +235,32 @@ class LookUp:
 def join(
     df: DataFrame, look_ups: Sequence[LookUp], others: Mapping[str, Column | None] | None = None
 ) -> DataFrame:
-    """`df` with what some tables say about its rows.
+    """Left-join `df` with several look-up tables and add their outputs.
 
-    With `others` there are other columns too: they are in its order, and None in it stands for a
-    result of the look-ups.  No result takes the place of a column before all are there, since the
-    column may be a key of this or another table.
+    `others` adds further columns. The result has the column order of `others`; None in it marks an
+    output of a look-up. Outputs replace columns only after all joins, because a replaced column may
+    be a key of another table.
     """
     rows, results = df, dict(others or {})
-    gone: list[str] = []
+    hidden_names: list[str] = []
     for i, each in enumerate(look_ups):
         if not each.outputs:
             continue
         wanted = [*each.at, *dict.fromkeys(column for column, _ in each.outputs.values())]
-        hidden = {name: spark.temporary(rows, f"found{i}_{j}") for j, name in enumerate(wanted)}
+        hidden = {name: spark.unused_name(rows, f"joined{i}_{j}") for j, name in enumerate(wanted)}
         table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
         same = spark.all_of(value == col(hidden[name]) for name, value in each.at.items())
         rows = rows.join(table, same, "left")
         for output, (column, default) in each.outputs.items():
             results[output] = F.coalesce(col(hidden[column]), default)
-        gone += hidden.values()
-    return replace(rows, cast("dict[str, Column]", results)).drop(*gone)
+        hidden_names += hidden.values()
+    return replace(rows, cast("dict[str, Column]", results)).drop(*hidden_names)
 
 
 def encode(
     df: DataFrame, dictionaries: Mapping[str, Dictionary], broadcast: bool, oov_buckets: int = 0
 ) -> DataFrame:
-    """Replace single values of columns; a value without an entry becomes null.
+    """Replace single values of columns by ids; a value without an entry becomes null.
 
     Parameters
     ----------
@@ -269,9 +268,10 @@ def encode(
     dictionaries : dict of str to Dictionary
         By column.
     broadcast : bool
-        False for joins that shuffle, unless Spark knows better.
+        False for shuffle joins, unless Spark decides otherwise.
     oov_buckets : int, default 0
-        So many numbers behind the largest one are given to values without an entry, by their hash.
+        Number of extra ids, after the largest one, for values without an entry. A hash selects the
+        id.
     """
     look_ups = []
     for name, dictionary in dictionaries.items():
@@ -292,12 +292,12 @@ def encode_cells(
     smallest: bool,
     oov_buckets: int = 0,
 ) -> DataFrame:
-    """Replace cells of columns: arrays, texts of several values, or single values.
+    """Replace cells by ids: arrays, strings of several values, or single values.
 
-    The arguments are those of :func:`encode`, :func:`encode_tokens` and :func:`encode_lists`; a
-    `separator` of None means that cells of text are single values.
+    The arguments are those of :func:`encode`, :func:`encode_tokens` and :func:`encode_lists`. With
+    a `separator` of None, strings are single values.
     """
-    lists = {n: each for n, each in dictionaries.items() if column_types.is_array(kind_of(df, n))}
+    lists = {n: each for n, each in dictionaries.items() if column_types.is_array(dtype_of(df, n))}
     others = {n: each for n, each in dictionaries.items() if n not in lists}
     if lists:
         df = encode_lists(df, lists, sort, smallest)
@@ -314,9 +314,9 @@ def encode_tokens(
     sort: bool,
     smallest: bool,
 ) -> DataFrame:
-    """Replace cells of several values by arrays of numbers, in the order of the values.
+    """Replace strings of several values by arrays of ids, in the order of the values.
 
-    Values without an entry are left out; a cell with none that has one becomes null.
+    Values without an entry are left out. A cell without any known value becomes null.
 
     Parameters
     ----------
@@ -327,20 +327,20 @@ def encode_tokens(
     broadcast : bool
         False for joins, whatever the size.
     sort : bool
-        Order the numbers.
+        Sort the ids.
     smallest : bool
-        Only the smallest number of each cell.
+        Keep only the smallest id of each cell.
     """
     for name, dictionary in dictionaries.items():
-        kind = dictionary.meeting_type("string")
-        shipped = dictionary.shipped(kind) if broadcast else None
-        if shipped is None:
-            df = _join_tokens(df, name, dictionary, kind, separator)
+        dtype = dictionary.common_type("string")
+        broadcast_entries = dictionary.broadcast_entries(dtype) if broadcast else None
+        if broadcast_entries is None:
+            df = _join_tokens(df, name, dictionary, dtype, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            known = partial(_known_of, shipped)
+            known = partial(_known_of, broadcast_entries)
             function = spark.arrow_function(known, f"array<{dictionary.value_type}>")
-            df = replace(df, {name: function(try_cast(tokens, f"array<{kind}>"))})
+            df = replace(df, {name: function(try_cast(tokens, f"array<{dtype}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
         elif sort:
@@ -351,24 +351,24 @@ def encode_tokens(
 def encode_lists(
     df: DataFrame, dictionaries: Mapping[str, Dictionary], sort: bool, smallest: bool
 ) -> DataFrame:
-    """Replace values in arrays by numbers, in their order; values without an entry are left out.
+    """Replace values in arrays by ids, in order; leave out values without an entry.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     dictionaries : dict of str to Dictionary
     sort : bool
-        Order the numbers.
+        Sort the ids.
     smallest : bool
-        Only the smallest number of each cell, null if it has none.
+        Keep only the smallest id of each cell; null if there is none.
     """
     for name, dictionary in dictionaries.items():
-        kind = dictionary.meeting_type(column_types.of_cells(kind_of(df, name)))
-        shipped = dictionary.shipped(kind, limited=False)
+        dtype = dictionary.common_type(column_types.cell_value_type(dtype_of(df, name)))
+        broadcast_entries = dictionary.broadcast_entries(dtype, limited=False)
         function = spark.arrow_function(
-            partial(_known_in_lists_of, shipped), f"array<{dictionary.value_type}>"
+            partial(_known_in_lists_of, broadcast_entries), f"array<{dictionary.value_type}>"
         )
-        df = replace(df, {name: function(try_cast(col(name), f"array<{kind}>"))})
+        df = replace(df, {name: function(try_cast(col(name), f"array<{dtype}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
         elif sort:
@@ -377,15 +377,15 @@ def encode_lists(
 
 
 def _join_tokens(
-    df: DataFrame, name: str, dictionary: Dictionary, kind: str, separator: str
+    df: DataFrame, name: str, dictionary: Dictionary, dtype: str, separator: str
 ) -> DataFrame:
-    """Each different cell is split and joined once, then the cells are joined with the rows."""
+    """Encode strings by joins: split each distinct cell once, then join cells with rows."""
     cells = df.select(col(name).alias("cell")).dropna().distinct()
     tokens = F.split(F.col("cell").cast("string"), separator)
-    rows = cells.select("cell", F.posexplode(tokens).alias("place", "token"))
-    entries = dictionary.joined(kind)
-    known = rows.join(entries, try_cast(F.col("token"), kind) == F.col("key"))
-    both = F.sort_array(F.collect_list(F.struct("place", "value")))
+    rows = cells.select("cell", F.posexplode(tokens).alias("position", "token"))
+    entries = dictionary.lazy_entries(dtype)
+    known = rows.join(entries, try_cast(F.col("token"), dtype) == F.col("key"))
+    both = F.sort_array(F.collect_list(F.struct("position", "value")))
     encoded = known.groupBy("cell").agg(both["value"].alias("numbers"))
     return join(df, [LookUp(encoded, {"cell": col(name)}, {name: ("numbers", F.lit(None))})])
 
@@ -393,73 +393,73 @@ def _join_tokens(
 def value_features(
     df: DataFrame, outputs: Mapping[str, str], dictionary: Dictionary, default: Any
 ) -> DataFrame:
-    """Columns of what a dictionary says about the values of others, or of their nested arrays.
+    """Add columns that map the values of others, or of nested arrays, by a dictionary.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     outputs : dict of str to str
-        By the column of values the result; they may be the same.
+        Input column to output column; they may be the same.
     dictionary : Dictionary
     default : object
-        For values that it does not have.
+        Result for values without an entry.
     """
     wanted = dictionary.value_type
     look_ups: list[LookUp] = []
     results: dict[str, Column | None] = dict.fromkeys(outputs.values())
     for name, output in outputs.items():
-        inner, depth = column_types.innermost(kind_of(df, name))
+        inner, depth = column_types.innermost(dtype_of(df, name))
         if not depth:
             known = F.lit(default).cast(wanted)
             look_ups.append(dictionary.look_up(df, name, output, known))
             continue
-        kind = dictionary.meeting_type(inner)
-        shipped = dictionary.shipped(kind, limited=False)
+        dtype = dictionary.common_type(inner)
+        broadcast_entries = dictionary.broadcast_entries(dtype, limited=False)
         begin, end = "array<" * depth, ">" * depth
-        values = partial(_values, shipped, depth, default)
+        values = partial(_values, broadcast_entries, depth, default)
         function = spark.arrow_function(values, f"{begin}{wanted}{end}")
-        results[output] = function(try_cast(col(name), f"{begin}{kind}{end}"))
+        results[output] = function(try_cast(col(name), f"{begin}{dtype}{end}"))
     return join(df, look_ups, results)
 
 
-def _values(shipped: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
-    """The values of keys, which may be in nested lists; a default for unknown ones."""
+def _values(broadcast_entries: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
+    """Return the values of keys in nested lists; a default for unknown keys."""
     if not depth:
-        values = shipped.value.find_repeated(keys)
+        values = broadcast_entries.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
-    inner = _values(shipped, depth - 1, default, keys.flatten())
-    return lists_of(lengths_of(keys), inner, keys.is_null())
+    inner = _values(broadcast_entries, depth - 1, default, keys.flatten())
+    return make_lists(list_lengths(keys), inner, keys.is_null())
 
 
-def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
-    return _known(shipped.value, keys)
+def _known_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
+    return _known(broadcast_entries.value, keys)
 
 
 def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """The values of the keys in a list, without those of unknown ones; null if there are none."""
+    """Return the values of known keys in lists; null for lists without a known key."""
     values = vocabulary.find_repeated(keys.flatten())
-    rows = np.repeat(np.arange(len(keys)), lengths_of(keys))
+    rows = np.repeat(np.arange(len(keys)), list_lengths(keys))
     known = rows[values.is_valid().to_numpy(zero_copy_only=False)]
     counts = np.bincount(known, minlength=len(keys))
-    return lists_of(counts, values.drop_null(), pa.array(counts == 0))
+    return make_lists(counts, values.drop_null(), pa.array(counts == 0))
 
 
-def _known_in_lists_of(shipped: Any, keys: pa.Array) -> pa.Array:
-    return _known_in_lists(shipped.value, keys)
+def _known_in_lists_of(broadcast_entries: Any, keys: pa.Array) -> pa.Array:
+    return _known_in_lists(broadcast_entries.value, keys)
 
 
 def _known_in_lists(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
-    """As :func:`_known`, but only a null cell is null: a list stays one."""
+    """Return the values of known keys in lists; null only for null lists."""
     known = _known(vocabulary, keys)
-    return lists_of(lengths_of(known), known.flatten(), keys.is_null())
+    return make_lists(list_lengths(known), known.flatten(), keys.is_null())
 
 
-# Counted values that are ranked on the driver.  A million short strings take about 30 MB there.
+# Maximum number of values to rank on the driver. A million short strings take about 30 MB.
 DRIVER_VALUES = 2_000_000
 
 
 def number_column(name: str) -> str:
-    """The column of the numbers of a vocabulary: ``id``, unless its values are called so."""
+    """Return the name of the id column: ``id``, unless the vocabulary has that name."""
     return "id_number" if name.lower() == "id" else "id"
 
 
@@ -467,22 +467,21 @@ def number_column(name: str) -> str:
 def learn(
     df: DataFrame, sources: Sequence[VocabularySource], order_by_freq: bool, separator: str | None
 ) -> list[DataFrame]:
-    """Learn vocabularies.
+    """Learn vocabularies from columns.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
     sources : list of VocabularySource
     order_by_freq : bool
-        Number the values by falling count, and equal counts by value; otherwise by value.
+        Order ids by falling count, and equal counts by value; otherwise by value.
     separator : str or None
-        Regular expression between the several values of a cell.
+        Regular expression between the values of a cell.
 
     Returns
     -------
     list of pyspark.sql.DataFrame
-        Columns: the name of the source and, called by :func:`number_column`, the numbers (int),
-        which begin with 1.
+        Columns: the name of the source, and the ids (int) from 1, named by :func:`number_column`.
     """
     counted, fields = count_values(df, sources, separator)
     counted = counted.persist()
@@ -499,8 +498,8 @@ def learn(
 
 @spark.action
 def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
-    """The different values of columns in their order, a null at the end."""
-    sources = [VocabularySource(name, (name,)) for name in columns]
+    """Return the distinct values of columns, sorted, null last."""
+    sources = [ValueSource(name, (name,)) for name in columns]
     counted, fields = count_values(df, sources, None, nulls=True)
     distinct: dict[str, list] = {name: [] for name in columns}
     for row in counted.collect():
@@ -519,37 +518,37 @@ def count_values(
     Returns
     -------
     counted : pyspark.sql.DataFrame
-        Columns ``source`` (int), one ``value_<i>`` for each type that occurs, and ``count``; the
-        value is in the column of the type of its source, the others are null.
+        Columns ``source`` (int), ``value_<i>`` for each type that occurs, and ``count``. The value
+        is in the column for the type of its source; the other value columns are null.
     fields : list of str
-        The column ``value_<i>`` of each source.
+        Column ``value_<i>`` of each source.
     """
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
-    fields = [f"value_{types.index(kind)}" for kind in of_sources]
+    fields = [f"value_{types.index(dtype)}" for dtype in of_sources]
     are_lists = separator is not None or any(
-        column_types.is_array(kind_of(df, name)) for source in sources for name in source.columns
+        column_types.is_array(dtype_of(df, name)) for source in sources for name in source.columns
     )
 
     def pairs(i: int, name: str) -> Column:
-        """Return the pairs of one cell: a struct, or an array of structs where cells are lists."""
-        cell, kind = col(name), kind_of(df, name)
+        """Return the (source, value) pairs of a cell: a struct, or an array of structs."""
+        cell, dtype = col(name), dtype_of(df, name)
 
         def typed(value: Column) -> Column:
-            if not nulls:  # NaN is no value of a vocabulary
-                value = spark.without_nan(value, column_types.of_cells(kind))
+            if not nulls:  # vocabularies do not contain NaN
+                value = spark.without_nan(value, column_types.cell_value_type(dtype))
             return value.cast(of_sources[i])
 
         def pair(value: Column) -> Column:
-            each = ((kind, value if kind == of_sources[i] else F.lit(None)) for kind in types)
-            fields = (cell.cast(kind).alias(f"value_{j}") for j, (kind, cell) in enumerate(each))
+            each = ((dtype, value if dtype == of_sources[i] else F.lit(None)) for dtype in types)
+            fields = (cell.cast(dtype).alias(f"value_{j}") for j, (dtype, cell) in enumerate(each))
             return F.struct(F.lit(i).alias("source"), *fields)
 
         if not are_lists:
             return pair(typed(cell))
         # a null cell has no tokens; concat of a null array would be null
-        if column_types.is_array(kind):
-            return F.transform(F.coalesce(cell, F.array().cast(kind)), lambda v: pair(typed(v)))
+        if column_types.is_array(dtype):
+            return F.transform(F.coalesce(cell, F.array().cast(dtype)), lambda v: pair(typed(v)))
         if separator is None:
             return F.array(pair(typed(cell)))
         none = F.array().cast("array<string>")
@@ -557,18 +556,18 @@ def count_values(
 
     cells = [pairs(i, name) for i, source in enumerate(sources) for name in source.columns]
     every = F.concat(*cells) if are_lists else F.array(*cells)
-    pair = spark.temporary(df, "pair")
+    pair = spark.unused_name(df, "pair")
     values = [f"value_{i}" for i in range(len(types))]
     rows = df.select(F.explode(every).alias(pair)).select(f"{pair}.*")
     if not nulls:
         rows = rows.filter(reduce(lambda a, b: a | b, (F.col(v).isNotNull() for v in values)))
     counted = rows.groupBy("source", *values).agg(F.count("*").alias("count"))
-    return enough(counted, (source.min_count for source in sources)), fields
+    return keep_frequent(counted, (source.at_least for source in sources)), fields
 
 
 @spark.action
 def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
-    """Tables of ``value`` and ``count`` of each source, from what :func:`count_values` returned."""
+    """Collect the result of :func:`count_values` as a ``value``, ``count`` table per source."""
     table = to_arrow(counted)
     parts = (table.filter(pc.equal(table["source"], i)) for i in range(len(fields)))
     return [
@@ -578,13 +577,13 @@ def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Tabl
 
 
 def _ranked(counts: pa.Table, order_by_freq: bool) -> pa.Table:
-    """The column of the values, in the order of their numbers."""
+    """Return the values as a column, in the order of their ids."""
     order = [("count", "descending")] if order_by_freq else []
     return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
 
 
-def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
-    """Return the counts that are not below the limit of their ``source``."""
+def keep_frequent(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
+    """Keep values that occur at least as often as the limit of their ``source``."""
     conditions = [
         (F.col("source") != i) | (F.col("count") >= limit)
         for i, limit in enumerate(limits)
@@ -595,11 +594,11 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
 
 def _value_kind(df: DataFrame, source: VocabularySource, separator: str | None) -> str:
     message = (
-        "The column {name} of type {kind} has no vocabulary: its cells should be single values or "
+        "The column {name} of type {dtype} has no vocabulary: its cells should be single values or "
         "arrays of them; flatten or explode it first"
     )
     check_types(schema_of(df), source.columns, is_atomic_or_list, message)
-    cells = [kind_of(df, name) for name in source.columns]
+    cells = [dtype_of(df, name) for name in source.columns]
     if separator is not None and any(map(column_types.is_array, cells)):
         raise UsageError(
             f"do_split is for cells of text, but {list(source.columns)} are of type "
@@ -608,7 +607,7 @@ def _value_kind(df: DataFrame, source: VocabularySource, separator: str | None) 
             argument="do_split",
             columns=list(source.columns),
         )
-    of_columns = list(map(column_types.of_cells, cells))
+    of_columns = list(map(column_types.cell_value_type, cells))
     if separator is not None or any(map(column_types.is_text, of_columns)):
         return "string"
     if len(set(of_columns)) == 1:
@@ -616,13 +615,13 @@ def _value_kind(df: DataFrame, source: VocabularySource, separator: str | None) 
     return "double" if any(map(column_types.is_fractional, of_columns)) else "bigint"
 
 
-def is_atomic_or_list(kind: str) -> bool:
+def is_atomic_or_list(dtype: str) -> bool:
     """Return True for single values and arrays of them."""
-    return column_types.is_atomic(column_types.of_cells(kind))
+    return column_types.is_atomic(column_types.cell_value_type(dtype))
 
 
-def _is_category_or_list(kind: str) -> bool:
-    return column_types.is_category(column_types.of_cells(kind))
+def _is_category_or_list(dtype: str) -> bool:
+    return column_types.is_category(column_types.cell_value_type(dtype))
 
 
 def _ranked_on_driver(
@@ -632,7 +631,7 @@ def _ranked_on_driver(
     for field, counts in zip(fields, counts_of_sources(counted, fields), strict=True):
         values = _ranked(counts, order_by_freq)
         ids = pa.array(range(1, len(values) + 1), pa.int32())
-        schema = f"value {kind_of(counted, field)}, id int"
+        schema = f"value {dtype_of(counted, field)}, id int"
         frames.append(frame_of_arrow(counted.sparkSession, values.append_column("id", ids), schema))
     return frames
 
@@ -651,11 +650,11 @@ def _ranked_by_spark(counted: DataFrame, fields: list[str], order_by_freq: bool)
 
 # -- the operator of pipelines ---------------------------------------------------------------------
 
-_JOINED_COLUMNS = 6  # that are joined faster than they go through Arrow
+_JOINED_COLUMNS = 6  # maximum number of columns for which joins are faster than Arrow
 
 
 class Encode(Function):
-    """The number of a value; unknown ones share some numbers behind the largest, if any."""
+    """Id of a value; unknown values share extra ids after the largest one, if any."""
 
     is_costly = True
 
@@ -667,7 +666,7 @@ class Encode(Function):
         if not self.oov_buckets or numbers.null_count == values.null_count:
             return numbers
         unknown = pc.and_(values.is_valid(), numbers.is_null())
-        others = buckets(texts_of(values.filter(unknown)), self.oov_buckets, FAST)
+        others = buckets(to_strings(values.filter(unknown)), self.oov_buckets, FAST)
         others = pa.array(others + len(self.vocabulary) + 1, pa.int32())
         return pc.replace_with_mask(numbers, unknown, others)
 
@@ -680,7 +679,7 @@ class Encode(Function):
 
 
 class EncodeTokens(Function):
-    """The numbers of the values in a cell that are known; null if there is none."""
+    """Ids of a cell's known tokens; null if none is known."""
 
     is_costly = True
 
@@ -693,7 +692,7 @@ class EncodeTokens(Function):
         if self.sort or self.smallest:
             items, rows = numbers.flatten(), pc.list_parent_indices(numbers)
             ordered = items.take(pa.array(np.lexsort((items.to_numpy(), rows.to_numpy()))))
-            numbers = lists_of(lengths_of(numbers), ordered, numbers.is_null())
+            numbers = make_lists(list_lengths(numbers), ordered, numbers.is_null())
         return pc.list_element(numbers, 0) if self.smallest else numbers
 
     def single(self, *input_types: str) -> Callable[..., Any]:
@@ -710,9 +709,9 @@ class EncodeTokens(Function):
 
 
 class EncodeLists(Function):
-    """The known numbers of the values in a list, in their order.
+    """Ids of a list's known values, in order.
 
-    Arrow does not find equal lists, so it is called for every row.
+    It is not marked costly, because Arrow cannot dictionary-encode lists.
     """
 
     def __init__(self, vocabulary: Vocabulary, sort: bool, smallest: bool):
@@ -723,10 +722,10 @@ class EncodeLists(Function):
         if self.sort or self.smallest:
             items, rows = numbers.flatten(), pc.list_parent_indices(numbers)
             ordered = items.take(pa.array(np.lexsort((items.to_numpy(), rows.to_numpy()))))
-            numbers = lists_of(lengths_of(numbers), ordered, numbers.is_null())
+            numbers = make_lists(list_lengths(numbers), ordered, numbers.is_null())
         if not self.smallest:
             return numbers
-        is_empty = pa.array(np.asarray(lengths_of(numbers)) == 0)
+        is_empty = pa.array(np.asarray(list_lengths(numbers)) == 0)
         none = pa.scalar([None], numbers.type)
         return pc.list_element(pc.if_else(is_empty, none, numbers), 0)
 
@@ -745,14 +744,14 @@ class EncodeLists(Function):
 @register_operator
 @dataclass(frozen=True)
 class CategoryEncode(Operator):
-    """``category_encode``; the state has a table of one column for each vocabulary.
+    """Operator of ``category_encode``; the state has one table of values per vocabulary.
 
     Attributes
     ----------
     columns : list of dict
         ``{"src_cols": [...], "col_name": ...}`` for each vocabulary.
     freq_limit : dict of str to int
-        By the name of the vocabulary.
+        Minimum count by the name of the vocabulary.
     """
 
     columns: list[dict[str, Any]]
@@ -768,7 +767,7 @@ class CategoryEncode(Operator):
 
     @classmethod
     def of(cls, columns: Any, freq_limit: Any, *options: Any) -> CategoryEncode:
-        """Return the operator for the arguments that users give."""
+        """Build the operator from the user's arguments."""
         sources = sources_of(columns, freq_limit)
         named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]
         limits = {each.name: each.min_count for each in sources if each.min_count}
@@ -827,14 +826,14 @@ class CategoryEncode(Operator):
         for each in self.columns:
             is_list = column_types.is_array(before[each["src_cols"][0]].kind)
             several = (is_list or self.do_split) and not self.keep_most_frequent
-            kind = "array<int>" if several else "int"
+            dtype = "array<int>" if several else "int"
             function, rows = None, None
             if state is not None:
                 vocabulary = Vocabulary(state[each["col_name"]]["value"].combine_chunks())
                 function = self._function(vocabulary, is_list)
                 rows = len(vocabulary) + self.oov_buckets + 1
-            made = Field(kind, rows)
-            cells += [OutputColumn((name,), name, made, function) for name in each["src_cols"]]
+            field = Field(dtype, rows)
+            cells += [OutputColumn((name,), name, field, function) for name in each["src_cols"]]
         return cells
 
     def _function(self, vocabulary: Vocabulary, is_list: bool) -> Function:
@@ -845,19 +844,19 @@ class CategoryEncode(Operator):
         return Encode(vocabulary, self.oov_buckets)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        # vocabularies that fit in workers are faster there, unless they are few
+        # small vocabularies are faster in workers, unless there are few columns
         small = [each for each in self.columns if len(state[each["col_name"]]) <= DRIVER_KEYS]
         are_many = len(self.reads) > _JOINED_COLUMNS
         if not small or not are_many or not self.broadcast or self.do_split:
             return None, self
-        rest = [each for each in self.columns if each not in small]
-        after_all = dataclasses.replace(self, columns=rest) if rest else None
-        return dataclasses.replace(self, columns=small), after_all
+        remaining = [each for each in self.columns if each not in small]
+        remainder = dataclasses.replace(self, columns=remaining) if remaining else None
+        return dataclasses.replace(self, columns=small), remainder
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         dictionaries: dict[str, Dictionary] = {}
         for each in self.columns:
-            learned = numbered(df.sparkSession, state[each["col_name"]])
+            learned = numbered_dictionary(df.sparkSession, state[each["col_name"]])
             dictionaries |= dict.fromkeys(each["src_cols"], learned)
         separator = re.escape(self.sep) if self.do_split else None
         options = self.sort_for_array, self.keep_most_frequent, self.oov_buckets
@@ -865,7 +864,7 @@ class CategoryEncode(Operator):
 
 
 def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
-    """Check a number of numbers for unknown values."""
+    """Check the number of ids for unknown values."""
     if check_integer("oov_buckets", oov_buckets, 0) and do_split:
         raise UsageError(
             "oov_buckets cannot be used with do_split; leave one of them out",
@@ -875,13 +874,13 @@ def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
 
 
 def check_categories(before: Schema, names: Sequence[str], lists: bool = False) -> None:
-    """Check that columns exist and hold values that all executors tell apart alike.
+    """Check that columns exist and hold values that all executors compare alike.
 
-    With `lists` their cells may also be arrays of such values.
+    With `lists` cells may also be arrays of such values.
     """
     cells = "arrays of them, " if lists else ""
     message = (
-        "The column {name} of type {kind} has no categories in a pipeline: cells should be "
+        "The column {name} of type {dtype} has no categories in a pipeline: cells should be "
         f"strings, whole numbers, booleans, {cells}or dates; cast or bin them first"
     )
     check_types(before, names, _is_category_or_list if lists else column_types.is_category, message)

@@ -82,7 +82,7 @@ class Layout:
             if each.is_block and each.length is None:
                 scalars.setdefault(each.kind, []).append(each)
         vectors = [each for each in self.columns if each.is_block and each.length is not None]
-        self.blocks = [(np.dtype(kind), group) for kind, group in scalars.items()]
+        self.blocks = [(np.dtype(dtype), group) for dtype, group in scalars.items()]
         self.blocks += [(np.dtype(each.kind), [each]) for each in vectors]
 
     @property
@@ -98,16 +98,16 @@ class Layout:
     def row_type(self) -> np.dtype:
         """All blocks of one row, as one value of NumPy."""
         return np.dtype(
-            [(f"b{i}", kind, (self.width(group),)) for i, (kind, group) in enumerate(self.blocks)]
+            [(f"b{i}", dtype, (self.width(group),)) for i, (dtype, group) in enumerate(self.blocks)]
         )
 
     @cached_property
     def default_blocks(self) -> list[np.ndarray]:
         """One row for each block, of what unknown ids have."""
         rows = []
-        for kind, group in self.blocks:
+        for dtype, group in self.blocks:
             values = group[0].default if group[0].length is not None else [c.default for c in group]
-            rows.append(np.array(values, kind))
+            rows.append(np.array(values, dtype))
         return rows
 
     @classmethod
@@ -159,17 +159,17 @@ class Layout:
 
 
 def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLayout:
-    kind, length = column.type, None
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list or pa.types.is_fixed_size_list(kind):
+    dtype, length = column.type, None
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+    if is_list or pa.types.is_fixed_size_list(dtype):
         length = _length_of(column)
-        inner = kind.value_type
+        inner = dtype.value_type
     else:
-        inner = kind
+        inner = dtype
     number = _ARROW_NAMES.get(str(inner), str(inner))
-    is_vector = is_list or pa.types.is_fixed_size_list(kind)
+    is_vector = is_list or pa.types.is_fixed_size_list(dtype)
     if number in _NUMBERS and not column.null_count and (length is not None or not is_vector):
         if default is None:
             default = 0 if number != "bool" else False
@@ -180,14 +180,14 @@ def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLay
             value = np.array("")
         if value.dtype.kind == "U" or value.shape != (() if length is None else (length,)):
             raise UsageError(
-                f"The default {default!r} does not fit the column {name} ({kind})",
+                f"The default {default!r} does not fit the column {name} ({dtype})",
                 code="argument-value",
                 argument="defaults",
                 column=name,
             )
         return ColumnLayout(name, number, length, value.tolist())
     spark = column_types.of_arrow(
-        kind if not pa.types.is_fixed_size_list(kind) else pa.list_(inner)
+        dtype if not pa.types.is_fixed_size_list(dtype) else pa.list_(inner)
     )
     if column_types.innermost(spark)[0] not in (
         *column_types.BITS,
@@ -209,15 +209,15 @@ def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLay
 
 def _length_of(column: pa.ChunkedArray) -> int | None:
     """Return the length of all lists, or None if they differ or have nulls."""
-    kind = column.type
+    dtype = column.type
     lists = column.combine_chunks()
     if lists.null_count or not len(lists):
         return None
     values = lists.flatten()
     if values.null_count:
         return None
-    if pa.types.is_fixed_size_list(kind):
-        return kind.list_size
+    if pa.types.is_fixed_size_list(dtype):
+        return dtype.list_size
     lengths = pc.min_max(pc.list_value_length(lists)).as_py()
     return lengths["min"] if lengths["min"] == lengths["max"] and lengths["min"] else None
 
@@ -275,10 +275,10 @@ class StoredRows:
                 column=layout.id_column,
             )
         blocks = []
-        for kind, group in layout.blocks:
+        for dtype, group in layout.blocks:
             parts = [_numbers(table[each.name], each, what) for each in group]
             joined = parts[0] if group[0].length is not None else np.stack(parts, 1)
-            blocks.append(np.ascontiguousarray(joined.astype(kind, copy=False)[order]))
+            blocks.append(np.ascontiguousarray(joined.astype(dtype, copy=False)[order]))
         others = [
             _array(table[each.name], each, what).take(pa.array(order)) for each in layout.others
         ]
@@ -324,9 +324,9 @@ class StoredRows:
     def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> StoredRows:
         """Return the rows that :meth:`to_arrow` wrote, without a copy."""
         blocks = []
-        for i, (kind, group) in enumerate(layout.blocks):
+        for i, (dtype, group) in enumerate(layout.blocks):
             values = batch[f"block{i}"].flatten().to_numpy()
-            blocks.append(values.view(kind).reshape(batch.num_rows, layout.width(group)))
+            blocks.append(values.view(dtype).reshape(batch.num_rows, layout.width(group)))
         others = [batch[f"other{i}"] for i in range(len(layout.others))]
         return cls(batch["id"].to_numpy(), blocks, others)
 
@@ -539,8 +539,8 @@ def gathered(
     others = []
     for i in wanted.others:
         each = layout.others[i]
-        kind = column_types.to_arrow(each.kind)
-        pools = [part.others[i] for part in parts] + [pa.array([each.default], kind)]
+        dtype = column_types.to_arrow(each.kind)
+        pools = [part.others[i] for part in parts] + [pa.array([each.default], dtype)]
         begins = [0, *accumulate(map(len, pools))]
         at_pool = np.where(places >= 0, places, begins[-2])
         for number, (_, at) in enumerate(later, 1):
@@ -624,7 +624,7 @@ def ids_of(values: Ids, what: str = "the request") -> np.ndarray:
 
 
 def _numbers(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> np.ndarray:
-    kind = _NUMBERS[layout.kind]
+    dtype = _NUMBERS[layout.kind]
     wanted = (
         f"{layout.kind} without nulls"
         if layout.length is None
@@ -642,28 +642,28 @@ def _numbers(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> np.nda
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     if layout.length is None:
-        if not _casts(array.type, kind):
+        if not _casts(array.type, dtype):
             raise refused
-        return _cast(array, kind, refused)
+        return _cast(array, dtype, refused)
     if not hasattr(array.type, "value_type"):
         raise refused
     if _length_of(pa.chunked_array([array])) != layout.length and len(array):
         raise refused
     values = array.flatten()
-    if not _casts(values.type, kind):
+    if not _casts(values.type, dtype):
         raise refused
-    return _cast(values, kind, refused).reshape(len(array), layout.length)
+    return _cast(values, dtype, refused).reshape(len(array), layout.length)
 
 
-def _casts(given: pa.DataType, kind: np.dtype) -> bool:
-    if kind.kind == "b" or pa.types.is_boolean(given):
-        return kind.kind == "b" and pa.types.is_boolean(given)
-    return pa.types.is_integer(given) or (pa.types.is_floating(given) and kind.kind == "f")
+def _casts(given: pa.DataType, dtype: np.dtype) -> bool:
+    if dtype.kind == "b" or pa.types.is_boolean(given):
+        return dtype.kind == "b" and pa.types.is_boolean(given)
+    return pa.types.is_integer(given) or (pa.types.is_floating(given) and dtype.kind == "f")
 
 
-def _cast(array: pa.Array, kind: np.dtype, refused: UsageError) -> np.ndarray:
+def _cast(array: pa.Array, dtype: np.dtype, refused: UsageError) -> np.ndarray:
     try:
-        cast = array.cast(pa.from_numpy_dtype(kind), safe=kind.kind != "f")
+        cast = array.cast(pa.from_numpy_dtype(dtype), safe=dtype.kind != "f")
     except pa.ArrowInvalid:
         raise refused from None
     return cast.to_numpy(zero_copy_only=False)
@@ -722,8 +722,8 @@ def table_of(source: Any, what: str) -> pa.Table:
             code="data-type",
         )
     for place, name in enumerate(table.column_names):
-        kind = table.schema.field(name).type
-        if pa.types.is_struct(kind) and {each.name for each in kind} == _SPARK_VECTOR:
+        dtype = table.schema.field(name).type
+        if pa.types.is_struct(dtype) and {each.name for each in dtype} == _SPARK_VECTOR:
             table = table.set_column(place, name, _dense(table[name], name, what))
     return table
 
