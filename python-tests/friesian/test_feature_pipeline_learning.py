@@ -454,7 +454,7 @@ UNRECORDABLE = {
         "out_cols and fold_col should differ",
     ),
     "a new name of no text": (lambda p: p.rename({"a": 3}), "columns should be a dictionary"),
-    "counts of others": (lambda p: p.count_encode("a", counts=[]), "counts cannot be given"),
+    "counts of others": (lambda p: p.count_encode("a", counts=[]), "does not accept counts"),
     "condition of no text": (lambda p: p.filter(3), "condition should be str"),
 }
 

@@ -319,7 +319,7 @@ def test_a_history_of_a_tower_is_the_mean_of_what_is_there():
         (lambda: NCF.from_schema(SCHEMA, item="no"), "The schema has no column 'no'"),
         (lambda: DeepFM.from_schema(SCHEMA, ["user"], ["city"]), "city should hold numbers"),
         (lambda: DeepFM({}), "categories has no columns"),
-        (lambda: DLRM({"user": 3}, []), "numbers has no columns; DLRM takes both kinds"),
+        (lambda: DLRM({"user": 3}, []), "numbers has no columns; DLRM needs both"),
         (lambda: WideAndDeep({}, {"user": 3}), "wide has no columns"),
         (lambda: Tower({}), "The model has no columns"),
         (lambda: MMoE({"user": 3}, tasks="click"), "tasks should be a list of names"),

@@ -1,6 +1,6 @@
-"""Simple recommenders that a model must beat, and their comparison by cross-validation.
+"""Baseline recommenders, and their comparison by cross-validation.
 
-They learn in the memory of the driver from tables of pandas, Arrow, Polars or Spark.
+They are trained in the memory of the driver, from pandas, Arrow, Polars or Spark tables.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 _USERS_AT_ONCE = 1024
-_MOST_ITEMS = 50_000  # of a dense matrix of items by items
+_MOST_ITEMS = 50_000  # maximum size of a dense item-item matrix
 _WIDTH, _LABELS, _BAR = 760, 150, 32  # pixels of a chart
 
 
 class Recommender(Protocol):
-    """A model that :func:`cross_validate` can compare: anything with these two methods.
+    """Protocol of models that :func:`cross_validate` compares: ``fit`` and ``recommend``.
 
     Examples
     --------
     >>> import pandas as pd
     >>> from bigdl.friesian.baselines import Popular, Recommender
-    >>> class Newest:  # recommends the items of the newest rows to everybody
+    >>> class Newest:  # recommends the newest items to all users
     ...     def fit(self, table):
     ...         newest = table.to_pandas().sort_values("time")["item"][::-1]
     ...         self.items = newest.drop_duplicates().tolist()
@@ -66,7 +66,7 @@ class Recommender(Protocol):
     """
 
     def fit(self, table: Table, /) -> Any:
-        """Learn from rows of users, items and times."""
+        """Train on rows of users, items and times."""
 
     def recommend(self, users: Iterable[Any], k: int, *, filter_seen: bool) -> Table:
         """Return rows of user, item and ``rank`` for some users."""
@@ -74,18 +74,18 @@ class Recommender(Protocol):
 
 @dataclass(frozen=True)
 class History:
-    """The items of each user, the oldest first.
+    """Items of each user, oldest first.
 
     Attributes
     ----------
     users, items : pyarrow.Array
-        Different ids in rising order.
+        Distinct ids in ascending order.
     item : numpy.ndarray of int64
-        Indices of `items`, user by user.
+        Indices into `items`, grouped by user.
     time : numpy.ndarray of float64
-        Of each row; timestamps in seconds.
+        Time of each row; timestamps in seconds.
     starts : numpy.ndarray of int64, shape (users + 1,)
-        Where the rows of each user begin.
+        Index of the first row of each user.
     """
 
     users: pa.Array
@@ -96,11 +96,11 @@ class History:
 
     @classmethod
     def of(cls, table: Table, user_col: str, item_col: str, time_col: str | None) -> History:
-        """Read a table; rows of a user at the same time are ordered by item."""
+        """Build the history from a table; rows of a user at equal times are ordered by item."""
         columns = [user_col, item_col, *([time_col] if time_col else [])]
         rows = as_arrow(table, "table", columns)
         if not rows.num_rows:
-            raise UsageError("There are no rows to learn from", code="data-empty")
+            raise UsageError("There are no rows to train on", code="data-empty")
         users, (user,) = sorted_codes(ids(rows, user_col, "table"))
         items, (item,) = sorted_codes(ids(rows, item_col, "table"))
         time = _seconds(rows[time_col], time_col) if time_col else np.zeros(rows.num_rows)
@@ -115,19 +115,19 @@ class History:
         return np.bincount(self.item, minlength=len(self.items)).astype(np.float64)
 
     def matrix(self, users: np.ndarray) -> np.ndarray:
-        """Return which items some users have, as a float32 array of users by items."""
+        """Return a float32 matrix of users by items, 1 where the user has the item."""
         result = np.zeros((len(users), len(self.items)), dtype=np.float32)
         for row, user in enumerate(users):
             result[row, self.item[self.starts[user] : self.starts[user + 1]]] = 1
         return result
 
     def batches(self) -> Iterator[np.ndarray]:
-        """Yield the matrices of all users."""
+        """Yield the matrices of all users, batch by batch."""
         for first in range(0, len(self.users), _USERS_AT_ONCE):
             yield self.matrix(np.arange(first, min(first + _USERS_AT_ONCE, len(self.users))))
 
-    def together(self) -> np.ndarray:
-        """Return how many users have both of two items, as a float32 array of items by items."""
+    def co_occurrences(self) -> np.ndarray:
+        """Return the number of users with both items, as a float32 item-item matrix."""
         if len(self.items) > _MOST_ITEMS:
             raise UsageError(
                 f"{len(self.items)} items need a matrix of {4e-9 * len(self.items) ** 2:.0f} GB; "
@@ -158,12 +158,12 @@ def _seconds(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 
 class _Baseline(ABC):
-    """Shared part of the baselines: histories, ranking, users without a history.
+    """Common base of the baselines: history, ranking, and fallback for unknown users.
 
     Parameters
     ----------
     user_col, item_col, time_col : str
-        Columns of the rows to learn from.
+        Columns of the training rows.
     """
 
     _needs_time = False
@@ -173,11 +173,11 @@ class _Baseline(ABC):
         self._history: History | None = None
 
     def fit(self, table: Table) -> Self:
-        """Learn from rows of users and items.
+        """Train on rows of users and items.
 
         Parameters
         ----------
-        table : table of pandas, Arrow, Polars or Spark, or FeatureTable
+        table : pandas, Arrow, Polars or Spark table, or FeatureTable
 
         Returns
         -------
@@ -194,7 +194,7 @@ class _Baseline(ABC):
 
     @abstractmethod
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
-        """Return a score of each item for each user, as an array of users by items."""
+        """Return the score of each item for each user, as a matrix of users by items."""
 
     def recommend(
         self,
@@ -209,17 +209,18 @@ class _Baseline(ABC):
         Parameters
         ----------
         users : iterable of ids, optional
-            Default: all users of :meth:`fit`.  Others get the most popular items.
+            Default: all users of :meth:`fit`. Unknown users get the most popular items.
         k : int, default 10
+            Maximum number of items per user.
         filter_seen : bool, default True
-            Leave out what a user had in :meth:`fit`.
+            Leave out items that the user had in :meth:`fit`.
         items : iterable of ids, optional
-            Recommend only these; those that :meth:`fit` has not seen are left out.
+            Recommend only these items; items that :meth:`fit` has not seen are ignored.
 
         Returns
         -------
         pandas.DataFrame
-            Columns of users and items, ``score`` and ``rank`` from 1.  Among equal scores the
+            Columns of users and items, ``score`` and ``rank`` from 1. Among equal scores the
             greater item id comes first.
 
         Raises
@@ -233,14 +234,14 @@ class _Baseline(ABC):
         history = self._history
         if history is None:
             raise UsageError("Call fit before recommend", code="not-fitted")
-        asked = history.users if users is None else pa.array(_listed(users))
-        asked = asked.cast(history.users.type) if not len(asked) else asked
-        known = np.asarray(pc.fill_null(pc.index_in(asked, value_set=history.users), -1))
+        user_ids = history.users if users is None else pa.array(_listed(users))
+        user_ids = user_ids.cast(history.users.type) if not len(user_ids) else user_ids
+        known = np.asarray(pc.fill_null(pc.index_in(user_ids, value_set=history.users), -1))
         allowed = np.ones(len(history.items), dtype=bool)
         if items is not None:
             allowed = np.asarray(pc.is_in(history.items, value_set=pa.array(_listed(items))))
         frames = []
-        for first in range(0, len(asked), _USERS_AT_ONCE):
+        for first in range(0, len(user_ids), _USERS_AT_ONCE):
             part = known[first : first + _USERS_AT_ONCE]
             scores = np.tile(history.counts, (len(part), 1))
             has_rows = part >= 0
@@ -256,7 +257,7 @@ class _Baseline(ABC):
             frames.append(
                 pd.DataFrame(
                     {
-                        self.user_col: asked.take(pa.array(first + row)).to_pandas(),
+                        self.user_col: user_ids.take(pa.array(first + row)).to_pandas(),
                         self.item_col: history.items.take(pa.array(top[row, column])).to_pandas(),
                         "score": chosen[row, column],
                         "rank": column + 1,
@@ -272,24 +273,24 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 
 def _top(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the columns of the k highest scores of each row, later columns first among equals."""
+    """Return the indices of the k highest scores per row; of ties, the later column first."""
     count = scores.shape[1]
     reverse = scores[:, ::-1]
     if k < count:
-        # All that reach the k-th score, so that equal scores are ordered and not chosen by chance.
+        # Keep all ties of the k-th score, so that their order is deterministic.
         limit = np.partition(reverse, count - k, axis=1)[:, count - k]
         reverse = np.where(reverse >= limit[:, None], reverse, -np.inf)
     return (count - 1 - np.argsort(-reverse, axis=1, kind="stable"))[:, :k]
 
 
 class Popular(_Baseline):
-    """The items with the most rows, of all times or of the newest ones.
+    """Items with the most rows, of all times or of a recent period.
 
     Parameters
     ----------
     period : timedelta or float, optional
-        Count rows of the last such time only, in seconds for timestamps, otherwise in the unit
-        of the time column.  The popular of the last days are hard to beat where tastes change.
+        Count only rows of the last `period`, in seconds for timestamps, otherwise in the unit of
+        the time column. A short period is a strong baseline where tastes change.
     **columns
         ``user_col``, ``item_col`` and ``time_col``.
 
@@ -320,9 +321,9 @@ class Popular(_Baseline):
 
 
 class Markov(_Baseline):
-    """The items that most often followed the user's last item; popular ones among equals.
+    """Items that most often followed the user's last item; ties by popularity.
 
-    Rows of a user at the same time are ordered by item.
+    Rows of a user at equal times are ordered by item.
 
     Parameters
     ----------
@@ -362,27 +363,27 @@ class Markov(_Baseline):
 
 
 class _ItemWeights(_Baseline):
-    """Baselines whose score is the sum of weights between a user's items and the item."""
+    """Baseline that scores an item by the weights between it and the user's items."""
 
     def _scores(self, history: History, users: np.ndarray) -> np.ndarray:
         return (history.matrix(users) @ self._weights).astype(np.float64)
 
     @abstractmethod
-    def _weights_of(self, together: np.ndarray) -> np.ndarray: ...
+    def _weights_of(self, co_occurrences: np.ndarray) -> np.ndarray: ...
 
     def _learn(self, history: History) -> None:
-        self._weights = self._weights_of(history.together())
+        self._weights = self._weights_of(history.co_occurrences())
 
 
 class ItemKNN(_ItemWeights):
-    """Items that are bought by the same users, by the cosine of their users.
+    """Items similar to the user's items, by cosine similarity of their users.
 
     Parameters
     ----------
     neighbours : int, default 100
-        Most similar items of each item that count.
+        Number of most similar items to keep per item.
     shrink : float, default 0
-        Added to the divisor, so that similarities of rare items count less.
+        Added to the divisor of similarities, which reduces those of rare items.
     **columns
         ``user_col``, ``item_col`` and ``time_col``.
 
@@ -402,9 +403,9 @@ class ItemKNN(_ItemWeights):
         self.neighbours = check_positive("neighbours", neighbours)
         self.shrink = check_number("shrink", shrink, 0)
 
-    def _weights_of(self, together: np.ndarray) -> np.ndarray:
-        norms = np.sqrt(np.diag(together))
-        similar = together / (np.outer(norms, norms) + np.float32(self.shrink))
+    def _weights_of(self, co_occurrences: np.ndarray) -> np.ndarray:
+        norms = np.sqrt(np.diag(co_occurrences))
+        similar = co_occurrences / (np.outer(norms, norms) + np.float32(self.shrink))
         np.fill_diagonal(similar, 0)
         if self.neighbours < len(similar):
             limit = np.partition(similar, -self.neighbours, axis=0)[-self.neighbours]
@@ -413,12 +414,12 @@ class ItemKNN(_ItemWeights):
 
 
 class EASE(_ItemWeights):
-    """Linear weights between items, learned in closed form.
+    """Linear item-item weights in closed form (EASE).
 
     Parameters
     ----------
     l2 : float, default 200
-        Regularisation; the only parameter, usually between 10 and 1,000.
+        L2 regularisation, usually between 10 and 1,000.
     **columns
         ``user_col``, ``item_col`` and ``time_col``.
 
@@ -441,8 +442,10 @@ class EASE(_ItemWeights):
         super().__init__(**columns)
         self.l2 = check_number("l2", l2, above=0)
 
-    def _weights_of(self, together: np.ndarray) -> np.ndarray:
-        inverse = np.linalg.inv(together.astype(np.float64) + self.l2 * np.eye(len(together)))
+    def _weights_of(self, co_occurrences: np.ndarray) -> np.ndarray:
+        inverse = np.linalg.inv(
+            co_occurrences.astype(np.float64) + self.l2 * np.eye(len(co_occurrences))
+        )
         weights = inverse / -np.diag(inverse)
         np.fill_diagonal(weights, 0)
         return weights.astype(np.float32)
@@ -454,10 +457,12 @@ class ALS(_Baseline):
     Parameters
     ----------
     rank : int, default 64
+        Number of factors.
     iterations : int, default 10
-        Spark's tasks overflow their stack after many more, unless the SparkContext has a
-        checkpoint directory.
+        With many more, Spark tasks overflow the stack unless the SparkContext has a checkpoint
+        directory.
     l2 : float, default 0.1
+        Regularisation.
     alpha : float, default 40.0
         Confidence of a row.
     seed : int, default 0
@@ -543,16 +548,16 @@ class CrossValidation:
     Attributes
     ----------
     table : pandas.DataFrame
-        A row for each model and fold: ``model``, ``fold`` from 0 for the oldest, the metrics.
+        One row per model and fold: ``model``, ``fold`` from 0 for the oldest, and the metrics.
     folds : pandas.DataFrame
-        A row for each fold: rows of training and test, and how many rows were dropped and why.
+        One row per fold: training and test rows, and the dropped rows by reason.
 
     Examples
     --------
     >>> import pandas as pd
     >>> from bigdl.friesian.baselines import CrossValidation
-    >>> measured = [("EASE", 0, 0.3), ("EASE", 1, 0.5), ("popular", 0, 0.2), ("popular", 1, 0.2)]
-    >>> table = pd.DataFrame(measured, columns=["model", "fold", "ndcg@10"])
+    >>> results = [("EASE", 0, 0.3), ("EASE", 1, 0.5), ("popular", 0, 0.2), ("popular", 1, 0.2)]
+    >>> table = pd.DataFrame(results, columns=["model", "fold", "ndcg@10"])
     >>> CrossValidation(table, pd.DataFrame()).means["ndcg@10"].to_dict()
     {'EASE': 0.4, 'popular': 0.2}
     """
@@ -562,19 +567,20 @@ class CrossValidation:
 
     @property
     def means(self) -> pd.DataFrame:
-        """Means over the folds, models in rows, the best one by the first metric first."""
+        """Means over the folds, one row per model, best first by the first metric."""
         means = self.table.drop(columns="fold").groupby("model", sort=False).mean()
         return means.sort_values(means.columns[0], ascending=False, kind="stable")
 
     def write_chart(self, path: str | Path, metric: str | None = None) -> None:
-        """Write bars of a metric, with the range over the folds as lines, to a file.
+        """Write a bar chart of a metric, with its range over the folds, to a file.
 
         Parameters
         ----------
         path : str or Path
-            Ends with ``.html`` or ``.svg``, or with what matplotlib writes, such as ``.png``.
+            File name that ends with ``.html`` or ``.svg``, or with a format of matplotlib such as
+            ``.png``.
         metric : str, optional
-            Default: the first one.
+            Default: the first metric.
 
         Raises
         ------
@@ -584,7 +590,7 @@ class CrossValidation:
         metric = metric or self.means.columns[0]
         if metric not in self.means.columns:
             raise UsageError(
-                f"There is no metric {metric!r}, but {list(self.means.columns)}",
+                f"There is no metric {metric!r}; choose from {list(self.means.columns)}",
                 code="name-unknown",
                 name=metric,
             )
@@ -621,16 +627,16 @@ def cross_validate(
     filter_seen: bool = True,
     drop_cold: bool = True,
 ) -> CrossValidation:
-    """Fit models on the folds of a splitter and compare their ranking metrics.
+    """Train models on the folds of a splitter and compare their ranking metrics.
 
     Parameters
     ----------
     table : FeatureTable or pyspark.sql.DataFrame
     splitter : Splitter
     models : dict of str to Recommender
-        Each is fitted again for each fold.
+        Each model is trained again for each fold.
     metrics, k
-        As in :func:`~bigdl.friesian.metrics.ranking_metrics`; the catalogue is the items of the
+        As in :func:`~bigdl.friesian.metrics.ranking_metrics`. The catalogue is the items of the
         fold's training rows.
     filter_seen : bool, default True
         Neither recommend nor test items that the user has in the training rows.
@@ -644,7 +650,7 @@ def cross_validate(
     Raises
     ------
     UsageError
-        Without models, or if a fold has no test row left.
+        Without models, or if a fold has no remaining test row.
 
     Examples
     --------
@@ -674,7 +680,7 @@ def cross_validate(
     import pandas as pd
 
     user_col, item_col = splitter.user_col, splitter.item_col
-    measured, folds = [], []
+    results, folds = [], []
     for fold, split in enumerate(splitter.folds(table)):
         test, dropped = split.test, dict[str, int]()
         if drop_cold:
@@ -688,7 +694,7 @@ def cross_validate(
         test_rows = as_arrow(test, "table", columns)
         if not test_rows.num_rows:
             raise UsageError(
-                f"Fold {fold} has no test row left; dropped were {dropped}",
+                f"Fold {fold} has no remaining test rows; dropped rows: {dropped}",
                 code="data-empty",
             )
         counts = {"train": train_rows.num_rows, "test": test_rows.num_rows}
@@ -708,5 +714,5 @@ def cross_validate(
                 user_col=user_col,
                 item_col=item_col,
             )
-            measured.append({"model": name, "fold": fold, **result})
-    return CrossValidation(pd.DataFrame(measured), pd.DataFrame(folds))
+            results.append({"model": name, "fold": fold, **result})
+    return CrossValidation(pd.DataFrame(results), pd.DataFrame(folds))

@@ -1,8 +1,8 @@
-"""Splits of interactions into training and test rows that keep the future out of the training.
+"""Splits of interactions into training and test rows, without leaking the future.
 
-A splitter is an object with the rule; :meth:`Splitter.split` applies it to a FeatureTable or a
-DataFrame of Spark, :meth:`Splitter.folds` to several periods or groups of users.  Everything is an
-expression of Spark: no row is collected, and no window has all rows in one partition.
+A splitter holds the rule. :meth:`Splitter.split` applies it to a FeatureTable or a Spark DataFrame;
+:meth:`Splitter.folds` yields splits by period or by group of users. All rules are Spark
+expressions: no rows are collected, and no window has all rows in one partition.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _COUNT = "__bigdl_count"
 
 @dataclass(frozen=True)
 class Split(Generic[Frame]):
-    """Rows to train with, and rows to recommend.
+    """Training rows and test rows.
 
     Attributes
     ----------
     train, test : FeatureTable or DataFrame, as the input
     start : int, float, datetime or None
-        First time of the test rows where all users share it.
+        First time of the test rows if it is the same for all users.
 
     Examples
     --------
@@ -76,8 +76,8 @@ class Split(Generic[Frame]):
     def future_rows(self, time_col: str = "time") -> int:
         """Count the training rows that are not older than the oldest test row.
 
-        With other splits than :class:`GlobalTime` a model learns from what other users did after
-        the rows that it is tested with.
+        Only :class:`GlobalTime` guarantees zero. With other splitters a model may learn from what
+        other users did after the test rows.
 
         Parameters
         ----------
@@ -94,13 +94,13 @@ class Split(Generic[Frame]):
 
 @dataclass(frozen=True)
 class Filtered(Generic[Frame]):
-    """Rows that are left, and how many were dropped.
+    """Remaining rows, and the number of dropped rows by reason.
 
     Attributes
     ----------
     table : FeatureTable or DataFrame, as the input
     dropped : dict of str to int
-        Rows by the reason, such as ``{"cold users": 12, "cold items": 3}``.
+        Number of rows by reason, such as ``{"cold users": 12, "cold items": 3}``.
 
     Examples
     --------
@@ -120,19 +120,19 @@ class Filtered(Generic[Frame]):
 
 
 class Splitter(ABC):
-    """A rule that splits interactions.
+    """Base class of rules that split interactions.
 
     Parameters
     ----------
     user_col, item_col, time_col : str
         Columns of the interactions.
     order_by : sequence of str, optional
-        Columns that order rows of a user at the same time; default: `item_col`.  In data with
-        coarse times the rule changes metrics, so say it with them.
+        Columns that order rows of a user at equal times. Default: `item_col`. In data with coarse
+        times this order changes metrics, so report it with them.
     session_col : str, optional
-        Rows of a user with the same value stay together.
+        Session column; rows of a user in one session are never separated.
     session : {"test", "train"}, default "test"
-        Where a session goes that would be cut.
+        Part that gets a session which the rule would separate.
 
     Examples
     --------
@@ -163,7 +163,7 @@ class Splitter(ABC):
         self.session = check_choice("session", session, ("test", "train"))
 
     def split(self, table: Frame) -> Split[Frame]:
-        """Split interactions.
+        """Split interactions; return the newest fold.
 
         Parameters
         ----------
@@ -172,7 +172,6 @@ class Splitter(ABC):
         Returns
         -------
         Split
-            The newest fold.
 
         Raises
         ------
@@ -199,7 +198,7 @@ class Splitter(ABC):
 
     @abstractmethod
     def _marked(self, frame: DataFrame) -> Iterator[tuple[DataFrame, Any]]:
-        """Yield for each fold the rows with a column ``_TEST`` (null: in neither part)."""
+        """Yield the rows of each fold with a boolean column ``_TEST``; null means unused."""
 
     def _with_whole_sessions(self, marked: DataFrame) -> DataFrame:
         if self.session_col is None:
@@ -212,7 +211,7 @@ class Splitter(ABC):
         return [col(name).desc() for name in (self.time_col, *self.order_by)]
 
     def _ranked(self, frame: DataFrame) -> DataFrame:
-        """Return the rows with their number in the user's history, 1 for the newest one."""
+        """Return the rows with their rank in the user's history; 1 is the newest."""
         from pyspark.sql import Window
 
         window = Window.partitionBy(col(self.user_col)).orderBy(*self._newest_first())
@@ -221,19 +220,19 @@ class Splitter(ABC):
 
 
 class LastN(Splitter):
-    """Each user's newest rows are the test.
+    """Splitter that tests each user's newest rows.
 
-    With ``n=1`` this is leave-one-out.  It trains with what other users did later, see
-    :meth:`Split.future_rows`; take :class:`GlobalTime` for metrics as in production.
+    With ``n=1`` this is leave-one-out. It trains on later rows of other users, see
+    :meth:`Split.future_rows`. Use :class:`GlobalTime` for metrics as in production.
 
     Parameters
     ----------
     n : int, default 1
         Test rows of each user.
     folds : int, default 1
-        Fold i has the i-th newest n rows as test, and older ones as training rows.
+        Fold i tests the i-th newest n rows, and trains on older ones.
     short_users : {"train", "drop"}, default "train"
-        What happens to users who would have no training row.
+        Handling of users who would have no training row.
     **columns
         As in :class:`Splitter`.
 
@@ -269,7 +268,7 @@ class LastN(Splitter):
         for fold in reversed(range(self.number)):
             first, last = fold * self.n, (fold + 1) * self.n
             rank = col(_RANK)
-            is_test = F.when(rank > first, rank <= last)  # null for what is newer than the fold
+            is_test = F.when(rank > first, rank <= last)  # null for rows newer than the fold
             if self.short_users == "drop":
                 is_test = F.when(col(_COUNT) > last, is_test)
             else:
@@ -280,14 +279,14 @@ class LastN(Splitter):
 
 
 class Ratio(Splitter):
-    """The newest share of each user's rows is the test.
+    """Splitter that tests the newest share of each user's rows.
 
     Parameters
     ----------
     test_size : float, default 0.2
-        Between 0 and 1; a user's test rows are rounded up.
+        Share between 0 and 1; the number of a user's test rows is rounded up.
     min_rows : int, default 2
-        Users with fewer rows are in the training only.
+        Users with fewer rows are used for training only.
     **columns
         As in :class:`Splitter`.
 
@@ -316,24 +315,24 @@ class Ratio(Splitter):
         self.min_rows = check_positive("min_rows", min_rows)
 
     def _marked(self, frame: DataFrame) -> Iterator[tuple[DataFrame, Any]]:
-        # Without the rounding, 0.2 of 10 rows would be 2.0000000000000004 of them, and so 3.
+        # Round first: 0.2 * 10 may give 2.0000000000000004, whose ceiling is 3.
         tested = F.ceil(F.round(col(_COUNT) * F.lit(self.test_size), 6))
         is_test = (col(_RANK) <= tested) & (col(_COUNT) >= self.min_rows)
         yield self._ranked(frame).withColumn(_TEST, is_test), None
 
 
 class GlobalTime(Splitter):
-    """Rows from one moment on are the test, for all users the same.
+    """Splitter that tests rows from one time on, the same for all users.
 
     Parameters
     ----------
     start : int, float, str or datetime, optional
         First time of the test.
     test_size : float, optional
-        Share of the newest rows; rows at the moment where it begins are all in the test.
+        Share of the newest rows; all rows at the start time are test rows.
     period : timedelta, int or float, optional
-        Length of the test in the unit of the time column, up to its newest row; a timedelta for
-        timestamps.  With `folds` several of them, each one trained with all that is older.
+        Length of the test in the unit of the time column, up to the newest row; a timedelta for
+        timestamps. With `folds` there are several periods, each trained on all older rows.
     folds : int, default 1
     target : {"all", "first", "last"}, default "all"
         Test rows of a user: all, the first or the last one.
@@ -343,7 +342,7 @@ class GlobalTime(Splitter):
     Raises
     ------
     UsageError
-        Unless exactly one of `start`, `test_size` and `period` is given.
+        Unless exactly one of `start`, `test_size` and `period` is passed.
 
     Examples
     --------
@@ -406,9 +405,9 @@ class GlobalTime(Splitter):
         newest = frame.agg(F.max(time)).collect()[0][0]
         if newest is None:
             raise UsageError("There are no rows to split", code="data-empty")
-        period: Any = self.period  # as newest, or a timedelta
+        period: Any = self.period  # type of `newest`, or a timedelta
         ends = [newest - fold * period for fold in range(self.number)]
-        # The newest row belongs to the newest period, so periods are open at their start.
+        # The newest row is in the newest period, so periods exclude their start.
         return [
             (self._after(end - period), self._after(end) if fold else None)
             for fold, end in reversed(list(enumerate(ends)))
@@ -419,7 +418,7 @@ class GlobalTime(Splitter):
         if not rows:
             raise UsageError("There are no rows to split", code="data-empty")
         tested = math.ceil(round(rows * share, 6))
-        # The smallest time that at least this share of the rows does not exceed.
+        # Quantile position of the first test row.
         position = (rows - tested + 0.5) / rows
         quantile = f"percentile_disc({position!r}) WITHIN GROUP (ORDER BY number)"
         number = _as_number(frame, self.time_col).cast("double")
@@ -429,7 +428,7 @@ class GlobalTime(Splitter):
 
     @staticmethod
     def _after(moment: Any) -> Any:
-        """Return the first time after a moment."""
+        """Return the smallest time after `moment`."""
         if isinstance(moment, datetime.datetime):
             return moment + datetime.timedelta(microseconds=1)
         if isinstance(moment, datetime.date):
@@ -450,7 +449,7 @@ class GlobalTime(Splitter):
 
 
 class ColdUsers(Splitter):
-    """All rows of some users, chosen by a hash of their id, are the test.
+    """Splitter that tests all rows of some users, chosen by a hash of their id.
 
     Parameters
     ----------
@@ -491,12 +490,12 @@ class ColdUsers(Splitter):
 
 
 class KFoldUsers(Splitter):
-    """The users are dealt into groups by a hash; each fold tests one of them.
+    """Splitter that divides users into groups by a hash; each fold tests one group.
 
     Parameters
     ----------
     n : int, default 5
-        Groups; at least 2.
+        Number of groups; at least 2.
     seed : int, default 0
     **columns
         As in :class:`Splitter`.
@@ -534,14 +533,14 @@ def add_sessions(
     time_col: str = "time",
     session_col: str = "session",
 ) -> Frame:
-    """Number the sessions of each user from 0.
+    """Add a column with the session number of each row, from 0 per user.
 
     Parameters
     ----------
     table : FeatureTable or pyspark.sql.DataFrame
     gap : timedelta, int or float
-        A row that is at least this much later than the one before begins a session; in seconds
-        for timestamps, otherwise in the unit of the time column.
+        Minimum time since the user's previous row that starts a session: in seconds for timestamps,
+        otherwise in the unit of the time column.
     user_col, time_col : str
     session_col : str, default "session"
         Name of the new column.
@@ -572,10 +571,8 @@ def add_sessions(
     begins = F.coalesce(time - F.lag(time).over(window) >= F.lit(length), F.lit(False))
     running = window.rangeBetween(Window.unboundedPreceding, Window.currentRow)
     marked = frame.withColumn(_TEST, begins.cast("int"))
-    numbered_dictionary = marked.withColumn(session_col, F.sum(col(_TEST)).over(running)).drop(
-        _TEST
-    )
-    return _like(table, numbered_dictionary)
+    sessions = F.sum(col(_TEST)).over(running)
+    return _like(table, marked.withColumn(session_col, sessions).drop(_TEST))
 
 
 def k_core(
@@ -585,9 +582,10 @@ def k_core(
     user_col: str = "user",
     item_col: str = "item",
 ) -> Filtered[Frame]:
-    """Drop users and items with fewer than k rows, again and again until all have k.
+    """Drop users and items with fewer than k rows, repeatedly until all have k rows.
 
-    Filter the training rows: what is dropped by rows of the test tells the model about them.
+    Filter training rows only. If test rows decide what is dropped, the filter leaks them to the
+    model.
 
     Parameters
     ----------
@@ -615,17 +613,17 @@ def k_core(
     check_positive("k", k)
     frame = _frame(table)
     require_columns(frame.columns, [user_col, item_col])
-    before = left = frame.count()
+    before = remaining = frame.count()
     while True:
         for column in (user_col, item_col):
             many = frame.groupBy(col(column)).count().filter(F.col("count") >= k)
             frame = frame.join(many.select(col(column)), on=column, how="left_semi")
-        frame = computed(frame)  # or each round would repeat all earlier ones
-        last, left = left, frame.count()
-        if left == last:
+        frame = computed(frame)  # materialize, or each round repeats all earlier ones
+        last, remaining = remaining, frame.count()
+        if remaining == last:
             columns = _frame(table).columns
             return Filtered(
-                _like(table, frame.select(*map(col, columns))), {f"{k}-core": before - left}
+                _like(table, frame.select(*map(col, columns))), {f"{k}-core": before - remaining}
             )
 
 
@@ -638,19 +636,19 @@ def drop_cold(
     user_col: str = "user",
     item_col: str = "item",
 ) -> Filtered[Frame]:
-    """Drop test rows of users and items that no training row has.
+    """Drop test rows of users and items that have no training row.
 
     Parameters
     ----------
     test, train : FeatureTable or pyspark.sql.DataFrame
     users, items : bool, default True
-        Which of them to drop.
+        Drop rows of cold users, and of cold items.
     user_col, item_col : str
 
     Returns
     -------
     Filtered
-        A row of a cold user and a cold item counts as one of a cold user.
+        A row with a cold user and a cold item counts as a row of a cold user.
 
     Examples
     --------
@@ -665,12 +663,12 @@ def drop_cold(
     {'cold users': 1, 'cold items': 0}
     """
     frame, dropped = _frame(test), {}
-    columns, left = frame.columns, frame.count()
+    columns, remaining = frame.columns, frame.count()
     for name, column, wanted in (("users", user_col, users), ("items", item_col, items)):
         if wanted:
             known = _frame(train).select(col(column)).distinct()
             frame = frame.join(known, on=column, how="left_semi")
-            left, dropped[f"cold {name}"] = (count := frame.count()), left - count
+            remaining, dropped[f"cold {name}"] = (count := frame.count()), remaining - count
     return Filtered(_like(test, frame.select(*map(col, columns))), dropped)
 
 
@@ -679,8 +677,7 @@ def drop_seen(
 ) -> Filtered[Frame]:
     """Drop test rows whose user has the item in a training row.
 
-    Do so where recommendations leave out what a user has seen, and not otherwise: such rows can
-    then not be found.
+    Use it only if recommendations leave out seen items. Such test rows could then never be hits.
 
     Parameters
     ----------
@@ -718,7 +715,7 @@ def _frame(table: FeatureTable | DataFrame) -> DataFrame:
     frame = table.df if isinstance(table, FeatureTable) else table
     if not hasattr(frame, "sparkSession"):
         raise UsageError(
-            f"The table should be a FeatureTable or a DataFrame of Spark, got {type(table)}",
+            f"The table should be a FeatureTable or a Spark DataFrame, got {type(table)}",
             code="argument-type",
             argument="table",
         )
@@ -748,7 +745,7 @@ def _bucket(column: str, seed: int, count: int) -> Column:
 
 
 def _as_number(frame: DataFrame, column: str) -> Column:
-    """Return timestamps and dates in seconds, and numbers as they are."""
+    """Return timestamps and dates in seconds; return numbers unchanged."""
     if frame.schema[column].dataType.typeName() in ("timestamp", "timestamp_ntz", "date"):
         return F.unix_micros(col(column).cast("timestamp")) / F.lit(1e6)
     return col(column)

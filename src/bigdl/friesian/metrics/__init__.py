@@ -1,4 +1,4 @@
-"""Metrics of recommendations: how good, how new and how varied the lists of a recommender are."""
+"""Metrics of recommendations: accuracy, novelty, diversity and coverage of lists."""
 
 from bigdl.friesian.metrics.ranking import RankingMetrics, compare_rankings, ranking_metrics
 

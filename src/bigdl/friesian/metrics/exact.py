@@ -1,4 +1,4 @@
-"""Sums of floating-point numbers that do not depend on the order or the grouping of the terms."""
+"""Exact sums of floats, independent of the order and grouping of the terms."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 __all__ = ["ExactMoments", "exact_sum"]
 
-# The lowest bit of the smallest float64 is 2 ** -1074; frexp gives it the exponent -1073 and
-# an integer mantissa of 53 bits, so all terms are whole multiples of 2 ** -1126.
+# The lowest bit of the smallest float64 is 2 ** -1074. frexp returns the exponent -1073 for it.
+# With an integer mantissa of 53 bits, all terms are integer multiples of 2 ** -1126.
 _SCALE = 1126
 _MANTISSA = 53
 _LOW_BITS = 26
 
 
 def exact_sum(values: np.ndarray) -> int:
-    """Return the sum of float64 values as a whole multiple of ``2 ** -1126``.
+    """Return the sum of float64 values as an integer multiple of ``2 ** -1126``.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def exact_sum(values: np.ndarray) -> int:
     Returns
     -------
     int
-        The sum without any rounding, so sums of parts add up to the sum of the whole.
+        Sum without any rounding, so that sums of parts add up to the sum of the whole.
     """
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, _MANTISSA).astype(np.int64)
@@ -71,12 +71,12 @@ class ExactMoments:
 
     @property
     def mean(self) -> float:
-        """The correctly rounded mean; NaN without values."""
+        """Correctly rounded mean; NaN without values."""
         return self.total / (self.count << _SCALE) if self.count else math.nan
 
     @property
     def standard_error(self) -> float:
-        """Standard deviation of the mean; NaN for fewer than two values."""
+        """Standard error of the mean; NaN for fewer than two values."""
         if self.count < 2:
             return math.nan
         total = Fraction(self.total, 1 << _SCALE)

@@ -1,4 +1,4 @@
-"""Facts about items from training rows, a catalogue and features."""
+"""Item facts for metrics: training counts, catalogue and features."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ NEEDED_TABLES: dict[str, tuple[str, ...]] = {
     "gini": ("catalogue", "train"),
     "intra_list_diversity": ("item_features",),
 }
-"""Metrics that need another table, and the arguments of which one must be given."""
+"""Metrics that need another table, and the arguments of which at least one is required."""
 
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """Counts, catalogue and features of the items.
+    """Training counts, catalogue membership and feature codes of items.
 
     Attributes
     ----------
     items : pyarrow.Array
-        Different ids.
+        Distinct ids.
     users, rows : numpy.ndarray of int64, shape (items,)
-        Users and rows of the training table with the item.
+        Number of users and of rows of the training table with the item.
     all_users : int
-        Of the training table.
+        Number of users in the training table.
     in_catalogue : numpy.ndarray of bool, shape (items,)
-        Which items could be recommended.
+        True for items that can be recommended.
     features : numpy.ndarray of int64, shape (items, columns)
-        Codes of the items' features; -1 throughout for an item without features.
+        Codes of the items' features; -1 in all columns for an item without features.
     """
 
     items: pa.Array
@@ -69,18 +69,18 @@ class ItemFacts:
 
     @cached_property
     def self_information(self) -> np.ndarray:
-        """Return ``-log2`` of the share of users who have each item, and of an unknown one."""
+        """``-log2`` of the share of users with each item; the last entry is for unknown items."""
         users = np.append(np.maximum(self.users, 1), 1)
         return -np.log2(users / max(self.all_users, 1))
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Return the training rows of each item, and of an unknown one."""
+        """Training rows of each item; the last entry is for unknown items."""
         return np.append(self.rows, 0).astype(np.float64)
 
     @cached_property
     def popularity(self) -> np.ndarray:
-        """Return the share of items that each item is more popular than; 0 for an unknown one."""
+        """Share of items that are less popular than each item; 0 for unknown items."""
         size = self.catalogue_size
         _, dense = np.unique(-self.rows, return_inverse=True)
         share = np.maximum(size - dense, 0) / size
@@ -99,7 +99,7 @@ def item_facts(
     Raises
     ------
     UsageError
-        For tables whose columns, ids or rows cannot be used.
+        For tables with unsuitable columns, ids or rows.
     """
     counted, all_users = _train_counts(train, user_col, item_col)
     listed = counted["item"] if catalogue is None else _catalogue(catalogue, item_col)
@@ -125,11 +125,11 @@ def item_facts(
 
 
 def _train_counts(train: Table | None, user_col: str, item_col: str) -> tuple[pa.Table, int]:
-    """Return the users and rows of each item, and the number of all users."""
+    """Return the number of users and rows of each item, and the number of all users."""
     names = ["item", "users", "rows"]
     if train is None:
-        nothing = pa.chunked_array([], pa.int64())
-        return pa.table([nothing] * 3, names=names), 0
+        empty = pa.chunked_array([], pa.int64())
+        return pa.table([empty] * 3, names=names), 0
     table = as_table(train, "train", [user_col, item_col])
     if isinstance(table, pa.Table):
         users = ids(table, user_col, "train")
@@ -150,7 +150,7 @@ def _train_counts(train: Table | None, user_col: str, item_col: str) -> tuple[pa
 
 
 def _catalogue(catalogue: Table | Iterable[Any], item_col: str) -> pa.ChunkedArray:
-    """Return the different items of a table or of an iterable of ids."""
+    """Return the distinct items of a table or an iterable of ids."""
     table = catalogue
     if not column_names(catalogue):
         table = pa.table({item_col: pa.array(list(catalogue))})
@@ -161,7 +161,7 @@ def _catalogue(catalogue: Table | Iterable[Any], item_col: str) -> pa.ChunkedArr
 
 
 def _features(features: Table | None, item_col: str) -> tuple[pa.ChunkedArray, np.ndarray]:
-    """Return items and codes of their features, with a last row of -1 for other items."""
+    """Return the items and the codes of their features; the last row of -1 is for others."""
     if features is None:
         return pa.chunked_array([], pa.int64()), np.full((1, 1), -1)
     names = [each for each in column_names(features) if each != item_col]

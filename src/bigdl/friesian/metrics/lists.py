@@ -1,8 +1,8 @@
-"""Metrics of recommendation lists, user by user, in NumPy.
+"""Metrics of recommendation lists per user, computed in NumPy.
 
-Rows become one matrix of users by ranks for some thousand users at a time.  Every value of a user
-is computed from that user's row alone, in the order of ranks, so it does not depend on which other
-users are in the batch.
+Rows become a matrix of users by ranks, for some thousand users at a time. All values of a user are
+computed from the user's row alone, in rank order, so they do not depend on the other users of the
+batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Matrix: TypeAlias = np.ndarray
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Options of metrics, as :func:`~bigdl.friesian.metrics.ranking_metrics` explains them."""
+    """Options of metrics; see :func:`~bigdl.friesian.metrics.ranking_metrics`."""
 
     metrics: tuple[str, ...]
     ks: tuple[int, ...]
@@ -42,16 +42,16 @@ class ListOptions:
 
     @property
     def width(self) -> int:
-        """Ranks that the matrices hold."""
+        """Number of ranks in the matrices."""
         return max(self.ks)
 
     def keys_of_users(self) -> list[str]:
-        """Return the names of the metrics that users have values of, such as ``"ndcg@10"``."""
+        """Return the names of the per-user metrics, such as ``"ndcg@10"``."""
         keys = [f"{name}@{k}" for name in self.metrics if name in _OF_USERS for k in self.ks]
         return [*keys, "gauc"] if "gauc" in self.metrics else keys
 
     def needs(self, *names: str) -> bool:
-        """Return True if any of the metrics is asked for."""
+        """Return True if any of the metrics is requested."""
         return not set(names).isdisjoint(self.metrics)
 
 
@@ -63,9 +63,9 @@ class UserValues:
     ----------
     users : pyarrow.Array
     values : dict of str to numpy.ndarray of float64
-        By key such as ``"ndcg@10"``; NaN where a user does not count for the metric.
+        By key such as ``"ndcg@10"``; NaN for users that the metric excludes.
     weights : numpy.ndarray of float64
-        Relevant items in each user's list, by which ``"gauc"`` is averaged.
+        Relevant items in each user's list, the weights of ``"gauc"``.
     has_truth, has_list : numpy.ndarray of bool
     items : dict of int to (pyarrow.Array, numpy.ndarray of int64)
         By k: recommended items and how often each one is in the first k ranks.
@@ -81,17 +81,17 @@ class UserValues:
 
 @dataclass
 class _RankedLists:
-    """Some users' lists as matrices of users by ranks, with running sums over the ranks."""
+    """Lists of some users as matrices of users by ranks, with running sums over the ranks."""
 
     options: ListOptions
     hits: Matrix  # float64, 1 where the item at the rank is relevant
     present: Matrix  # bool, where the list has an item
     gains: Matrix  # float64, relevance of the item at the rank, after the gain function
-    item_codes: Matrix  # int64, index among the facts; their number where unknown or absent
+    item_codes: Matrix  # int64, index into the facts; len(facts) where unknown or absent
     relevant: np.ndarray  # int64, relevant items of each user
     ideal_gains: Matrix  # float64, the user's gains in falling order
     facts: ItemFacts | None
-    repeated: Matrix  # bool, where an item stands that stood at an earlier rank
+    repeated: Matrix  # bool, True where the item already has an earlier rank
     pairs: Callable[[int, int | None], np.ndarray]
 
     def __post_init__(self) -> None:
@@ -108,16 +108,16 @@ class _RankedLists:
 
     @cached_property
     def discounted_gains(self) -> Matrix:
-        """Running sums of the gains, divided by the logarithm of their ranks."""
+        """Running sums of the gains, each divided by the logarithm of its rank."""
         return np.cumsum(self.gains * self.discounts, axis=1)
 
     @cached_property
     def ideal_discounted_gains(self) -> Matrix:
-        """The same for each user's best list."""
+        """Running sums of discounted gains for the ideal list of each user."""
         return np.cumsum(self.ideal_gains * self.discounts, axis=1)
 
     def mean_of(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return the mean over the first `k` ranks of a value of each item."""
+        """Return the mean of an item value over the first `k` ranks, per user."""
         sums = np.cumsum(np.where(self.present, values[self.item_codes], 0.0), axis=1)[:, k - 1]
         return sums / np.maximum(self.lengths[:, k - 1], 1)
 
@@ -253,12 +253,12 @@ _OF_USERS = {**_OF_TRUTH, **_OF_LISTS}
 METRICS = (*_OF_USERS, "gauc", "coverage", "gini")
 
 
-# -- from rows to matrices -------------------------------------------------------------------------
+# -- matrices from rows ----------------------------------------------------------------------------
 
 
 @dataclass
 class _RankedRows:
-    """Rows of recommendations in the order of (user, rank), and relevant pairs, as codes."""
+    """Recommendation rows sorted by user and rank, and relevant pairs, as codes."""
 
     users: pa.Array
     items: pa.Array
@@ -287,35 +287,35 @@ def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _RankedRo
     relevance = np.asarray(truth["relevance"], dtype=np.float64)
     gain = np.exp2(relevance) - 1 if options.gain == "exponential" else relevance
 
-    # Of a pair that is given several times the highest relevance counts.
+    # Of duplicate pairs the highest relevance counts.
     pairs = truth_user * len(items) + truth_item
     order = np.lexsort((-gain, pairs))
     order = order[_starts(pairs[order]) == np.arange(len(order))]
     pairs, gain = pairs[order], gain[order]
-    asked = user * len(items) + item
-    at = np.searchsorted(pairs, asked)
-    hit = np.append(pairs, -1)[at] == asked
+    listed_pairs = user * len(items) + item
+    at = np.searchsorted(pairs, listed_pairs)
+    hit = np.append(pairs, -1)[at] == listed_pairs
     row_gain = np.where(hit, np.append(gain, 0.0)[at], 0.0)
 
     by_item = {
         "item_descending": -item,
         "item_ascending": item,
-        "pessimistic": hit * len(items) + item,  # relevant items stand last among equal scores
+        "pessimistic": hit * len(items) + item,  # relevant items last among equal scores
     }
     if options.is_ranked:
         value = -value
     order = np.lexsort((by_item[options.ties], -value, user))  # NaN is sorted to the end
-    user, item, value, asked = user[order], item[order], value[order], asked[order]
+    user, item, value, listed_pairs = user[order], item[order], value[order], listed_pairs[order]
     hit, row_gain = hit[order], row_gain[order]
     rank = np.arange(len(user)) - _starts(user) + 1
     if options.is_ranked:
-        rank = _given_ranks(users, user, -value)
-    repeated = _repeated(asked)
+        rank = _checked_ranks(users, user, -value)
+    repeated = _repeated(listed_pairs)
     if repeated.any() and options.on_duplicates == "raise":
-        place = int(np.flatnonzero(repeated)[0])
+        index = int(np.flatnonzero(repeated)[0])
         raise UsageError(
-            f"The recommendations have item {items[item[place]].as_py()!r} twice for user "
-            f"{users[user[place]].as_py()!r}; drop duplicates, or pass on_duplicates='first'",
+            f"The recommendations have item {items[item[index]].as_py()!r} twice for user "
+            f"{users[user[index]].as_py()!r}; drop duplicates, or pass on_duplicates='first'",
             code="data-order",
         )
     ranked_truth = np.lexsort((-gain, pairs // len(items)))
@@ -337,7 +337,7 @@ def _rows_of(reco: pa.Table, truth: pa.Table, options: ListOptions) -> _RankedRo
 
 
 def _repeated(pairs: np.ndarray) -> np.ndarray:
-    """Return which rows have a pair of user and item that an earlier row has."""
+    """Return a mask of rows whose user and item pair occurs in an earlier row."""
     order = np.argsort(pairs, kind="stable")
     later = _starts(pairs[order]) != np.arange(len(pairs))
     result = np.zeros(len(pairs), dtype=bool)
@@ -345,29 +345,29 @@ def _repeated(pairs: np.ndarray) -> np.ndarray:
     return result
 
 
-def _given_ranks(users: pa.Array, user: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Return the ranks as integers after checking that they can be ranks."""
+def _checked_ranks(users: pa.Array, user: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Return the ranks as integers; raise unless they are distinct positive integers."""
     whole = np.isfinite(rank) & (rank >= 1) & (rank == np.floor(rank))
     if not whole.all():
-        place = int(np.flatnonzero(~whole)[0])
+        index = int(np.flatnonzero(~whole)[0])
         raise UsageError(
-            f"Ranks must be whole numbers from 1 on, but user {users[user[place]].as_py()!r} has "
-            f"{rank[place]:g}; pass score_col= if the column has scores",
+            f"Ranks must be whole numbers from 1, but user {users[user[index]].as_py()!r} has "
+            f"{rank[index]:g}; pass score_col= if the column has scores",
             code="data-value",
         )
     twice = (user[1:] == user[:-1]) & (rank[1:] == rank[:-1])
     if twice.any():
-        place = int(np.flatnonzero(twice)[0])
+        index = int(np.flatnonzero(twice)[0])
         raise UsageError(
-            f"User {users[user[place]].as_py()!r} has rank {rank[place]:g} twice; give each "
-            "recommended item of a user a rank of its own",
+            f"User {users[user[index]].as_py()!r} has rank {rank[index]:g} twice; give each "
+            "recommended item of a user a different rank",
             code="data-order",
         )
     return rank.astype(np.int64)
 
 
 def _without_repeated(rows: _RankedRows) -> _RankedRows:
-    """Return the rows without repeated items, later ones moved up."""
+    """Return the rows without repeated items, with later items moved up."""
     if not rows.repeated.any():
         return rows
     dropped = np.cumsum(rows.repeated)
@@ -391,10 +391,10 @@ def _without_repeated(rows: _RankedRows) -> _RankedRows:
 
 
 def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
-    """Return a function of k that counts, for each user, misses kept below hits.
+    """Return a function that counts, for each user, the misses ranked below hits.
 
-    The sum over hits with fewer than k misses above them of k minus those misses, for at most the
-    first ``limit`` hits.
+    For each hit with fewer than k misses above it, the function adds k minus those misses, for at
+    most the first ``limit`` hits.
     """
     starts = _starts(rows.user)
     hits = np.cumsum(rows.hit)
@@ -412,7 +412,7 @@ def _pair_counts(rows: _RankedRows) -> Callable[[int, int | None], np.ndarray]:
 
 
 def _user_auc(rows: _RankedRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the area under the ROC curve of each user's list, ties as half, and its hits."""
+    """Return the AUC of each user's list, with ties as one half, and its number of hits."""
     count = len(rows.users)
     value = np.where(np.isnan(rows.value), -np.inf, rows.value)
     order = np.lexsort((value, rows.user))
@@ -444,7 +444,7 @@ def values_of_users(
         Columns ``user``, ``item`` and ``relevance`` > 0; all rows of its users.
     options : ListOptions
     facts : ItemFacts or None
-        Needed by the metrics of novelty, popularity, serendipity and diversity.
+        Required by the metrics of novelty, popularity, serendipity and diversity.
 
     Returns
     -------
@@ -453,7 +453,7 @@ def values_of_users(
     Raises
     ------
     UsageError
-        For ranks that are none, and for repeated items unless the options allow them.
+        For invalid ranks, and for repeated items unless the options allow them.
     """
     rows = _rows_of(reco, truth, options)
     with_repeated, rows = rows, _without_repeated(rows)
@@ -500,8 +500,8 @@ def _batches(
             part = slice(*np.searchsorted(owners, (first, last)))  # noqa: B023
             inside = columns[part] < width
             matrix = np.full((last - first, width), default, dtype=values.dtype)  # noqa: B023
-            places = owners[part][inside] - first, columns[part][inside]  # noqa: B023
-            matrix[places] = values[part][inside]
+            positions = owners[part][inside] - first, columns[part][inside]  # noqa: B023
+            matrix[positions] = values[part][inside]
             return matrix
 
         def counts(k: int, limit: int | None, part: slice = slice(first, last)) -> np.ndarray:

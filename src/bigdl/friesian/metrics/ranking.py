@@ -1,4 +1,4 @@
-"""Ranking metrics of recommendations, in one pass over tables of any size."""
+"""Ranking metrics of recommendations, computed in one pass over tables of any size."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ DEFAULT_METRICS = ("precision", "recall", "hit_rate", "map", "mrr", "ndcg")
 
 
 class RankingMetrics(dict[str, float]):
-    """Metrics by name and k, such as ``{"ndcg@10": 0.47}``, with what they were computed from.
+    """Dict of metrics by name and k, such as ``{"ndcg@10": 0.47}``, with user counts.
 
     Attributes
     ----------
     users : int
         Users with at least one relevant item, over whom accuracy is averaged.
     users_without_recommendations : int
-        Those of them without any recommended item, who count as 0.
+        Users with a relevant item but no recommendation, who count as 0.
     standard_errors : dict of str to float
         Standard error of each mean over users; not of ``gauc``, ``coverage`` and ``gini``.
     per_user : pandas.DataFrame, pyspark.sql.DataFrame or None
-        One row for each user with the metrics as columns, NaN where the user does not count;
-        None unless asked for.
+        One row per user with the metrics as columns, NaN where the metric excludes the user; None
+        unless requested.
 
     Examples
     --------
@@ -102,63 +102,63 @@ def ranking_metrics(
 ) -> RankingMetrics:
     """Compute ranking metrics of recommendations for any number of k in one pass.
 
-    The result does not depend on the order of the rows or the number of partitions, to the last
-    bit: sums over users are exact and rounded once.
+    The result is identical to the last bit for any row order and number of partitions: sums over
+    users are exact and rounded once.
 
     Parameters
     ----------
     recommendations : pandas, Arrow, Polars or Spark table, or FeatureTable
-        A row for each recommended item of a user, with a rank or a score.
+        One row per recommended item of a user, with a rank or a score.
     truth : as `recommendations`
-        A row for each relevant item of a user.  Pairs that occur several times count once.
+        One row per relevant item of a user. Duplicate pairs count once.
     metrics : str or sequence of str
-        Over the users with relevant items, of whom those without a recommendation count as 0:
+        Averaged over the users with relevant items; users without a recommendation count as 0:
         ``precision``, ``r_precision`` (divided by the smaller of k and the relevant items),
-        ``recall``, ``f1``, ``hit_rate``, ``map``, ``mrr``, ``ndcg``, ``auc`` (pairs of hit and
-        miss inside the first k), ``partial_auc`` and ``pap`` (pairs with the first k misses; both
-        look beyond rank k), ``covered_users``; ``gauc`` (area under the ROC curve of each whole
-        list, averaged by its hits, over the users with hits and misses; it has no k).
-        Over the users with recommendations: ``novelty`` (self-information in bits),
+        ``recall``, ``f1``, ``hit_rate``, ``map``, ``mrr``, ``ndcg``, ``auc`` (pairs of hit and miss
+        inside the first k), ``partial_auc`` and ``pap`` (pairs with the first k misses; both look
+        beyond rank k), ``covered_users``; ``gauc`` (area under the ROC curve of each whole list,
+        weighted by its hits, over the users with hits and misses; it has no k).
+        Averaged over the users with recommendations: ``novelty`` (self-information in bits),
         ``popularity`` (rows of `train`), ``serendipity``, ``intra_list_diversity``,
-        ``sufficient_recommendations`` (lists with at least k items),
-        ``unrepeated_recommendations`` (lists without duplicates).
+        ``sufficient_recommendations`` (lists with at least k items), ``unrepeated_recommendations``
+        (lists without duplicates).
         Over all lists: ``coverage`` (share of the catalogue) and ``gini`` (0: all items of the
         catalogue equally often).
     k : int or sequence of int, default 10
-        Lengths at which lists are cut.  A list may be shorter.
+        Lengths at which lists are cut off. A list may be shorter.
     train : as `recommendations`, optional
-        Rows that the model was trained with: for novelty, popularity and serendipity.
+        Training rows of the model: for novelty, popularity and serendipity.
     catalogue : table with `item_col`, or iterable of ids, optional
-        Items that can be recommended; by default those of `train`.
+        Items that can be recommended. Default: those of `train`.
     item_features : table, optional
-        `item_col` and categorical columns.  The distance of two items is the number of columns
-        in which they differ; pairs with an item that is not in the table do not count.
+        `item_col` and categorical columns. The distance of two items is the number of columns in
+        which they differ. Pairs with an item that the table lacks are ignored.
     user_col, item_col : str
     rank_col : str, optional
-        Column with whole numbers from 1, the best.  Default: ``"rank"`` unless `score_col` is
-        given.
+        Column with integer ranks; 1 is the best. Default: ``"rank"`` unless `score_col` is passed.
     score_col : str, optional
-        Column with scores, of which the highest is the best and NaN the worst.
+        Column with scores; the highest is the best and NaN the worst.
     relevance_col : str, optional
         Column of `truth` with graded relevance for ``ndcg``; items with 0 are not relevant.
     map_divisor : {"relevant", "min", "k"}, default "relevant"
-        What a user's sum of precisions is divided by: the relevant items (RecTools, trec_eval),
-        the smaller of them and k (RePlay, RecBole), or k.
+        Divisor of a user's sum of precisions: the relevant items (RecTools, trec_eval), the smaller
+        of them and k (RePlay, RecBole), or k.
     ndcg_ideal : {"achievable", "k"}, default "achievable"
-        The best list has the user's relevant items (RePlay, trec_eval, scikit-learn), or k
+        The ideal list has the user's relevant items (RePlay, trec_eval, scikit-learn), or k
         relevant items (RecTools' default).
     gain : {"linear", "exponential"}, default "linear"
-        A relevance counts as it is (trec_eval, scikit-learn), or as ``2 ** relevance - 1``.
+        Gain of a relevance: the relevance itself (trec_eval, scikit-learn), or
+        ``2 ** relevance - 1``.
     ties : {"item_descending", "item_ascending", "pessimistic"}, default "item_descending"
-        Order of equal scores of a user: by item id, or relevant items last, so that a model
-        that scores all items alike gets the worst metric.
+        Order of equal scores of a user: by item id, or relevant items last, so that a model that
+        scores all items alike gets the worst metric.
     on_duplicates : {"raise", "first"}, default "raise"
-        What to do when an item is recommended to a user twice: refuse it, or keep its best rank
-        and move later items up.
+        If an item is recommended to a user twice: raise an error, or keep its best rank and move
+        later items up.
     candidates : int, optional
-        How many sampled negatives each list was ranked among.  The names become such as
-        ``"ndcg@10/100neg"``: such metrics are biased and order models otherwise than a ranking
-        of the whole catalogue.
+        Number of sampled negatives that each list was ranked among. The names then look like
+        ``"ndcg@10/100neg"``, because such metrics are biased and may order models differently than
+        a ranking of the whole catalogue.
     per_user : bool, default False
         Also return the values of each user.
 
@@ -170,8 +170,8 @@ def ranking_metrics(
     Raises
     ------
     UsageError
-        For missing columns, null ids, ids of different types, duplicates, ranks that are none,
-        unknown metrics, and metrics whose table was not given.
+        For missing columns, null ids, ids of different types, duplicates, invalid ranks, unknown
+        metrics, and metrics whose table is missing.
 
     References
     ----------
@@ -210,23 +210,23 @@ def ranking_metrics(
         facts = item_facts(train, catalogue, item_features, user_col, item_col)
     if isinstance(reco, pa.Table) != isinstance(known, pa.Table):
         raise UsageError(
-            "recommendations and truth must both be DataFrames of Spark, or neither; got "
+            "recommendations and truth must both be Spark DataFrames, or neither; got "
             f"{type(recommendations)} and {type(truth)}",
             code="argument-type",
             argument="truth",
         )
-    computed = _InMemory if isinstance(reco, pa.Table) else _OnSpark
-    rows = computed(
-        reco, known, _Columns(user_col, item_col, value_col, relevance_col), options, facts
+    rankings_class = _InMemoryRankings if isinstance(reco, pa.Table) else _SparkRankings
+    rankings = rankings_class(
+        reco, known, _ColumnNames(user_col, item_col, value_col, relevance_col), options, facts
     )
-    state = rows.state()
-    if not state.users:
+    sums = rankings.sums()
+    if not sums.users:
         raise UsageError(
-            "The truth has no relevant item of any user, so there is nothing to rank against",
+            "The truth has no relevant items, so the metrics are undefined",
             code="data-empty",
         )
     suffix = f"/{candidates}neg" if candidates else ""
-    return _result(state, options, facts, rows.per_user(suffix) if per_user else None, suffix)
+    return _result(sums, options, facts, rankings.per_user(suffix) if per_user else None, suffix)
 
 
 def compare_rankings(
@@ -239,18 +239,18 @@ def compare_rankings(
     seed: int = 0,
     user_col: str = "user",
 ) -> dict[str, float]:
-    """Compare two models user by user, with a paired bootstrap over the users.
+    """Compare two models with a paired bootstrap over the users.
 
     Parameters
     ----------
-    first, second : RankingMetrics with ``per_user``, or its frame in pandas
-        Of the same truth.
+    first, second : RankingMetrics with ``per_user``, or its pandas DataFrame
+        Metrics of both models for the same truth.
     metric : str
         Such as ``"ndcg@10"``.
     samples : int, default 2000
-        Bootstrap samples; each draws as many users as there are.
+        Number of bootstrap samples; each draws as many users as the data has.
     confidence : float, default 0.95
-        Of the interval.
+        Confidence level of the interval.
     seed : int, default 0
     user_col : str, default "user"
 
@@ -263,7 +263,7 @@ def compare_rankings(
     Raises
     ------
     UsageError
-        If the two have other users, or no values of the metric.
+        If the users differ, or one side has no values of the metric.
 
     Examples
     --------
@@ -332,7 +332,7 @@ def _values_by_user(
     missing = [column for column in (user_col, metric) if column not in frame.columns]
     if missing:
         raise UsageError(
-            f"{name} has no column {missing[0]!r}, but {list(frame.columns)}",
+            f"{name} has no column {missing[0]!r}; its columns are {list(frame.columns)}",
             code="column-missing",
             column=missing[0],
         )
@@ -391,30 +391,30 @@ def _options(
     )
 
 
-def _check_needed(options: ListOptions, given: set[str]) -> None:
+def _check_needed(options: ListOptions, passed: set[str]) -> None:
     for name in options.metrics:
         needed = NEEDED_TABLES.get(name, ())
-        if needed and given.isdisjoint(needed):
+        if needed and passed.isdisjoint(needed):
             raise UsageError(
-                f"The metric {name!r} needs {'= or '.join(needed)}=, which was not given",
+                f"The metric {name!r} needs {'= or '.join(needed)}=; pass it",
                 code="argument-missing",
                 argument=needed[0],
             )
 
 
-# -- states ----------------------------------------------------------------------------------------
+# -- sums over users -------------------------------------------------------------------------------
 
 
 @dataclass
 class _MetricSums:
-    """Sums over all users so far, merged without rounding.
+    """Sums over users, merged without rounding.
 
     Attributes
     ----------
     moments : dict of str to ExactMoments
     users, without_list : int
     gauc : (ExactMoments, ExactMoments)
-        Of areas times weights, and of weights.
+        Moments of areas times weights, and of weights.
     items : dict of int to dict
         By k: how often each item is in the first k ranks.
     """
@@ -455,7 +455,7 @@ class _MetricSums:
             self.items[k] = summed.select(["item", "count_sum"]).rename_columns(["item", "count"])
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the state as rows of ``_ROWS``, of which the first one has the sums."""
+        """Yield the sums as record batches of ``_ROWS``; the first row holds the sums as JSON."""
         sums = {
             "moments": {k: [m.count, m.total, m.squares] for k, m in self.moments.items()},
             "users": [self.users, self.without_list],
@@ -486,7 +486,7 @@ _ROWS = pa.schema([("sums", pa.string()), ("k", pa.int64()), ("items", pa.binary
 
 
 def _result(
-    state: _MetricSums,
+    sums: _MetricSums,
     options: ListOptions,
     facts: ItemFacts | None,
     frame: pd.DataFrame | DataFrame | None,
@@ -496,19 +496,19 @@ def _result(
     errors: dict[str, float] = {}
     for name in options.metrics:
         if name == "gauc":
-            areas, weights = state.gauc
+            areas, weights = sums.gauc
             result[name + suffix] = areas.total / weights.total if weights.total else math.nan
             continue
         for k in options.ks:
             key = f"{name}@{k}"
             if name in ("coverage", "gini"):
                 assert facts is not None
-                result[key + suffix] = _concentration(name, state.items.get(k), facts)
+                result[key + suffix] = _concentration(name, sums.items.get(k), facts)
             else:
-                moments = state.moments.get(key, ExactMoments())
+                moments = sums.moments.get(key, ExactMoments())
                 result[key + suffix] = moments.mean
                 errors[key + suffix] = moments.standard_error
-    return RankingMetrics(result, state.users, state.without_list, errors, frame)
+    return RankingMetrics(result, sums.users, sums.without_list, errors, frame)
 
 
 def _concentration(name: str, items: pa.Table | None, facts: ItemFacts) -> float:
@@ -530,7 +530,7 @@ def _concentration(name: str, items: pa.Table | None, facts: ItemFacts) -> float
 # -- tables ----------------------------------------------------------------------------------------
 
 
-class _Columns(NamedTuple):
+class _ColumnNames(NamedTuple):
     """Names of the columns of recommendations and truth."""
 
     user: str
@@ -539,13 +539,13 @@ class _Columns(NamedTuple):
     relevance: str | None
 
 
-class _InMemory:
-    """Recommendations and truth as tables of Arrow.
+class _InMemoryRankings:
+    """Recommendations and truth as Arrow tables.
 
     Parameters
     ----------
     reco, truth : pyarrow.Table
-    columns : _Columns
+    columns : _ColumnNames
     options : ListOptions
     facts : ItemFacts or None
     """
@@ -554,7 +554,7 @@ class _InMemory:
         self,
         reco: pa.Table,
         truth: pa.Table,
-        columns: _Columns,
+        columns: _ColumnNames,
         options: ListOptions,
         facts: ItemFacts | None,
     ):
@@ -575,7 +575,7 @@ class _InMemory:
             facts,
         )
 
-    def state(self) -> _MetricSums:
+    def sums(self) -> _MetricSums:
         return _MetricSums.of(self.values)
 
     def per_user(self, suffix: str) -> pd.DataFrame:
@@ -585,14 +585,14 @@ class _InMemory:
         return pd.DataFrame({self._user_col: self.values.users.to_pandas(), **values})
 
 
-class _OnSpark:
-    """As :class:`_InMemory` for DataFrames of Spark: all rows of a user meet in one task."""
+class _SparkRankings:
+    """Recommendations and truth as Spark DataFrames, with all rows of a user in one task."""
 
     def __init__(
         self,
         reco: DataFrame,
         truth: DataFrame,
-        columns: _Columns,
+        columns: _ColumnNames,
         options: ListOptions,
         facts: ItemFacts | None,
     ):
@@ -607,7 +607,7 @@ class _OnSpark:
         self._user = f"{quoted(columns.user)} {_SPARK_IDS[types[0]]}"
         self._keys = options.keys_of_users()
 
-    def state(self) -> _MetricSums:
+    def sums(self) -> _MetricSums:
         work = silent_when_closed(partial(_states_of_task, self._work))
         rows = self._rows.mapInArrow(work, "sums string, k bigint, items binary").collect()
         state = _MetricSums()
@@ -625,9 +625,9 @@ _SPARK_IDS = {pa.int64(): "bigint", pa.string(): "string"}
 
 
 def _types_on_spark(
-    frame: DataFrame, what: str, columns: _Columns, number: str | None
+    frame: DataFrame, what: str, columns: _ColumnNames, number: str | None
 ) -> tuple[pa.DataType, pa.DataType]:
-    """Return the types of the ids of users and items after checking those of all columns."""
+    """Return the types of user and item ids; raise for unsuitable columns."""
     from bigdl.orca.cluster.versions import arrow_schema
 
     schema = arrow_schema(frame.schema)
@@ -639,7 +639,7 @@ def _types_on_spark(
 
 def _selected(
     frame: DataFrame,
-    columns: _Columns,
+    columns: _ColumnNames,
     types: tuple[pa.DataType, pa.DataType],
     number: str | None,
     *,
@@ -656,12 +656,12 @@ def _selected(
 
 
 def _values_of_task(
-    columns: _Columns,
+    columns: _ColumnNames,
     options: ListOptions,
     facts: ItemFacts | None,
     batches: Iterable[pa.RecordBatch],
 ) -> UserValues | None:
-    """Return the metrics of a task's users, None without rows."""
+    """Return the metrics of the users in a task, or None without rows."""
     pa.set_cpu_count(1)
     received = [batch for batch in batches if batch.num_rows]
     if not received:
@@ -672,7 +672,7 @@ def _values_of_task(
     names = [columns.user, columns.item, "value"]
     reco = rows.filter(pc.invert(is_truth)).rename_columns([*names[:2], columns.value])
     truth = rows.filter(is_truth).rename_columns([*names[:2], columns.relevance or "value"])
-    return _InMemory(reco, truth, columns, options, facts).values
+    return _InMemoryRankings(reco, truth, columns, options, facts).values
 
 
 def _states_of_task(

@@ -1,4 +1,4 @@
-"""Tables of pandas, Arrow, Polars and Spark, by the columns that metrics need."""
+"""Conversion of pandas, Arrow, Polars and Spark tables for metrics."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = [
     "sorted_codes",
 ]
 
-# Any: a table of pandas, Arrow, Polars or Spark, or a FeatureTable; as_table tells them apart.
+# Any: a pandas, Arrow, Polars or Spark table, or a FeatureTable; as_table detects which.
 Table = Any
 
 
 def as_table(data: Table, what: str, columns: Sequence[str]) -> pa.Table | DataFrame:
-    """Return some columns of a table as a table of Arrow, or as a DataFrame of Spark.
+    """Select columns of a table as an Arrow table, or as a Spark DataFrame.
 
     Parameters
     ----------
-    data : table of pandas, Arrow, Polars or Spark, or FeatureTable
+    data : pandas, Arrow, Polars or Spark table, or FeatureTable
     what : str
         Name of the argument, for errors.
     columns : sequence of str
@@ -46,13 +46,13 @@ def as_table(data: Table, what: str, columns: Sequence[str]) -> pa.Table | DataF
     Raises
     ------
     UsageError
-        If it is no table, or a column is missing.
+        If `data` is not a table, or a column is missing.
     """
     data, names = _unwrapped(data), column_names(data)
     module = type(data).__module__.partition(".")[0]
     if not names:
         raise UsageError(
-            f"{what} should be a table of pandas, Arrow, Polars or Spark with the columns "
+            f"{what} should be a pandas, Arrow, Polars or Spark table with the columns "
             f"{list(columns)}, got {type(data)}",
             code="argument-type",
             argument=what,
@@ -60,7 +60,7 @@ def as_table(data: Table, what: str, columns: Sequence[str]) -> pa.Table | DataF
     for column in columns:
         if column not in names:
             raise UsageError(
-                f"{what} has no column {column!r}, but {names}",
+                f"{what} has no column {column!r}; its columns are {names}",
                 code="column-missing",
                 column=column,
             )
@@ -80,7 +80,7 @@ def as_table(data: Table, what: str, columns: Sequence[str]) -> pa.Table | DataF
 
 
 def as_arrow(data: Table, what: str, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of a table as a table of Arrow, collected if they are on Spark."""
+    """Select columns of a table as an Arrow table; collect the rows of a Spark table."""
     table = as_table(data, what, columns)
     if isinstance(table, pa.Table):
         return table
@@ -90,18 +90,18 @@ def as_arrow(data: Table, what: str, columns: Sequence[str]) -> pa.Table:
 
 
 def column_names(data: Table) -> list[str]:
-    """Return the names of a table's columns; none if it is no table."""
+    """Return the column names of a table; an empty list for other objects."""
     data = _unwrapped(data)
     return list(data.column_names if isinstance(data, pa.Table) else getattr(data, "columns", ()))
 
 
 def _unwrapped(data: Table) -> Table:
-    """Return the DataFrame of a FeatureTable, and other objects as they are."""
+    """Return the DataFrame of a FeatureTable; return other objects unchanged."""
     return data.df if type(data).__module__.startswith("bigdl.") and hasattr(data, "df") else data
 
 
 def id_type(dtype: pa.DataType, what: str, column: str) -> pa.DataType:
-    """Return the type in which ids of a column are compared.
+    """Return the type in which ids of a column are compared: int64 or string.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def id_type(dtype: pa.DataType, what: str, column: str) -> pa.DataType:
 
 
 def ids(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
-    """Return a column of ids, as int64 or string.
+    """Return an id column as int64 or string.
 
     Raises
     ------
@@ -140,23 +140,23 @@ def ids(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
 
 
 def sorted_codes(*columns: pa.ChunkedArray) -> tuple[pa.Array, list[np.ndarray]]:
-    """Return the sorted different values of columns, and each column as indices of them."""
+    """Return the sorted distinct values of columns, and the index of each element in them."""
     values = pc.unique(pa.chunked_array([chunk for each in columns for chunk in each.chunks]))
     values = values.take(pc.sort_indices(values))
     return values, [index_in(each, values) for each in columns]
 
 
 def index_in(column: pa.ChunkedArray | pa.Array, values: pa.Array) -> np.ndarray:
-    """Return the index of each element among `values`, or their number where it is not there."""
+    """Return the index of each element in `values`; ``len(values)`` for unknown elements."""
     indices = pc.fill_null(pc.index_in(column, value_set=values), len(values))
     return np.asarray(indices).astype(np.int64)
 
 
-def check_same_type(expected: pa.DataType, given: pa.DataType, what: str, column: str) -> None:
-    """Refuse ids that cannot equal those of another table."""
-    if expected != given:
+def check_same_type(expected: pa.DataType, actual: pa.DataType, what: str, column: str) -> None:
+    """Raise a UsageError unless ids have the type of the other tables."""
+    if expected != actual:
         raise UsageError(
-            f"Column {column!r} of {what} has ids of type {given}, the other tables have "
+            f"Column {column!r} of {what} has ids of type {actual}, the other tables have "
             f"{expected}; cast one of them",
             code="data-schema",
             column=column,
@@ -169,7 +169,7 @@ def numbers(table: pa.Table, column: str, what: str) -> pa.ChunkedArray:
     Raises
     ------
     UsageError
-        If the column has no numbers.
+        If the column is not numeric.
     """
     values = table[column]
     if not (

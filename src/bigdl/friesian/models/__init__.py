@@ -1,7 +1,7 @@
-"""Models of recommenders for PyTorch, sized from the schema of a table.
+"""Recommender models for PyTorch, sized from the schema of a table.
 
-Each one takes columns as tensors, in the order of its ``feature_cols``, which is how an Estimator
-of Orca feeds them::
+Models take columns as tensors, in the order of ``feature_cols``. An Orca Estimator passes them in
+this order::
 
     model = DeepFM.from_schema(table.feature_schema(), categories=["user", "item"])
     est = Estimator.from_torch(model=model, optimizer=..., loss=torch.nn.BCELoss())

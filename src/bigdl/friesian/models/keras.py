@@ -1,7 +1,7 @@
-"""Models of recommenders for Keras, sized from the schema of a table.
+"""Recommender models for Keras, sized from the schema of a table.
 
-Each function returns a functional model that is not compiled, whose inputs have the names of the
-columns.  An Estimator of Orca makes and trains it on the cluster that holds the table::
+Each function returns an uncompiled functional model, whose inputs are named after the columns. An
+Orca Estimator builds and trains it on the cluster that holds the table::
 
     from bigdl.friesian.models import keras as models
     from bigdl.orca.learn.tf2 import Estimator
@@ -13,9 +13,8 @@ columns.  An Estimator of Orca makes and trains it on the cluster that holds the
     )
     est.fit(table.df, feature_cols=["user", "item", "price"], label_cols=["label"])
 
-They have only layers of Keras' own, so that a file of a model is read without BigDL, unless their
-embeddings are sharded.  A number that a column did not have when the model was sized stands for 0,
-the number of unknown values.
+The models use built-in Keras layers only, so that Keras loads a saved model without BigDL, unless
+the embeddings are sharded. Ids outside of a column's range become 0, the id of unknown values.
 
 :class:`InBatchSoftmax` is the loss of :func:`two_tower`.
 """
@@ -45,7 +44,7 @@ def ncf(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """The probability that a user chooses an item, of their two numbers alone (NeuMF).
+    """Build an NCF model (NeuMF): click probability from user and item ids.
 
     He et al., "Neural Collaborative Filtering", WWW 2017; see :class:`bigdl.friesian.models.NCF`.
 
@@ -53,20 +52,20 @@ def ncf(
     ----------
     schema : FeatureSchema
     user, item : str
-        Columns of whole numbers.
+        Category columns of integer ids.
     factors : int, default 16
         Length of the embeddings of the product.
     hidden : sequence of int, default (64, 32, 16)
         Widths of the network.
     dropout : float, default 0.0
     sharded : bool, default False
-        True keeps the embeddings in slices on the workers, as a
+        Shard the embedding tables over the workers, by a
         :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
     keras.Model
-        Its output has the shape ``(n, 1)``.
+        Output of shape ``(n, 1)``.
 
     Examples
     --------
@@ -96,7 +95,7 @@ def wide_and_deep(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """The probability of a click, by a linear model of crosses and a network.
+    """Build a Wide & Deep model: a linear part on crosses and a network.
 
     Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016; see
     :class:`bigdl.friesian.models.WideAndDeep`.
@@ -105,21 +104,21 @@ def wide_and_deep(
     ----------
     schema : FeatureSchema
     wide, categories : list of str
-        Columns of whole numbers, of the linear part and of the network.
+        Category columns of the linear part and of the network.
     numbers : list of str
-        Columns of scaled numbers, for the network.
+        Scaled numeric columns, for the network.
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
     sharded : bool, default False
-        True keeps the embeddings in slices on the workers, as a
+        Shard the embedding tables over the workers, by a
         :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
     keras.Model
-        Its output has the shape ``(n, 1)``.
+        Output of shape ``(n, 1)``.
 
     Examples
     --------
@@ -134,7 +133,7 @@ def wide_and_deep(
     numbers = check_numbers(schema, numbers)
     if not linear:
         raise UsageError(
-            "wide has no columns; name those of the linear part",
+            "wide has no columns; pass those of the linear part",
             code="argument-missing",
             argument="wide",
         )
@@ -153,7 +152,7 @@ def deepfm(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """The probability of a click, by products of all pairs of fields and a network on them.
+    """Build a DeepFM model: pairwise products of fields and a network.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
     2017; see :class:`bigdl.friesian.models.DeepFM`.
@@ -162,21 +161,21 @@ def deepfm(
     ----------
     schema : FeatureSchema
     categories : list of str
-        Columns of whole numbers.
+        Category columns of integer ids.
     numbers : list of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
     sharded : bool, default False
-        True keeps the embeddings in slices on the workers, as a
+        Shard the embedding tables over the workers, by a
         :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
     keras.Model
-        Its output has the shape ``(n, 1)``.
+        Output of shape ``(n, 1)``.
 
     Examples
     --------
@@ -189,7 +188,7 @@ def deepfm(
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     if not sizes:
         raise UsageError(
-            "categories has no columns; name those that are embedded",
+            "categories has no columns; pass the columns to embed",
             code="argument-missing",
             argument="categories",
         )
@@ -206,7 +205,7 @@ def deepfm(
         )
         fields.append(vectors(values))
     fields = layers.Concatenate(axis=1)(fields) if len(fields) > 1 else fields[0]
-    # the sum of the products of all pairs is half of (square of the sum − sum of the squares)
+    # sum of all pairwise products = (square of the sum − sum of the squares) / 2
     squares = ops.square(ops.sum(fields, 1)) - ops.sum(ops.square(fields), 1)
     pairs = ops.sum(squares, 1, keepdims=True) / 2
     network = _network(layers.Flatten()(fields), hidden, dropout)
@@ -225,40 +224,40 @@ def mmoe(
     dropout: float = 0.0,
     sharded: bool = False,
 ) -> keras.Model:
-    """Probabilities of several tasks, each by its own mixture of the same experts.
+    """Build a multi-gate mixture of experts: one probability per task.
 
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
     Mixture-of-Experts", KDD 2018; see :class:`bigdl.friesian.models.MMoE`.
 
-    The outputs are a list and no dict: Keras itself matches several targets to the keys of a dict
-    by their alphabet.
+    The outputs are a list, because Keras matches several targets to the keys of a dict in
+    alphabetical order.
 
     Parameters
     ----------
     schema : FeatureSchema
     categories : list of str
-        Columns of whole numbers.
+        Category columns of integer ids.
     numbers : list of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     tasks : sequence of str
         Names of the outputs, in the order of ``label_cols``.
     dim : int, default 16
         Length of an embedding.
     experts : int, default 4
     expert_hidden : sequence of int, default (64,)
-        Widths of every expert.
+        Widths of each expert network.
     tower_hidden : sequence of int, default (32,)
-        Widths of the network of every task.
+        Widths of the network of each task.
     dropout : float, default 0.0
     sharded : bool, default False
-        True keeps the embeddings in slices on the workers, as a
+        Shard the embedding tables over the workers, by a
         :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
     keras.Model
-        Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
-        of the experts, of shape ``(n, experts)``.
+        One output of shape ``(n, 1)`` per task. The layers ``<task>_gate`` output the weights of
+        the experts, of shape ``(n, experts)``.
 
     Examples
     --------
@@ -279,19 +278,21 @@ def mmoe(
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
     if taken:
         raise UsageError(
-            f"tasks should have names of their own, but {taken[0]!r} is taken",
+            f"tasks should differ from each other and from columns, but {taken[0]!r} is taken",
             code="column-duplicate",
             column=taken[0],
             argument="tasks",
         )
     inputs = _inputs(sizes, numbers)
     rows = _rows(inputs, sizes, numbers, dim, sharded)
-    opinions = [_network(rows, expert_hidden, dropout) for _ in range(experts)]
-    opinions = layers.Concatenate(axis=1)([layers.Reshape((1, -1))(each) for each in opinions])
+    expert_outputs = [_network(rows, expert_hidden, dropout) for _ in range(experts)]
+    expert_outputs = layers.Concatenate(axis=1)(
+        [layers.Reshape((1, -1))(each) for each in expert_outputs]
+    )
     outputs = []
     for task in tasks:
-        shares = layers.Dense(experts, activation="softmax", name=f"{task}_gate")(rows)
-        mixed = ops.einsum("ne,new->nw", shares, opinions)
+        weights = layers.Dense(experts, activation="softmax", name=f"{task}_gate")(rows)
+        mixed = ops.einsum("ne,new->nw", weights, expert_outputs)
         tower = _network(mixed, tower_hidden, dropout)
         outputs.append(layers.Dense(1, activation="sigmoid", name=task)(tower))
     return keras.Model(dict(inputs), outputs)
@@ -308,9 +309,9 @@ def two_tower(
     hidden: Sequence[int] = (64,),
     sharded: bool = False,
 ) -> keras.Model:
-    """Vectors of users and of items, whose product says how well they fit.
+    """Build a two-tower model: user and item vectors whose dot product is the score.
 
-    The layers ``user_tower`` and ``item_tower`` are models of their own, so that vectors of items
+    The layers ``user_tower`` and ``item_tower`` are separate models, so that item vectors
     can be stored and searched (Covington et al., "Deep Neural Networks for YouTube
     Recommendations", RecSys 2016); see :class:`bigdl.friesian.models.TwoTower`.
 
@@ -318,23 +319,23 @@ def two_tower(
     ----------
     schema : FeatureSchema
     user, item : list of str
-        Columns of whole numbers.
+        Category columns of integer ids.
     user_numbers, item_numbers : list of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     user_sequences : list of str
-        Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+        Columns of id arrays, with 0 as padding; their embeddings are averaged.
     dim : int, default 32
         Length of an embedding, and of the vectors.
     hidden : sequence of int, default (64,)
     sharded : bool, default False
-        True keeps the embeddings in slices on the workers, as a
+        Shard the embedding tables over the workers, by a
         :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
     keras.Model
-        Its output has the shape ``(n, 2, dim)``: vectors of length 1 of the user and of the item,
-        as :class:`InBatchSoftmax` takes them.
+        Output of shape ``(n, 2, dim)``: unit-length vectors of the user and of the item, for
+        :class:`InBatchSoftmax`.
 
     Examples
     --------
@@ -352,7 +353,7 @@ def two_tower(
     shared = set(towers[0].input) & set(towers[1].input)
     if shared:
         raise UsageError(
-            f"The columns {sorted(shared)} are of the user and of the item; choose one",
+            f"The columns {sorted(shared)} are in user and in item columns; choose one",
             code="column-duplicate",
             columns=list(shared),
         )
@@ -362,7 +363,7 @@ def two_tower(
 
 
 def _tower(label, schema, categories, numbers, sequences, dim, hidden, sharded) -> keras.Model:
-    """A vector of length 1 for the columns of a user, or of an item."""
+    """Build a tower: a unit-length vector for the columns of a user, or of an item."""
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     lists = cardinalities(schema, sequences)
     inputs = _inputs(sizes, numbers, lists)
@@ -387,14 +388,14 @@ def _rows(
     sharded: bool,
     sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Embeddings of categories and of arrays beside numbers, as one vector for each row."""
+    """Concatenate embeddings and numbers to one vector per row."""
     parts = _embedded(inputs, sizes, dim, "fields", sharded)
     lists = _embedded(inputs, sequences, dim, "lists", sharded, have_lengths=True)
     parts += [_mean_of_known(each, inputs[n]) for n, each in zip(sequences, lists, strict=True)]
     parts += [_column(inputs[name]) for name in numbers]
     if not parts:
         raise UsageError(
-            "The model has no columns; name categories or numbers",
+            "The model has no columns; pass categories or numbers",
             code="argument-missing",
             argument="categories",
         )
@@ -402,7 +403,7 @@ def _rows(
 
 
 def _mean_of_known(vectors: Any, numbers: Any) -> Any:
-    """Of vectors of shape ``(n, length, dim)`` the mean of those whose number is not 0."""
+    """Average vectors of shape ``(n, length, dim)`` over the ids other than 0."""
     known = ops.cast(ops.expand_dims(ops.not_equal(numbers, 0), -1), vectors.dtype)
     return ops.sum(vectors * known, 1) / ops.maximum(ops.sum(known, 1), 1.0)
 
@@ -417,31 +418,32 @@ def _embedded(
     *,
     have_lengths: bool = False,
 ) -> list[Any]:
-    """A vector for each of some columns; columns of lists have lengths of their own."""
+    """Return an embedded vector per column; `have_lengths` marks array columns."""
     if not sizes:
         return []
     rows = [max(1, size) for size in sizes.values()]
     numbers = [_known(inputs[name], size) for name, size in zip(sizes, rows, strict=True)]
-    kind: Any = layers.Embedding
+    embedding_class: Any = layers.Embedding
     if sharded:
-        from bigdl.orca.keras import ShardedEmbedding as kind
+        from bigdl.orca.keras import ShardedEmbedding as embedding_class
 
-        if not have_lengths:  # the rows of all columns are fetched together
-            vectors = kind(rows, dim, _first(initializer), name=prefix)(ops.stack(numbers, 1))
+        if not have_lengths:  # fetch the rows of all columns at once
+            sharded_embedding = embedding_class(rows, dim, _initializer(initializer), name=prefix)
+            vectors = sharded_embedding(ops.stack(numbers, 1))
             return [vectors[:, n] for n in range(len(rows))]
     return [
-        kind(size, dim, _first(initializer), name=f"{prefix}_{name}")(number)
+        embedding_class(size, dim, _initializer(initializer), name=f"{prefix}_{name}")(number)
         for name, size, number in zip(sizes, rows, numbers, strict=True)
     ]
 
 
-def _first(initializer: str | None) -> Any:
-    """First values; one object gives all tables the same."""
+def _initializer(initializer: str | None) -> Any:
+    """Return the initializer of embeddings; one object gives all tables equal values."""
     return initializer or keras.initializers.RandomNormal(stddev=0.05)
 
 
 def _known(number: Any, size: int) -> Any:
-    """The numbers of a column, with 0 for those that the table does not have."""
+    """Replace ids that are out of range by 0."""
     is_known = ops.logical_and(number >= 0, number < size)
     return ops.where(is_known, number, ops.zeros_like(number))
 
@@ -468,29 +470,29 @@ def _model(inputs: Mapping[str, Any], score: Any) -> keras.Model:
 
 @keras.saving.register_keras_serializable("bigdl")
 class InBatchSoftmax(keras.losses.Loss):
-    """The other items of a batch are the negatives of each of its rows.
+    """Softmax loss with the other items of the batch as negatives.
 
-    The logarithm of the probability of an item is taken off, since frequent items come up as
-    negatives more often (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-    Recommendations", RecSys 2019); see :class:`bigdl.friesian.models.InBatchSoftmax`.  The target
-    is the number of the item, below 2**24 since Keras makes targets float32: the same item in
-    another row is no negative.  With several workers the negatives are those of the worker's own
-    rows.
+    Frequent items occur more often as negatives. To correct for that, the loss subtracts the log
+    probability of each item (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus
+    Item Recommendations", RecSys 2019); see :class:`bigdl.friesian.models.InBatchSoftmax`. The
+    target is the item id, so the same item in another row is not a negative. Ids must be below
+    2**24, because Keras converts targets to float32. With several workers, negatives come from the
+    worker's local batch.
 
     Parameters
     ----------
     temperature : float, default 0.1
-        By which the products are divided.
+        Divisor of the dot products.
     item_counts : sequence of number, optional
-        How often each item number occurs in the data; without it nothing is taken off.
+        Number of occurrences of each item id in the data. Without it nothing is subtracted.
     reduction, name, dtype
-        Of ``keras.losses.Loss``.
+        Arguments of ``keras.losses.Loss``.
 
     Examples
     --------
     >>> import numpy as np
     >>> from bigdl.friesian.models.keras import InBatchSoftmax
-    >>> vectors = np.stack([np.eye(2), np.eye(2)], axis=1).astype("float32")  # users and items fit
+    >>> vectors = np.stack([np.eye(2), np.eye(2)], axis=1).astype("float32")  # matching pairs
     >>> loss = InBatchSoftmax(temperature=1.0)
     >>> round(float(loss(np.array([7, 8]), vectors)), 4)  # -log(e / (e + 1))
     0.3133
@@ -520,12 +522,12 @@ class InBatchSoftmax(keras.losses.Loss):
             self._log_share = np.log(counts / counts.sum()).astype(np.float32)
 
     def call(self, y_true, y_pred):
-        """Of each row a loss, of shape ``(n,)``.
+        """Return the loss of each row, of shape ``(n,)``.
 
         Parameters
         ----------
         y_true : tensor of shape (n,) or (n, 1)
-            Numbers of the items.
+            Item ids.
         y_pred : tensor of shape (n, 2, dim)
             Vectors of the users and of the items.
         """
@@ -534,14 +536,14 @@ class InBatchSoftmax(keras.losses.Loss):
         logits = ops.matmul(user, ops.transpose(item)) / self.temperature
         if self._log_share is not None:
             logits = logits - ops.take(ops.convert_to_tensor(self._log_share), number)
-        place = ops.arange(ops.shape(y_pred)[0])
-        is_own = ops.equal(ops.expand_dims(place, 1), place)
-        is_again = ops.logical_and(ops.equal(ops.expand_dims(number, 1), number), ~is_own)
-        logits = ops.where(is_again, -1e9, logits)
-        own = ops.sum(ops.where(is_own, logits, 0.0), 1)
-        return ops.logsumexp(logits, 1) - own
+        row = ops.arange(ops.shape(y_pred)[0])
+        is_positive = ops.equal(ops.expand_dims(row, 1), row)
+        is_repeat = ops.logical_and(ops.equal(ops.expand_dims(number, 1), number), ~is_positive)
+        logits = ops.where(is_repeat, -1e9, logits)
+        positive_logits = ops.sum(ops.where(is_positive, logits, 0.0), 1)
+        return ops.logsumexp(logits, 1) - positive_logits
 
     def get_config(self) -> dict:
-        """Return the arguments for :meth:`from_config`."""
+        """Return the constructor arguments for :meth:`from_config`."""
         config = super().get_config()
         return config | {"temperature": self.temperature, "item_counts": self.item_counts}

@@ -1,4 +1,4 @@
-"""Models of TensorFlow Recommenders, for training on several workers."""
+"""Adapter of TensorFlow Recommenders models for training on several workers."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ from bigdl.common.errors import UsageError, require
 
 
 def TFRSModel(tfrs_model: Any) -> Any:
-    """A Keras model around one of TensorFlow Recommenders, whose losses are means of its rows.
+    """Wrap a TensorFlow Recommenders model as a Keras model with per-row losses.
 
     Parameters
     ----------
     tfrs_model : tensorflow_recommenders.models.Model
-        Not compiled.  The losses of its tasks are set to no reduction: what its
-        ``compute_loss`` returns for each row is averaged here, and the regularisation added.
+        Uncompiled model. The losses of its tasks are set to no reduction. The wrapper averages the
+        per-row result of ``compute_loss`` and adds the regularisation.
 
     Returns
     -------
     keras.Model
-        Of the Keras that the model is made of.  It reports ``loss``, ``regularization_loss`` and
+        Model of the same Keras generation. It reports ``loss``, ``regularization_loss`` and
         ``total_loss``.
 
     Raises
@@ -25,25 +25,25 @@ def TFRSModel(tfrs_model: Any) -> Any:
     MissingExtraError
         If TensorFlow is not installed.
     UsageError
-        If it is no such model.
+        If `tfrs_model` is not such a model.
 
     Examples
     --------
     >>> import keras
     >>> import tensorflow as tf
     >>> from bigdl.friesian.models import TFRSModel
-    >>> class Recommender(keras.Model):  # stands for one of tensorflow_recommenders.models
+    >>> class RatingModel(keras.Model):  # in place of a tensorflow_recommenders.models.Model
     ...     def compute_loss(self, inputs, training=False):
-    ...         return tf.constant([1.0, 3.0])  # of each row
-    >>> model = TFRSModel(Recommender())
-    >>> {name: float(figure) for name, figure in model.test_step({"user": [1, 2]}).items()}
+    ...         return tf.constant([1.0, 3.0])  # one loss per row
+    >>> model = TFRSModel(RatingModel())
+    >>> {name: float(value) for name, value in model.test_step({"user": [1, 2]}).items()}
     {'loss': 2.0, 'regularization_loss': 0.0, 'total_loss': 2.0}
     """
     tensorflow = require("tensorflow", "tf")
     base = _keras_model_class(tfrs_model)
     if base is None or not callable(getattr(tfrs_model, "compute_loss", None)):
         raise UsageError(
-            "tfrs_model should be a model of TensorFlow Recommenders with a compute_loss, got "
+            "tfrs_model should be a TensorFlow Recommenders model with a compute_loss, got "
             f"{type(tfrs_model).__name__}",
             code="model-type",
         )
@@ -51,14 +51,14 @@ def TFRSModel(tfrs_model: Any) -> Any:
 
 
 def _keras_model_class(model: Any) -> type | None:
-    """The class Model of the Keras that a model is made of, of either generation."""
+    """Return the class Model of the Keras generation that a model subclasses."""
     models = (each for each in type(model).__mro__ if each.__name__ == "Model")
     packages = ("keras", "tf_keras")
     return next((each for each in models if each.__module__.split(".")[0] in packages), None)
 
 
 def _losses_per_row(model: Any) -> None:
-    """Set the losses of the tasks that a model holds to no reduction."""
+    """Set the losses of a model's tasks to no reduction."""
     layers = getattr(model, "_flatten_layers", None)
     for layer in layers() if layers is not None else model._layers:
         loss = getattr(layer, "_loss", None)
@@ -77,23 +77,23 @@ def _wrapped(tf: Any, base: type, inner: Any) -> Any:
         def call(self, inputs):
             return self.model(inputs)
 
-        def _figures(self, inputs, training):
+        def _losses(self, inputs, training):
             loss = tf.reduce_mean(self.model.compute_loss(inputs, training=training))
             extra = tf.add_n(self.model.losses) if self.model.losses else tf.zeros_like(loss)
             return {"loss": loss, "regularization_loss": extra, "total_loss": loss + extra}
 
-        def _reported(self, figures):
-            return {each.name: each.result() for each in self.model.metrics} | figures
+        def _with_metrics(self, losses):
+            return {each.name: each.result() for each in self.model.metrics} | losses
 
         def train_step(self, inputs):
             with tf.GradientTape() as tape:
-                figures = self._figures(inputs, True)
+                losses = self._losses(inputs, True)
             weights = self.model.trainable_variables
-            gradients = tape.gradient(figures["total_loss"], weights)
+            gradients = tape.gradient(losses["total_loss"], weights)
             self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-            return self._reported(figures)
+            return self._with_metrics(losses)
 
         def test_step(self, inputs):
-            return self._reported(self._figures(inputs, False))
+            return self._with_metrics(self._losses(inputs, False))
 
     return RowwiseModel()

@@ -1,4 +1,4 @@
-"""Models of recommenders for PyTorch, and the layers that they share."""
+"""Recommender models for PyTorch, and their common layers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_number
 
 
 class FieldEmbeddings(nn.Module):
-    """Embeddings of several columns, in one table.
+    """Embeddings of several columns, stored in one table.
 
-    One look-up finds the vectors of all columns.  A number that a column did not have when the
-    table was sized stands for 0, the number of unknown values.
+    One look-up returns the vectors of all columns. Ids outside of a column's range become 0, the id
+    of unknown values.
 
     Parameters
     ----------
     sizes : iterable of int
-        How many numbers each column has.
+        Cardinality of each column.
     dim : int
         Length of a vector.
     sharded : bool
@@ -32,9 +32,9 @@ class FieldEmbeddings(nn.Module):
         same name and shape.
     """
 
-    if TYPE_CHECKING:  # TorchScript would read them
+    if TYPE_CHECKING:  # TorchScript evaluates class annotations
         sizes: Tensor
-        begins: Tensor
+        offsets: Tensor
 
     def __init__(self, sizes: Iterable[int], dim: int, sharded: bool = False):
         super().__init__()
@@ -50,28 +50,28 @@ class FieldEmbeddings(nn.Module):
             small(table.weight)
         self.table = table
         self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.int64), persistent=False)
-        begins = torch.tensor([0, *accumulate(sizes)][:-1], dtype=torch.int64)
-        self.register_buffer("begins", begins, persistent=False)
+        offsets = torch.tensor([0, *accumulate(sizes)][:-1], dtype=torch.int64)
+        self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(self, columns: Sequence[Tensor]) -> Tensor:
-        """Vectors of shape ``(..., fields, dim)`` for columns of numbers of shape ``(...)``."""
+        """Return vectors of shape ``(..., fields, dim)`` for id columns of shape ``(...)``."""
         numbers = torch.stack([column.to(torch.int64) for column in columns], -1)
         known = (numbers >= 0) & (numbers < self.sizes)
-        return self.table(torch.where(known, numbers, 0) + self.begins)
+        return self.table(torch.where(known, numbers, 0) + self.offsets)
 
 
 def mlp(width: int, hidden: Sequence[int], dropout: float = 0.0, activation=nn.ReLU):
-    """Layers of the widths `hidden`, each with an activation.
+    """Build a multi-layer perceptron with hidden layers of the widths `hidden`.
 
     Parameters
     ----------
     width : int
-        Of the input.
+        Width of the input.
     hidden : sequence of int
     dropout : float
-        Share of the activations that is left out while training.
+        Dropout probability during training.
     activation : callable
-        Makes a module.
+        Builds the activation module.
 
     Returns
     -------
@@ -86,17 +86,17 @@ def mlp(width: int, hidden: Sequence[int], dropout: float = 0.0, activation=nn.R
 
 
 def stack_numbers(columns: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Columns of shape ``(n,)`` as a matrix ``(n, columns)``."""
+    """Stack columns of shape ``(n,)`` to a matrix ``(n, columns)``."""
     return torch.stack([column.to(dtype) for column in columns], -1)
 
 
 class TableModel(nn.Module):
-    """Base of the models whose inputs are columns of a table.
+    """Base class of models whose inputs are columns of a table.
 
     Attributes
     ----------
     feature_cols : list of str
-        The columns that ``forward`` takes, in its order: what ``fit`` of an Estimator needs.
+        Columns that ``forward`` takes, in order. Pass them to ``fit`` of an Estimator.
     """
 
     def __init__(self, feature_cols: Iterable[str]):
@@ -115,20 +115,20 @@ class TableModel(nn.Module):
 
 
 class TabularInput(nn.Module):
-    """Embeddings of categories beside numbers, as one vector for each row.
+    """Input layer: embeddings of categories, concatenated with numbers, per row.
 
     Parameters
     ----------
     categories : mapping of str to int
-        Columns of whole numbers, and how many there are.
+        Category columns of integer ids, and their cardinalities.
     numbers : sequence of str
-        Columns of numbers, which should be scaled.
+        Numeric columns, which should be scaled.
     dim : int
         Length of an embedding.
     sequences : mapping of str to int
-        Columns of arrays of whole numbers, of which 0 is padding: their embeddings are averaged.
+        Columns of id arrays, with 0 as padding; their embeddings are averaged.
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Attributes
@@ -136,7 +136,7 @@ class TabularInput(nn.Module):
     feature_cols : list of str
         `categories`, `sequences` and `numbers`, in this order.
     width : int
-        Length of the vector.
+        Length of the output vector.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class TabularInput(nn.Module):
         sequences = sequences or {}
         if not categories and not numbers and not sequences:
             raise UsageError(
-                "The model has no columns; name categories or numbers",
+                "The model has no columns; pass categories or numbers",
                 code="argument-missing",
                 argument="categories",
             )
@@ -164,7 +164,7 @@ class TabularInput(nn.Module):
         )
 
     def forward(self, columns: Sequence[Tensor]) -> Tensor:
-        """A matrix ``(n, width)`` for the columns."""
+        """Return a matrix ``(n, width)`` for the columns."""
         first, second = self._counts[0], sum(self._counts)
         parts = []
         if self.fields is not None:
@@ -184,25 +184,25 @@ def _mean_of_known(bag: nn.Module, numbers: Tensor) -> Tensor:
 
 
 class NCF(TableModel):
-    """The probability that a user chooses an item, of their two numbers alone (NeuMF).
+    """Neural collaborative filtering (NeuMF): click probability from user and item ids.
 
-    A product of embeddings (generalised matrix factorisation) and a network on other embeddings
-    are weighed together: He et al., "Neural Collaborative Filtering", WWW 2017.
+    It combines a product of embeddings (generalised matrix factorisation) with a network on
+    separate embeddings: He et al., "Neural Collaborative Filtering", WWW 2017.
 
     Parameters
     ----------
     user_size, item_size : int
-        The largest numbers plus 1.
+        Largest ids plus 1.
     factors : int, default 16
         Length of the embeddings of the product.
     hidden : sequence of int, default (64, 32, 16)
-        Widths of the network; the embeddings of user and item make its first layer's input and are
-        half as long as its width each.
+        Widths of the network. The user and item embeddings of the network are half as long as the
+        first width.
     dropout : float, default 0.0
     user, item : str
         Names of the columns.
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -238,21 +238,21 @@ class NCF(TableModel):
     def from_schema(
         cls, schema: FeatureSchema, user: str = "user", item: str = "item", **options
     ) -> NCF:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         user, item : str
-            Columns of whole numbers.
+            Category columns of integer ids.
         **options
-            Of the class.
+            Other arguments of the class.
         """
         sizes = schema.cardinality(user), schema.cardinality(item)
         return cls(*sizes, user=user, item=item, **options)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Probabilities of shape ``(n,)`` for numbers of shape ``(n,)``."""
+        """Return probabilities of shape ``(n,)`` for id columns of shape ``(n,)``."""
         pair = (user, item)
         product = self.product(pair).prod(1)
         hidden = self.hidden(self.network(pair).flatten(1))
@@ -260,26 +260,25 @@ class NCF(TableModel):
 
 
 class WideAndDeep(TableModel):
-    """The probability of a click, by a linear model of crosses and a network.
+    """Wide & Deep: click probability from a linear part on crosses and a network.
 
-    The linear part remembers which crossed categories came with clicks, the network generalises
-    over embeddings: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+    The linear part memorises crossed categories, the network generalises over embeddings: Cheng et
+    al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
 
     Parameters
     ----------
     wide : mapping of str to int
-        Columns of the linear part, such as those of ``cross_columns``, and how many values each
-        has.
+        Columns of the linear part, such as those of ``cross_columns``, and their cardinalities.
     categories : mapping of str to int
-        Columns that are embedded for the network; they may be in `wide` too.
+        Columns to embed for the network; they may also be in `wide`.
     numbers : sequence of str
-        Columns of scaled numbers, for the network.
+        Scaled numeric columns for the network.
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -305,7 +304,7 @@ class WideAndDeep(TableModel):
     ):
         if not wide:
             raise UsageError(
-                "wide has no columns; name those of the linear part",
+                "wide has no columns; pass those of the linear part",
                 code="argument-missing",
                 argument="wide",
             )
@@ -327,22 +326,22 @@ class WideAndDeep(TableModel):
         numbers: Iterable[str] = (),
         **options,
     ) -> WideAndDeep:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         wide, categories : list of str
-            Columns of whole numbers.
+            Category columns of integer ids.
         numbers : list of str
         **options
-            Of the class.
+            Other arguments of the class.
         """
         sizes = cardinalities(schema, wide), cardinalities(schema, categories)
         return cls(*sizes, check_numbers(schema, numbers), **options)
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        """Return probabilities of shape ``(n,)`` for the columns `feature_cols`."""
         columns = self._checked(columns)
         wide = self.linear([columns[i] for i in self._wide]).sum((1, 2))
         deep = self.head(self.hidden(self.input([columns[i] for i in self._deep]))).squeeze(1)
@@ -350,7 +349,7 @@ class WideAndDeep(TableModel):
 
 
 class FieldsModel(TableModel):
-    """Base of the models that are made of categories and numbers."""
+    """Base class of models with category and number columns."""
 
     @classmethod
     def from_schema(
@@ -360,39 +359,39 @@ class FieldsModel(TableModel):
         numbers: Iterable[str] = (),
         **options,
     ) -> Self:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         categories : list of str
-            Columns of whole numbers.
+            Category columns of integer ids.
         numbers : list of str
         **options
-            Of the class.
+            Other arguments of the class.
         """
         sizes: Any = cardinalities(schema, categories), check_numbers(schema, numbers)
         return cls(*sizes, **options)
 
 
 class DeepFM(FieldsModel):
-    """The probability of a click, by products of all pairs of fields and a network on them.
+    """DeepFM: click probability from pairwise products of fields and a network.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
-    2017.  A number is a field whose embedding is a vector times the number.
+    2017. A number is a field; its embedding is a vector times the number.
 
     Parameters
     ----------
     categories : mapping of str to int
-        Columns of whole numbers, and how many there are.
+        Category columns of integer ids, and their cardinalities.
     numbers : sequence of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -417,7 +416,7 @@ class DeepFM(FieldsModel):
     ):
         if not categories:
             raise UsageError(
-                "categories has no columns; name those that are embedded",
+                "categories has no columns; pass the columns to embed",
                 code="argument-missing",
                 argument="categories",
             )
@@ -434,7 +433,7 @@ class DeepFM(FieldsModel):
         self.head = nn.Linear(hidden[-1], 1)
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        """Return probabilities of shape ``(n,)`` for the columns `feature_cols`."""
         columns = self._checked(columns)
         categories, numbers = columns[: self._categories], columns[self._categories :]
         first = self.bias + self.linear(categories).sum((1, 2))
@@ -443,23 +442,23 @@ class DeepFM(FieldsModel):
             values = stack_numbers(numbers, fields.dtype)
             first = first + values @ self.slopes
             fields = torch.cat([fields, values.unsqueeze(-1) * self.directions], 1)
-        # the sum of the products of all pairs is half of (square of the sum − sum of the squares)
+        # sum of all pairwise products = (square of the sum − sum of the squares) / 2
         pairs = (fields.sum(1).square() - fields.square().sum(1)).sum(1) / 2
         deep = self.head(self.hidden(fields.flatten(1))).squeeze(1)
         return torch.sigmoid(first + pairs + deep)
 
 
 class DotInteraction(nn.Module):
-    """The products of all pairs of vectors of a row, behind the first of the vectors.
+    """Pairwise dot products of the vectors of a row, appended to the first vector.
 
-    It is how DLRM combines numbers and embeddings (Naumov et al., "Deep Learning Recommendation
+    DLRM combines numbers and embeddings in this way (Naumov et al., "Deep Learning Recommendation
     Model for Personalization and Recommendation Systems", 2019). Products are symmetric, so the
-    backward pass takes one product of matrices and no scattered additions.
+    backward pass needs one matrix product and no scattered additions.
 
     Parameters
     ----------
     fields : int
-        Vectors beside the first one.
+        Number of vectors in addition to the first one.
 
     Examples
     --------
@@ -469,53 +468,53 @@ class DotInteraction(nn.Module):
     tensor([[ 1.,  2., 11., 17., 39.]])
     """
 
-    if TYPE_CHECKING:  # TorchScript would read them
+    if TYPE_CHECKING:  # TorchScript evaluates class annotations
         pairs: Tensor
-        places: Tensor
+        pair_index: Tensor
 
     def __init__(self, fields: int):
         super().__init__()
         vectors = fields + 1
         row, column = torch.tril_indices(vectors, vectors, -1)
-        # for each product of two vectors its place among the pairs; of a vector with itself none
-        places = torch.full((vectors, vectors), len(row))
-        places[row, column] = places[column, row] = torch.arange(len(row))
+        # index of each product among the pairs; products of a vector with itself have no index
+        pair_index = torch.full((vectors, vectors), len(row))
+        pair_index[row, column] = pair_index[column, row] = torch.arange(len(row))
         self.register_buffer("pairs", row * vectors + column, persistent=False)
-        self.register_buffer("places", places.flatten(), persistent=False)
+        self.register_buffer("pair_index", pair_index.flatten(), persistent=False)
 
     def forward(self, first: Tensor, fields: Tensor) -> Tensor:
-        """Shape ``(n, dim + pairs)`` for vectors of shape ``(n, dim)`` and ``(n, fields, dim)``."""
+        """Return a matrix ``(n, dim + pairs)`` for ``(n, dim)`` and ``(n, fields, dim)`` inputs."""
         vectors = torch.cat([first.unsqueeze(1), fields], 1)
         if torch.is_grad_enabled() and vectors.requires_grad and not torch.jit.is_scripting():
-            products = _PairProducts.apply(vectors, self.pairs, self.places)
+            products = _PairProducts.apply(vectors, self.pairs, self.pair_index)
         else:
             products = pair_products(vectors, self.pairs)
         return torch.cat([first, products], 1)
 
 
 def pair_products(vectors: Tensor, pairs: Tensor) -> Tensor:
-    """The products at `pairs` of the flat matrix of all products of a row's vectors."""
+    """Return the products at `pairs` of the flattened Gram matrix of each row's vectors."""
     products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
     return products.gather(1, pairs.expand(products.size(0), -1))
 
 
 class _PairProducts(torch.autograd.Function):
-    """:func:`pair_products`, of which each product of two vectors is symmetric."""
+    """Autograd version of :func:`pair_products` with a symmetric backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors, places)
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_index: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, pair_index)
         return pair_products(vectors, pairs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        vectors, places = ctx.saved_tensors
-        symmetric = F.pad(gradient, (0, 1)).index_select(1, places)
+        vectors, pair_index = ctx.saved_tensors
+        symmetric = F.pad(gradient, (0, 1)).index_select(1, pair_index)
         return symmetric.view(*vectors.shape[:2], -1) @ vectors, None, None
 
 
 class DLRM(FieldsModel):
-    """The probability of a click, by products of all pairs of embeddings and a network on them.
+    """DLRM: click probability from pairwise products of embeddings and a network.
 
     Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
     Systems", 2019.
@@ -523,18 +522,18 @@ class DLRM(FieldsModel):
     Parameters
     ----------
     categories : mapping of str to int
-        Columns of whole numbers, and how many there are.
+        Category columns of integer ids, and their cardinalities.
     numbers : sequence of str
-        Columns of scaled numbers, at least one.
+        Scaled numeric columns, at least one.
     dim : int, default 16
-        Length of an embedding, and of the vector that is made of the numbers.
+        Length of an embedding, and of the vector of the numbers.
     bottom : sequence of int, default (64,)
-        Layers from the numbers to their vector.
+        Widths of the network that maps the numbers to a vector.
     hidden : sequence of int, default (128, 64)
-        Layers behind the products.
+        Widths of the network after the products.
     dropout : float, default 0.0
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -559,7 +558,7 @@ class DLRM(FieldsModel):
         for name, columns in (("categories", categories), ("numbers", numbers)):
             if not columns:
                 raise UsageError(
-                    f"{name} has no columns; DLRM takes both kinds, DeepFM needs no numbers",
+                    f"{name} has no columns; DLRM needs both, DeepFM categories only",
                     code="argument-missing",
                     argument=name,
                 )
@@ -572,7 +571,7 @@ class DLRM(FieldsModel):
         self.head = nn.Linear(hidden[-1], 1)
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        """Return probabilities of shape ``(n,)`` for the columns `feature_cols`."""
         columns = self._checked(columns)
         fields = self.fields(columns[: self._categories])
         first = self.bottom(stack_numbers(columns[self._categories :], fields.dtype))
@@ -580,7 +579,7 @@ class DLRM(FieldsModel):
 
 
 class MMoE(TableModel):
-    """Probabilities of several tasks, each by its own mixture of the same experts.
+    """Multi-gate mixture of experts: one probability per task.
 
     Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
     Mixture-of-Experts", KDD 2018.
@@ -588,21 +587,21 @@ class MMoE(TableModel):
     Parameters
     ----------
     categories : mapping of str to int
-        Columns of whole numbers, and how many there are.
+        Category columns of integer ids, and their cardinalities.
     numbers : sequence of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     tasks : sequence of str
-        Names of the probabilities.
+        Names of the tasks, which are the keys of the output.
     dim : int, default 16
         Length of an embedding.
     experts : int, default 4
     expert_hidden : sequence of int, default (64,)
-        Widths of every expert.
+        Widths of each expert network.
     tower_hidden : sequence of int, default (32,)
-        Widths of the network of every task.
+        Widths of the network of each task.
     dropout : float, default 0.0
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -659,43 +658,43 @@ class MMoE(TableModel):
         tasks: Sequence[str] = ("label",),
         **options,
     ) -> MMoE:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         categories : list of str
-            Columns of whole numbers.
+            Category columns of integer ids.
         numbers, tasks : list of str
         **options
-            Of the class.
+            Other arguments of the class.
         """
         sizes = cardinalities(schema, categories)
         return cls(sizes, check_numbers(schema, numbers), tasks, **options)
 
     def mixtures(self, *columns: Tensor) -> Tensor:
-        """The shares of the experts in every task, of shape ``(n, tasks, experts)``."""
+        """Return the weights of the experts for each task, of shape ``(n, tasks, experts)``."""
         return self._mixtures(self.input(self._checked(columns)))
 
     def _mixtures(self, rows: Tensor) -> Tensor:
         return torch.stack([gate(rows) for gate in self.gates], 1).softmax(-1)
 
     def forward(self, *columns: Tensor) -> dict[str, Tensor]:
-        """Of every task probabilities of shape ``(n,)``, for the columns `feature_cols`."""
+        """Return probabilities of shape ``(n,)`` by task, for the columns `feature_cols`."""
         rows = self.input(self._checked(columns))
-        opinions = torch.stack([expert(rows) for expert in self.experts], 1)
-        mixed = self._mixtures(rows) @ opinions
+        expert_outputs = torch.stack([expert(rows) for expert in self.experts], 1)
+        mixed = self._mixtures(rows) @ expert_outputs
         outputs = [tower(mixed[:, i]).squeeze(1) for i, tower in enumerate(self.towers)]
         return {task: torch.sigmoid(each) for task, each in zip(self.tasks, outputs, strict=True)}
 
 
 class MultiTaskLoss(nn.Module):
-    """The sum of the binary cross-entropies of all tasks.
+    """Weighted sum of the binary cross-entropies of all tasks.
 
     Parameters
     ----------
     weights : sequence of float, optional
-        Of the tasks; default 1.
+        Weights of the tasks; default 1.
 
     Examples
     --------
@@ -712,7 +711,7 @@ class MultiTaskLoss(nn.Module):
         self.weights = None if weights is None else [float(weight) for weight in weights]
 
     def forward(self, outputs: Mapping[str, Tensor], *targets: Tensor) -> Tensor:
-        """The mean over the rows.
+        """Return the loss, averaged over the rows.
 
         Parameters
         ----------
@@ -723,8 +722,8 @@ class MultiTaskLoss(nn.Module):
         weights = self.weights or [1.0] * len(outputs)
         if not len(outputs) == len(targets) == len(weights):
             raise UsageError(
-                f"The model has the tasks {list(outputs)}, but there are {len(targets)} label_cols "
-                f"and {len(weights)} weights; give one for each",
+                f"The model has the tasks {list(outputs)}, but got {len(targets)} label_cols and "
+                f"{len(weights)} weights; pass one per task",
                 code="model-output",
             )
         losses = [
@@ -735,21 +734,21 @@ class MultiTaskLoss(nn.Module):
 
 
 class Tower(TableModel):
-    """A vector of length 1 for the columns of a user, or of an item.
+    """Unit-length vector for the columns of a user, or of an item.
 
     Parameters
     ----------
     categories : mapping of str to int
-        Columns of whole numbers, and how many there are.
+        Category columns of integer ids, and their cardinalities.
     numbers : sequence of str
-        Columns of scaled numbers.
+        Scaled numeric columns.
     dim : int, default 32
         Length of an embedding, and of the vector.
     hidden : sequence of int, default (64,)
     sequences : mapping of str to int
-        Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+        Columns of id arrays, with 0 as padding; their embeddings are averaged.
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
@@ -786,14 +785,14 @@ class Tower(TableModel):
         sequences: Iterable[str] = (),
         **options,
     ) -> Self:
-        """A tower of the size of a table.
+        """Build a tower with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         categories, numbers, sequences : list of str
         **options
-            Of the class.
+            Other arguments of the class.
         """
         return cls(
             cardinalities(schema, categories),
@@ -803,15 +802,15 @@ class Tower(TableModel):
         )
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """Vectors of shape ``(n, dim)`` for the columns `feature_cols`."""
+        """Return vectors of shape ``(n, dim)`` for the columns `feature_cols`."""
         vectors = self.head(self.hidden(self.input(self._checked(columns))))
         return F.normalize(vectors, dim=1)
 
 
 class TwoTower(TableModel):
-    """Vectors of users and of items, whose product says how well they fit.
+    """Two-tower model: user and item vectors whose dot product is the score.
 
-    Both towers are models of their own, so that vectors of items can be stored and searched
+    Each tower is a separate model, so that item vectors can be stored and searched
     (Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016).
 
     Parameters
@@ -828,9 +827,9 @@ class TwoTower(TableModel):
     >>> from bigdl.friesian.models import Tower, TwoTower
     >>> model = TwoTower(Tower({"user": 944}, dim=8), Tower({"item": 1683}, dim=8))
     >>> users, items = model(torch.tensor([1, 2]), torch.tensor([7, 8]))
-    >>> (users * items).sum(1).shape  # how well each item fits its user
+    >>> (users * items).sum(1).shape  # score of each pair
     torch.Size([2])
-    >>> model.item(torch.arange(1683)).shape  # vectors of all items, for a search
+    >>> model.item(torch.arange(1683)).shape  # vectors of all items, for an index
     torch.Size([1683, 8])
     """
 
@@ -849,18 +848,18 @@ class TwoTower(TableModel):
         user_sequences: Iterable[str] = (),
         **options,
     ) -> TwoTower:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
         schema : FeatureSchema
         user, item : list of str
-            Columns of whole numbers.
+            Category columns of integer ids.
         user_numbers, item_numbers : list of str
         user_sequences : list of str
-            Columns of arrays, such as histories.
+            Array columns, such as histories.
         **options
-            Of both towers.
+            Other arguments of both towers.
         """
         return cls(
             Tower.from_schema(schema, user, user_numbers, user_sequences, **options),
@@ -868,38 +867,38 @@ class TwoTower(TableModel):
         )
 
     def forward(self, *columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors of users and of items, of shape ``(n, dim)`` each."""
+        """Return user and item vectors, of shape ``(n, dim)`` each."""
         columns = self._checked(columns)
         users = len(self.user.feature_cols)
         return self.user(*columns[:users]), self.item(*columns[users:])
 
 
 class InBatchSoftmax(nn.Module):
-    """The other items of a batch are the negatives of each of its rows.
+    """Softmax loss with the other items of the batch as negatives.
 
-    Frequent items come up as negatives more often; the logarithm of the probability of an item is
-    taken off for that (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
-    Recommendations", RecSys 2019).  The target is the number of the item: the same item in another
-    row is no negative.  With several workers the negatives are those of the worker's own rows.
+    Frequent items occur more often as negatives. To correct for that, the loss subtracts the log
+    probability of each item (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus
+    Item Recommendations", RecSys 2019). The target is the item id, so the same item in another row
+    is not a negative. With several workers, negatives come from the worker's local batch.
 
     Parameters
     ----------
     temperature : float, default 0.1
-        By which the products are divided.
+        Divisor of the dot products.
     item_counts : sequence of number, optional
-        How often each item number occurs in the data; without it nothing is taken off.
+        Number of occurrences of each item id in the data. Without it nothing is subtracted.
 
     Examples
     --------
     >>> import torch
     >>> from bigdl.friesian.models import InBatchSoftmax
-    >>> users = items = torch.eye(2)  # each user's vector is that of her own item
+    >>> users = items = torch.eye(2)  # each user has the vector of the matching item
     >>> loss = InBatchSoftmax(temperature=0.1)
     >>> loss(users, items, torch.tensor([7, 8])) < loss(users, items.flip(0), torch.tensor([7, 8]))
     tensor(True)
     """
 
-    if TYPE_CHECKING:  # TorchScript would read it
+    if TYPE_CHECKING:  # TorchScript evaluates class annotations
         log_share: Tensor | None
 
     def __init__(self, temperature: float = 0.1, item_counts: Sequence[float] | None = None):
@@ -918,37 +917,37 @@ class InBatchSoftmax(nn.Module):
             self.register_buffer("log_share", torch.log(counts / counts.sum()))
 
     def forward(self, user: Tensor, item: Tensor, number: Tensor) -> Tensor:
-        """The mean over the rows.
+        """Return the loss, averaged over the rows.
 
         Parameters
         ----------
         user, item : Tensor of shape (n, dim)
         number : Tensor of shape (n,)
-            Of the items.
+            Item ids.
         """
         number = number.reshape(-1).to(torch.int64)
         logits = user @ item.T / self.temperature
         if self.log_share is not None:
             logits = logits - self.log_share[number]
-        place = torch.arange(len(number), device=number.device)
-        again = (number[:, None] == number) & (place[:, None] != place)
-        return F.cross_entropy(logits.masked_fill(again, torch.finfo(logits.dtype).min), place)
+        row = torch.arange(len(number), device=number.device)
+        is_repeat = (number[:, None] == number) & (row[:, None] != row)
+        return F.cross_entropy(logits.masked_fill(is_repeat, torch.finfo(logits.dtype).min), row)
 
 
 class AUGRU(nn.Module):
-    """A GRU whose update gate is multiplied by the attention that a step gets.
+    """GRU whose update gate is multiplied by the attention weight of each step.
 
     Parameters
     ----------
     width : int
-        Of the inputs and of the state.
+        Width of the inputs and of the state.
 
     Examples
     --------
     >>> import torch
     >>> from bigdl.friesian.models import AUGRU
     >>> interests = torch.ones(1, 3, 4)  # one user, three steps, vectors of length 4
-    >>> AUGRU(4)(interests, torch.zeros(1, 3))  # no step gets attention: the state stays 0
+    >>> AUGRU(4)(interests, torch.zeros(1, 3))  # without attention the state stays 0
     tensor([[0., 0., 0., 0.]]...)
     """
 
@@ -958,13 +957,13 @@ class AUGRU(nn.Module):
         self.of_state = nn.Linear(width, 3 * width)
 
     def forward(self, inputs: Tensor, attention: Tensor) -> Tensor:
-        """The last state.
+        """Return the last state.
 
         Parameters
         ----------
         inputs : Tensor of shape (n, steps, width)
         attention : Tensor of shape (n, steps)
-            Where it is 0 the state stays as it is.
+            Weight 0 leaves the state unchanged.
 
         Returns
         -------
@@ -983,31 +982,31 @@ class AUGRU(nn.Module):
 
 
 class DIEN(TableModel):
-    """The probability that a user chooses an item, by how her interests evolved towards it.
+    """Deep interest evolution network: click probability from a user's history.
 
-    A GRU reads the history of a user; an attention compares its states with the item, and a second
-    GRU (:class:`AUGRU`) follows the interests that matter for it: Zhou et al., "Deep Interest
-    Evolution Network for Click-Through Rate Prediction", AAAI 2019.  While training, the states of
-    the first GRU also learn to tell the next item of the history from one that was not chosen.
+    A GRU reads the history. An attention layer compares its states with the target item, and a
+    second GRU (:class:`AUGRU`) follows the interests that matter for it: Zhou et al., "Deep
+    Interest Evolution Network for Click-Through Rate Prediction", AAAI 2019. In training, the
+    states of the first GRU also learn to distinguish the next item of the history from negatives.
 
     Parameters
     ----------
     targets : mapping of str to int
-        Columns of the item, such as its number and that of its category, and how many there are.
+        Columns of the target item, such as item id and category, and their cardinalities.
     histories : sequence of str
-        Columns of arrays of the same things, in the same order, padded at their end.
+        Array columns with the histories of `targets`, in the same order, padded at the end.
     mask : str
-        Column of arrays with 1 for each value of a history and 0 for padding.
+        Array column with 1 for each value of a history and 0 for padding.
     negatives : sequence of str
-        Columns of arrays, or of arrays of arrays, of the same things that were not chosen.  They
-        are inputs of the training only.
+        Array columns, or columns of arrays of arrays, with negatives for `histories`. They are
+        inputs in training only.
     profile : mapping of str to int, optional
-        More columns of whole numbers, such as the user.
+        Further category columns, such as the user.
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (80, 40)
     sharded : bool, default False
-        Whether workers of an Estimator hold the tables in slices, see
+        Shard the embedding tables over the workers of an Estimator; see
         :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Attributes
@@ -1015,7 +1014,7 @@ class DIEN(TableModel):
     feature_cols : list of str
         `profile`, `targets`, `histories`, `mask` and `negatives`.
     predict_cols : list of str
-        The same without `negatives`: what ``evaluate`` and ``predict`` need.
+        `feature_cols` without `negatives`, for ``evaluate`` and ``predict``.
 
     Examples
     --------
@@ -1072,7 +1071,7 @@ class DIEN(TableModel):
         profile: Iterable[str] = (),
         **options,
     ) -> DIEN:
-        """A model of the size of a table.
+        """Build a model with the sizes of a table schema.
 
         Parameters
         ----------
@@ -1081,7 +1080,7 @@ class DIEN(TableModel):
         targets, histories, negatives, profile : list of str
         mask : str
         **options
-            Of the class.
+            Other arguments of the class.
         """
         lengths = {name: schema.length(name) for name in [*histories, mask, *negatives]}
         if len(set(lengths.values())) > 1:
@@ -1091,14 +1090,14 @@ class DIEN(TableModel):
                 columns=list(lengths),
             )
         sizes = cardinalities(schema, targets)
-        for others in (histories, negatives):  # an item may occur in histories only
+        for others in (histories, negatives):  # some items occur in histories only
             for target, name in zip(targets, others, strict=False):
                 sizes[target] = max(sizes[target], schema.cardinality(name))
         profiles = cardinalities(schema, profile)
         return cls(sizes, histories, mask, negatives, profiles, **options)
 
     def attention(self, interests: Tensor, item: Tensor, mask: Tensor) -> Tensor:
-        """Return the weight of each step of a history for the item.
+        """Return the attention weight of each history step for the target item.
 
         Parameters
         ----------
@@ -1109,7 +1108,7 @@ class DIEN(TableModel):
         Returns
         -------
         Tensor of shape (n, steps)
-            The sum of a row is 1; 0 for padding, and for all of an empty history.
+            Each row sums to 1; padding has weight 0, and an empty history has only zeros.
         """
         scores = (self.compare(interests) @ item.unsqueeze(-1)).squeeze(-1)
         present = mask > 0
@@ -1117,12 +1116,12 @@ class DIEN(TableModel):
         return scores.softmax(1) * present
 
     def forward(self, *columns: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Probabilities for the columns `feature_cols`, or without negatives `predict_cols`.
+        """Return probabilities for the columns `feature_cols`, or `predict_cols` without negatives.
 
         Returns
         -------
         Tensor of shape (n,)
-            While training with negatives also the loss of the interests, of shape (n,); see
+            In training with negatives also the interest loss, of shape (n,); see
             :class:`InterestLoss`.
         """
         if len(columns) != len(self.predict_cols):
@@ -1141,13 +1140,13 @@ class DIEN(TableModel):
         return output, self._interest_loss(interests, history, self.items(negatives), mask)
 
     def _groups(self, columns: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        rest = iter(columns)
-        return [list(islice(rest, count)) for count in self._counts]
+        remaining = iter(columns)
+        return [list(islice(remaining, count)) for count in self._counts]
 
     def _interest_loss(
         self, interests: Tensor, history: Tensor, negatives: Tensor, mask: Tensor
     ) -> Tensor:
-        """Of each row the mean cross-entropy of telling the next item from others."""
+        """Return the mean cross-entropy per row of next items against negatives."""
         others = negatives.flatten(-2)
         if others.ndim == 3:
             others = others.unsqueeze(2)
@@ -1155,17 +1154,17 @@ class DIEN(TableModel):
         chosen = (states * history[:, 1:]).sum(-1)
         unchosen = (states.unsqueeze(2) * others[:, 1:]).sum(-1)
         losses = -F.logsigmoid(chosen) - F.logsigmoid(-unchosen).mean(-1)
-        there = (mask[:, 1:] > 0).to(losses.dtype)
-        return (losses * there).sum(1) / there.sum(1).clamp(min=1)
+        present = (mask[:, 1:] > 0).to(losses.dtype)
+        return (losses * present).sum(1) / present.sum(1).clamp(min=1)
 
 
 class InterestLoss(nn.Module):
-    """Binary cross-entropy of :class:`DIEN`, with the loss of the interests while it trains.
+    """Binary cross-entropy of :class:`DIEN`, plus its interest loss in training.
 
     Parameters
     ----------
     weight : float, default 1.0
-        Of the loss of the interests.
+        Weight of the interest loss.
 
     Examples
     --------
@@ -1174,7 +1173,7 @@ class InterestLoss(nn.Module):
     >>> probability, target = torch.tensor([0.5]), torch.tensor([1.0])
     >>> InterestLoss()(probability, target)  # log 2
     tensor(0.6931)
-    >>> interests = torch.tensor([0.3])  # what DIEN also returns while it trains
+    >>> interests = torch.tensor([0.3])  # second output of DIEN in training
     >>> InterestLoss(weight=0.5)(probability, interests, target)
     tensor(0.8431)
     """
@@ -1184,7 +1183,7 @@ class InterestLoss(nn.Module):
         self.weight = float(weight)
 
     def forward(self, output: Tensor, *rest: Tensor) -> Tensor:
-        """The mean over the rows, of ``output, target`` or ``output, interests, target``."""
+        """Return the mean loss for ``output, target`` or ``output, interests, target``."""
         *interests, target = rest
         target = target.reshape(output.shape).to(output.dtype)
         loss = F.binary_cross_entropy(output, target)
