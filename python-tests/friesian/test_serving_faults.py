@@ -230,7 +230,7 @@ def test_fifty_reloads_under_load_lose_no_request_and_damaged_ones_are_refused(f
         _, err = ended(process)
     kinds = Counter(map(str, outcomes))
     assert set(kinds) <= {str(each) for each in right.values()}, kinds
-    assert "The new index is refused" in err
+    assert "The new index cannot be used" in err
     assert "what was loaded before goes on" in err  # the model
 
 
@@ -379,12 +379,12 @@ def requests_of_services():
     """By method a right request, to be damaged."""
     columns = {"age": [20.0], "price": [0.5], "kind": [1], "user": [1], "item": [3]}
     from_arrays = {name: np.array(each) for name, each in columns.items()}
-    arrow = wire.encoded(wire.batch_of_arrays(from_arrays))
+    arrow = wire.encode_arrow(wire.batch_of_arrays(from_arrays))
     values = {
         "feature.Feature/getUserFeatures": ("IDs", {"ID": [1, 2, 3]}),
         "recall.Recall/searchCandidates": ("Query", {"userID": 1, "k": 5}),
         "recall.Recall/addItem": ("Item", {"itemID": 3, "itemVector": [0.5] * 8}),
-        "ranking.Ranking/doPredict": ("Content", {"encodedStr": wire.encoded_json(columns)}),
+        "ranking.Ranking/doPredict": ("Content", {"encodedStr": wire.encode_json(columns)}),
         "ranking.Ranking/doPredict ": ("Content", {"encodedStr": arrow}),
         "recommender.Recommender/getRecommendIDs": (
             "RecommendRequest",

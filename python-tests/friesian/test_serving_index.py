@@ -118,7 +118,7 @@ def test_items_are_added_while_the_index_is_searched_and_rebuilt():
         each.join()
     assert errors == []
     assert len(index) == 1700
-    assert len(index._state.fresh_ids) == 0
+    assert len(index._state.added_ids) == 0
     assert index.search(QUERIES[:1], 1700).counts.tolist() == [1700]
 
 

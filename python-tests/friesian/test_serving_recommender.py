@@ -339,7 +339,7 @@ def test_a_late_stage_is_not_waited_for(store, index):
         begin = time.monotonic()
         answer = recommender.recommend([1], 3)[0]
         assert 0.3 <= time.monotonic() - begin < 10
-        assert (answer.source, answer.reason) == ("recalled", "ranking was late")
+        assert (answer.source, answer.reason) == ("recalled", "ranking timed out")
         ranker.may_end.set()
         assert recommender.recommend([1], 3, deadline=30)[0].source == "ranked"
 

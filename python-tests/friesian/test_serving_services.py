@@ -563,7 +563,7 @@ def test_services_behind_that_are_gone_are_told(stages):
     with (
         GrpcServer([RecallService(recall)]) as server,
         RemoteRecall(f"127.0.0.1:{server.port}") as client,
-        pytest.raises(grpc.RpcError, match="A service behind recall") as error,
+        pytest.raises(grpc.RpcError, match="A service that recall") as error,
     ):
         client.candidates(np.array([1]), 5)
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -145,7 +145,7 @@ def test_a_stage_that_is_late_or_fails_is_answered_by_what_was_found_before(cata
         body = json.dumps({"users": [1, 2], "k": 5}).encode()
         with urllib.request.urlopen(f"{url}/recommend", body) as content:
             known, unknown = json.load(content)["recommendations"]
-        assert (known["source"], known["reason"]) == ("recalled", "in_stock was late")
+        assert (known["source"], known["reason"]) == ("recalled", "in_stock timed out")
         assert (known["items"], unknown["source"]) == (recalled, "popular")
         assert client.recommend([1], 5)[0].source == "recalled"
         stage.may_end.set()

@@ -204,7 +204,7 @@ def test_a_damaged_file_is_refused_while_the_old_version_is_read(tmp_path, caplo
     content["versions"]["1"]["user"]["files"] = ["v1-user-none.arrow"]
     manifest.write_text(json.dumps(content))
     assert store.read("user", [1])["age"].tolist() == [1]
-    assert "is read on" in caplog.text
+    assert "stays in use" in caplog.text
     with refused("path-missing"):
         EmbeddedStore(tmp_path / "s")
     manifest.write_text("{")

@@ -1,8 +1,8 @@
-"""Recommendation served: features, candidates, scores and answers, in one process or several.
+"""Online serving of recommendations, in one process or as several services.
 
-A :class:`FeatureStore` holds features and vectors by id, an :class:`ItemIndex` finds candidates, a
-ranker scores them, and a :class:`Recommender` makes answers of all three.  :mod:`.services` puts
-each of them behind gRPC, and the program ``bigdl-friesian-serve`` starts them from one file.
+A :class:`FeatureStore` holds features and vectors by id, an :class:`ItemIndex` finds candidates and
+a ranker scores them. A :class:`Recommender` combines them to recommendations. :mod:`.services`
+offers each part over gRPC, and the program ``bigdl-friesian-serve`` starts them from one file.
 """
 
 from bigdl.nano.lazy_names import lazy_names

@@ -1,4 +1,4 @@
-"""Clients of the services: stages that are elsewhere, and the recommender itself."""
+"""gRPC clients of the services: remote stages, and the recommender itself."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bigdl.friesian.serving.rows import Column, Features, Ids, as_numpy, ids_of
 from bigdl.friesian.serving.stages import RANKED, Recommendation
 from bigdl.nano.serving.grpc_client import GrpcClient
 
-_AT_ONCE = 32  # calls for the users of one request; a service takes a few hundred in all
+_AT_ONCE = 32  # concurrent calls per request; a service accepts a few hundred in total
 _SCORES = (("bigdl-scores", "1"),)
 _OPTIONS = (
     ("grpc.max_metadata_size", 1 << 16),
     ("grpc.use_local_subchannel_pool", 1),
-    # A service that comes back is found again within a second.
+    # Reconnect to a restarted service within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
@@ -41,19 +41,20 @@ class ClientOptions(TypedDict, total=False):
 
 
 class ServiceClient(GrpcClient):
-    """A line to one service; a context manager that closes it.
+    """Connection to one service; a context manager that closes it.
 
     Parameters
     ----------
     address : str
         ``host:port``.
     timeout : float, default 10.0
-        Seconds for an answer.
+        Seconds to wait for an answer.
     token : str, optional
+        Bearer token.
     authority : str, optional
-        File in PEM with the certificate that the server's own is checked by; TLS is used then.
+        PEM file with the certificate that verifies the server's certificate; enables TLS.
     admin_token : str, optional
-        For what changes the service, in place of `token`.
+        Token for calls that change the service, instead of `token`.
     """
 
     service: str
@@ -68,7 +69,7 @@ class ServiceClient(GrpcClient):
     ):
         if authority is not None and not Path(authority).is_file():
             raise UsageError(
-                f"There is no file {authority} with a certificate",
+                f"The certificate file {authority} does not exist",
                 code="path-missing",
                 path=str(authority),
             )
@@ -88,26 +89,26 @@ class ServiceClient(GrpcClient):
         return wire.methods(self.service)[method][0](**values)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the figures of the service's ``getMetrics``."""
+        """Return the metrics that the service reports by ``getMetrics``."""
         return json.loads(self.call("getMetrics", self._message("getMetrics", {})).str)
 
     def reset_metrics(self) -> None:
-        """Have the service forget its figures."""
+        """Reset the metrics of the service."""
         empty = self._message("resetMetrics", {})
         self.call("resetMetrics", empty, token=self._admin_token)
 
 
 class RemoteFeatures(ServiceClient):
-    """Features from a :class:`FeatureService`; takes the place of a store in a recommender.
+    """Features from a :class:`FeatureService`; can replace a store in a recommender.
 
     Parameters
     ----------
     address, timeout, token, authority, admin_token
         See :class:`ServiceClient`.
     user_table : str, default "user"
-        What the users' table is called here; all others are the items'.
+        Local name of the user table; all other names mean the item table.
     most_ids : int, default 10000
-        Ids of one request; more are asked for in several.
+        Maximum number of ids per request; larger reads are divided.
 
     Examples
     --------
@@ -138,28 +139,28 @@ class RemoteFeatures(ServiceClient):
         super().__init__(address, timeout, token, authority, admin_token)
         self._user_table, self._most_ids = user_table, most_ids
         self._names: dict[str, list[str]] = {}
-        self._asking = threading.Lock()
+        self._requesting = threading.Lock()
 
     def names(self, table: str) -> list[str]:
-        """Return the columns of a table."""
+        """Return the column names of a table."""
         if table not in self._names:
-            with self._asking:
-                self._names[table] = list(self._asked(table, np.zeros(0, np.int64), None).columns)
+            with self._requesting:
+                self._names[table] = list(self._request(table, np.zeros(0, np.int64), None).columns)
         return self._names[table]
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
         """Return the rows of ids, in their order; see :meth:`FeatureStore.read`."""
         wanted = np.asarray(ids, np.int64)
         if len(wanted) <= self._most_ids:
-            return self._asked(table, wanted, columns)
-        return joined_features(
+            return self._request(table, wanted, columns)
+        return concat_features(
             [
-                self._asked(table, wanted[start : start + self._most_ids], columns)
+                self._request(table, wanted[start : start + self._most_ids], columns)
                 for start in range(0, len(wanted), self._most_ids)
             ]
         )
 
-    def _asked(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
+    def _request(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
         method = "getUserFeatures" if table == self._user_table else "getItemFeatures"
         headers: tuple = ((wire.PAYLOAD, wire.ARROW),)
         if columns is not None:
@@ -167,17 +168,17 @@ class RemoteFeatures(ServiceClient):
         answer = self.call(method, self._message(method, {"ID": ids}), headers)
         if len(answer.b64Feature) != 1:
             raise UsageError(
-                f"The service at {self._address} does not answer by Arrow",
+                f"The service at {self._address} does not support Arrow payloads",
                 code="unsupported",
                 address=self._address,
             )
-        arrays = wire.decoded(answer.b64Feature[0])[1]
-        found = arrays.pop("__found__").to_numpy(zero_copy_only=False)
-        return Features(ids, found, {name: _column(each) for name, each in arrays.items()})
+        arrays = wire.decode_payload(answer.b64Feature[0])[1]
+        is_known = arrays.pop("__found__").to_numpy(zero_copy_only=False)
+        return Features(ids, is_known, {name: _column(each) for name, each in arrays.items()})
 
 
-def joined_features(parts: Sequence[Features]) -> Features:
-    """Return the rows of several reads of a table, one behind the other."""
+def concat_features(parts: Sequence[Features]) -> Features:
+    """Concatenate the rows of several reads of a table."""
     joined = pa.Table.from_batches([each.to_arrow() for each in parts])
     return Features(
         np.concatenate([each.ids for each in parts]),
@@ -187,11 +188,11 @@ def joined_features(parts: Sequence[Features]) -> Features:
 
 
 def _column(array: pa.Array) -> Column:
-    """Return numbers and vectors as arrays of NumPy, as a store does."""
-    kind = array.type
-    if pa.types.is_fixed_size_list(kind):
-        return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or kind == pa.bool_()
+    """Convert numbers and vectors to NumPy arrays, as a store does."""
+    dtype = array.type
+    if pa.types.is_fixed_size_list(dtype):
+        return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), dtype.list_size)
+    is_number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or dtype == pa.bool_()
     if is_number and not array.null_count:
         return array.to_numpy(zero_copy_only=False)
     return array
@@ -224,21 +225,23 @@ class RemoteRecall(ServiceClient):
     service = "recall.Recall"
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items for each user; some users are asked about at the same time."""
+        """Return up to `k` items per user; call the service for several users at a time."""
         answered: list[tuple[np.ndarray, np.ndarray]] = []
         partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
             users = user_ids[start : start + _AT_ONCE].tolist()
-            answers = self._found(users, k)
+            answers = self._search(users, k)
             answered += [each[:2] for each in answers]
             partial = partial or any(each[2] for each in answers)
         return Candidates.joined(answered, partial)
 
-    def _found(self, users: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+    def _search(self, users: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
         name = "searchCandidates"
         requests = [self._message(name, {"userID": user, "k": k}) for user in users]
         waiting: list[Callable[[], wire.MessageClass]] = [
-            lambda: self.call(name, requests[0], _SCORES)  # waits here, which a future does not
+            lambda: self.call(
+                name, requests[0], _SCORES
+            )  # a blocking call, without the cost of a future
         ]
         if len(users) > 1:
             waiting = [self.send(name, request, _SCORES).result for request in requests]
@@ -246,14 +249,14 @@ class RemoteRecall(ServiceClient):
 
     def _candidates_of(self, answer: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray, bool]:
         try:
-            found = answer()
+            response = answer()
         except self._rpc_error as error:
-            if error.code().name != "NOT_FOUND":  # of an unknown user
+            if error.code().name != "NOT_FOUND":  # unknown user
                 raise
             return np.zeros(0, np.int64), np.zeros(0, np.float32), False
-        ids = np.array(found.candidate, np.int64)
-        scores = np.array(found.score or np.zeros(len(ids)), np.float32)
-        return ids, scores, found.partial
+        ids = np.array(response.candidate, np.int64)
+        scores = np.array(response.score or np.zeros(len(ids)), np.float32)
+        return ids, scores, response.partial
 
     def add_item(self, item_id: int, vector: ArrayLike) -> None:
         """Add an item to the index of the service."""
@@ -286,10 +289,10 @@ class RemoteRanker(ServiceClient):
     service = "ranking.Ranking"
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """Return a score for each row."""
-        text = wire.encoded(wire.batch_of_arrays(inputs))
+        """Return a score for each row; a dict of arrays for several tasks."""
+        text = wire.encode_arrow(wire.batch_of_arrays(inputs))
         answer = self.call("doPredict", self._message("doPredict", {"encodedStr": text}))
-        columns = wire.decoded(answer.predictStr)[1]
+        columns = wire.decode_payload(answer.predictStr)[1]
         scores = {name: as_numpy(each, name) for name, each in columns.items()}
         return scores["prediction"] if list(scores) == ["prediction"] else scores
 
@@ -332,7 +335,7 @@ class RecommenderClient(ServiceClient):
         user_ids : sequence of int
         k : int, default 10
         candidates : int, default 0
-            How many items are ranked; 0 leaves it to the service.
+            Number of items to rank per user; 0 for the default of the service.
 
         Returns
         -------

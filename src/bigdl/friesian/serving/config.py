@@ -1,7 +1,7 @@
-"""The configuration of the programs: one file in YAML for all stages.
+"""Configuration of the programs: one YAML file for all stages.
 
-Each section is checked key by key; an error names the line.  The keys of the files that the four
-services of BigDL 2.x had are understood, and the program says what each means now.
+Each section is validated key by key; errors name the line. The keys of the four services of BigDL
+2.x are also accepted, and the program prints their new names.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     },
 }
 _SHARD = ("items", "users", "recall", "features")
-_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 _PATHS = {
     "features.pipeline",
     "recall.index",
@@ -114,9 +114,9 @@ _PATHS = {
     "init.items",
     "init.vectors",
 }
-"""What is relative to the folder of the file."""
+"""Keys with paths, which are relative to the folder of the file."""
 
-_OLD: dict[str, str | None] = {
+_LEGACY_KEYS: dict[str, str | None] = {
     "redisKeyPrefix": "store.prefix",
     "modelPath": "ranking.model",
     "modelParallelism": "ranking.instances",
@@ -144,23 +144,23 @@ _OLD: dict[str, str | None] = {
     "redisClusterItemSlotType": None,
     "serviceType": None,
 }
-_REDIS = ("redisUrl", "redisType", "redisSentinelMasterName", "redisSentinelMasterURL")
-_REDIS_KINDS = {"standalone": "redis", "sentinel": "redis+sentinel", "cluster": "redis+cluster"}
+_LEGACY_REDIS_KEYS = ("redisUrl", "redisType", "redisSentinelMasterName", "redisSentinelMasterURL")
+_REDIS_SCHEMES = {"standalone": "redis", "sentinel": "redis+sentinel", "cluster": "redis+cluster"}
 
 
 @dataclass
 class Config:
-    """The settings in a file.
+    """Settings of a configuration file.
 
     Attributes
     ----------
     path : str
     values : dict of str to object
-        By section and key, as ``recall.index``.
+        By section and key, such as ``recall.index``.
     lines : dict of str to int
-        Where each stands.
+        Line number of each key.
     notes : list of str
-        What keys of BigDL 2.x mean now.
+        New names of keys of BigDL 2.x.
     """
 
     path: str
@@ -176,7 +176,7 @@ class Config:
         Raises
         ------
         UsageError
-            If there is no such shard or replica.
+            If the shard or replica does not exist.
         """
         if not 0 <= number < len(self.shards):
             raise UsageError(
@@ -215,7 +215,7 @@ class Config:
         return self.values.get(key, default)
 
     def needed(self, key: str, why: str) -> Any:
-        """Return a value that has to be there; raises with the key if it is not."""
+        """Return the value of a required key; raise a UsageError if it is missing."""
         if key not in self.values:
             section, _, name = key.partition(".")
             raise UsageError(
@@ -227,7 +227,7 @@ class Config:
         return self.values[key]
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the values of a section by their keys."""
+        """Return the values of a section by key."""
         begin = f"{name}."
         return {
             key[len(begin) :]: value for key, value in self.values.items() if key.startswith(begin)
@@ -243,7 +243,7 @@ class Config:
         )
 
     def checked(self, key: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function whose errors are about the value of a key."""
+        """Call a function; attribute its UsageErrors to the value of a key."""
         try:
             return function(*arguments)
         except UsageError as error:
@@ -251,7 +251,7 @@ class Config:
 
 
 def read_config(path: str | os.PathLike) -> Config:
-    """Read a file of YAML.
+    """Read a YAML configuration file.
 
     Parameters
     ----------
@@ -264,8 +264,8 @@ def read_config(path: str | os.PathLike) -> Config:
     Raises
     ------
     UsageError
-        If the file is missing, is no YAML, or a key or value is not understood: one sentence with
-        line and key.
+        If the file is missing or invalid YAML, or a key or value is invalid. The message names line
+        and key.
 
     Examples
     --------
@@ -289,13 +289,13 @@ def read_config(path: str | os.PathLike) -> Config:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or "it is no YAML"
+        problem = getattr(error, "problem", None) or "it is not valid YAML"
         raise UsageError(
             f"{shown}{line}: {problem}", code="file-format", path=str(shown)
         ) from error
     if root is None:
         raise UsageError(
-            f"{shown} is empty; name a store, an index and a model",
+            f"{shown} is empty; configure a store, an index and a model",
             code="file-format",
             path=str(shown),
         )
@@ -306,7 +306,7 @@ def read_config(path: str | os.PathLike) -> Config:
             path=str(shown),
         )
     config = Config(shown)
-    old: dict[str, tuple[Any, int]] = {}
+    legacy: dict[str, tuple[Any, int]] = {}
     for key_node, node in root.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key == "shards":
@@ -316,18 +316,18 @@ def read_config(path: str | os.PathLike) -> Config:
             config.stages = _stages_of(config, _plain(yaml, node))
         elif key in _KEYS:
             _read_section(yaml, config, key, node, line)
-        elif key in _OLD or key in _REDIS or key == "servicePort":
-            old[key] = _plain(yaml, node), line
+        elif key in _LEGACY_KEYS or key in _LEGACY_REDIS_KEYS or key == "servicePort":
+            legacy[key] = _plain(yaml, node), line
         else:
-            hint = _hint(key, [*_KEYS, "shards", "stages", *_OLD])
+            hint = _hint(key, [*_KEYS, "shards", "stages", *_LEGACY_KEYS])
             raise UsageError(
                 f"{shown}, line {line}, {key}: unknown{hint}",
                 code="argument-unknown",
                 argument=key,
                 path=str(shown),
             )
-    if old:
-        _take_old(config, old)
+    if legacy:
+        _read_legacy_keys(config, legacy)
     folder = Path(path).resolve().parent
     for key in _PATHS & config.values.keys():
         value = config.values[key]
@@ -374,7 +374,7 @@ def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int)
             )
         if full in config.values:
             raise UsageError(
-                f"{config.path}, line {at}, {full}: is there twice",
+                f"{config.path}, line {at}, {full}: occurs twice",
                 code="argument-conflict",
                 argument=full,
                 path=str(config.path),
@@ -382,12 +382,12 @@ def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int)
         _set(config, full, _plain(yaml, value_node), keys[name], at)
 
 
-def _read_shards(config: Config, listed: object, line: int) -> None:
+def _read_shards(config: Config, content: object, line: int) -> None:
     config.lines["shards"] = line
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-        raise config.error("shards", "should be a list, each of it with items, recall, features")
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise config.error("shards", "should be a list of mappings with items, recall, features")
     shards = []
-    for number, each in enumerate(listed):
+    for number, each in enumerate(content):
         if strange := [str(name) for name in each if name not in _SHARD]:
             hint = _hint(strange[0], [*_SHARD])
             raise config.error("shards", f"{strange[0]} of shard {number} is unknown{hint}")
@@ -402,38 +402,40 @@ def _read_shards(config: Config, listed: object, line: int) -> None:
                     f"{name} of shard {number} should be [first id, last id], got {span!r}",
                 )
             spans[name] = tuple(span)
-        places = {}
+        addresses = {}
         for name in ("recall", "features"):
-            given = each.get(name)
-            given = [given] if isinstance(given, str) else given
-            if not isinstance(given, list) or not given or not all(map(_is_address, given)):
+            value = each.get(name)
+            value = [value] if isinstance(value, str) else value
+            if not isinstance(value, list) or not value or not all(map(_is_address, value)):
                 raise config.error(
                     "shards",
                     f"{name} of shard {number} should be host:port, or a list of them, got "
                     f"{each.get(name)!r}",
                 )
-            places[name] = tuple(given)
-        shards.append(Shard(spans["items"], places["recall"], places["features"], spans["users"]))
+            addresses[name] = tuple(value)
+        shards.append(
+            Shard(spans["items"], addresses["recall"], addresses["features"], spans["users"])
+        )
     config.shards = config.checked("shards", check_shards, shards)
 
 
-def _stages_of(config: Config, listed: object) -> list[tuple[str, dict[str, object]]]:
-    """Return names and options: a stage is its name, or its name with a mapping of options."""
-    wrong = config.error(
+def _stages_of(config: Config, content: object) -> list[tuple[str, dict[str, object]]]:
+    """Return names and options of stages: each a name, or a mapping of a name to options."""
+    invalid = config.error(
         "stages",
         "should be a list of names, each alone or with options, such as [recall, {shop:InStock: "
-        f"{{minimum: 1}}}}, features, ranking], got {listed!r}",
+        f"{{minimum: 1}}}}, features, ranking], got {content!r}",
     )
-    if not isinstance(listed, list):
-        raise wrong
+    if not isinstance(content, list):
+        raise invalid
     stages = []
-    for each in listed:
+    for each in content:
         named = {each: {}} if isinstance(each, str) else each
         if not isinstance(named, dict) or len(named) != 1:
-            raise wrong
+            raise invalid
         [(name, options)] = named.items()
         if not isinstance(name, str) or not isinstance(options, dict):
-            raise wrong
+            raise invalid
         stages.append((name, options))
     return stages
 
@@ -447,13 +449,13 @@ def _set(config: Config, key: str, value: Any, wanted: Any, line: int) -> None:
     config.lines[key] = line
     if isinstance(wanted, list):
         is_right = isinstance(value, list) and all(_is(each, wanted[0]) for each in value)
-        word = f"a list, each of it {_WORDS[wanted[0]]}"
+        word = f"a list with elements that are {_TYPE_NAMES[wanted[0]]}"
     elif isinstance(wanted, dict):
         is_right = isinstance(value, dict) and all(_is(each, float) for each in value.values())
         word = "names with numbers, such as {1: 90, 2: 10}"
         value = {str(name): each for name, each in value.items()} if is_right else value
     else:
-        is_right, word = _is(value, wanted), _WORDS[wanted]
+        is_right, word = _is(value, wanted), _TYPE_NAMES[wanted]
     if not is_right:
         raise config.error(key, f"should be {word}, got {value!r}")
     config.values[key] = value
@@ -465,10 +467,10 @@ def _is(value: object, wanted: type) -> bool:
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
 
-def _take_old(config: Config, old: dict[str, tuple[Any, int]]) -> None:
-    """Read the keys of BigDL 2.x."""
-    for key, (value, line) in old.items():
-        new = _OLD.get(key, "")
+def _read_legacy_keys(config: Config, legacy: dict[str, tuple[Any, int]]) -> None:
+    """Convert the keys of BigDL 2.x, and note their new names."""
+    for key, (value, line) in legacy.items():
+        new = _LEGACY_KEYS.get(key, "")
         if new is None:
             config.notes.append(f"line {line}: {key} is not needed any more")
             continue
@@ -480,40 +482,40 @@ def _take_old(config: Config, old: dict[str, tuple[Any, int]]) -> None:
             value = [each.strip() for each in value.split(",")]
         _set(config, new, value, wanted, line)
         config.notes.append(f"line {line}: {key} is {new} now")
-    if "redisUrl" in old or "redisSentinelMasterURL" in old:
-        _take_redis(config, old)
-    if "servicePort" in old:
-        port, line = old["servicePort"]
-        key = f"server.{_service_of(old)}_port"
+    if "redisUrl" in legacy or "redisSentinelMasterURL" in legacy:
+        _read_legacy_redis(config, legacy)
+    if "servicePort" in legacy:
+        port, line = legacy["servicePort"]
+        key = f"server.{_service_of(legacy)}_port"
         _set(config, key, port, int, line)
         config.notes.append(f"line {line}: servicePort is {key} now")
 
 
-def _take_redis(config: Config, old: dict[str, tuple[Any, int]]) -> None:
-    kind, line = old.get("redisType", ("standalone", 1))
-    if kind not in _REDIS_KINDS:
+def _read_legacy_redis(config: Config, legacy: dict[str, tuple[Any, int]]) -> None:
+    redis_type, line = legacy.get("redisType", ("standalone", 1))
+    if redis_type not in _REDIS_SCHEMES:
         raise UsageError(
-            f"{config.path}, line {line}, redisType: should be one of {', '.join(_REDIS_KINDS)}, "
-            f"got {kind!r}",
+            f"{config.path}, line {line}, redisType: should be one of {', '.join(_REDIS_SCHEMES)}, "
+            f"got {redis_type!r}",
             code="argument-value",
             argument="redisType",
-            allowed=list(_REDIS_KINDS),
+            allowed=list(_REDIS_SCHEMES),
             path=str(config.path),
         )
-    name = "redisSentinelMasterURL" if kind == "sentinel" else "redisUrl"
-    value, line = old.get(name, old.get("redisUrl", ("", line)))
+    name = "redisSentinelMasterURL" if redis_type == "sentinel" else "redisUrl"
+    value, line = legacy.get(name, legacy.get("redisUrl", ("", line)))
     hosts = ",".join(str(value).replace(";", ",").split())
-    url = hosts if "://" in hosts else f"{_REDIS_KINDS[kind]}://{hosts}"
-    if kind == "sentinel":
-        url = f"{url}/{old.get('redisSentinelMasterName', ('mymaster', 1))[0]}"
+    url = hosts if "://" in hosts else f"{_REDIS_SCHEMES[redis_type]}://{hosts}"
+    if redis_type == "sentinel":
+        url = f"{url}/{legacy.get('redisSentinelMasterName', ('mymaster', 1))[0]}"
     _set(config, "store.location", url, str, line)
     config.notes.append(f"line {line}: {name} is store.location: {url} now")
 
 
-def _service_of(old: dict[str, Any]) -> str:
-    """Return the service of BigDL 2.x whose file this is."""
-    if "rankingServiceURL" in old or "recallServiceURL" in old:
+def _service_of(legacy: dict[str, Any]) -> str:
+    """Return the BigDL 2.x service that a file with these keys belongs to."""
+    if "rankingServiceURL" in legacy or "recallServiceURL" in legacy:
         return "recommender"
-    if "indexPath" in old:
+    if "indexPath" in legacy:
         return "recall"
-    return "ranking" if "modelPath" in old and "redisUrl" not in old else "feature"
+    return "ranking" if "modelPath" in legacy and "redisUrl" not in legacy else "feature"

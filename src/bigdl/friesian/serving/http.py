@@ -1,14 +1,14 @@
-"""Recommendations by HTTP and JSON, with health and metrics beside them.
+"""HTTP and JSON interface of a recommender, with health checks and metrics.
 
 =================================  ===============================================================
 request                            answer
 =================================  ===============================================================
-``POST /recommend``                to ``{"users": [1, 2], "k": 10}`` the items of each user
+``POST /recommend``                items of each user in a body ``{"users": [1, 2], "k": 10}``
 ``GET /recommend/1?k=10&canK=50``  the same for one user, as in BigDL 2.x
-``GET /v2/health/live``, ``ready`` status 200, or 503 while the server ends
+``GET /v2/health/live``, ``ready`` status 200, or 503 while the server shuts down
 ``/v2/models/...``                 the Open Inference Protocol, for the models of a service
-``GET /metrics``                   metrics in the text format of Prometheus
-``GET /openapi.json``, ``/docs``   a description of all of this
+``GET /metrics``                   metrics in Prometheus text format
+``GET /openapi.json``, ``/docs``   OpenAPI description of the interface
 =================================  ===============================================================
 """
 
@@ -41,12 +41,12 @@ from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService
 from bigdl.nano.serving.statuses import CallerGoneError
 
-_BYTES_OF_ID, _OTHER_BYTES = 64, 64 << 10  # of a body, with blanks
+_BYTES_OF_ID, _OTHER_BYTES = 64, 64 << 10  # maximum bytes per id and for the rest of a body
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
 
 
 class _Routes:
-    """The routes of the server beside the protocol of its models."""
+    """HTTP routes of the recommender, in addition to those of its models."""
 
     def __init__(self, recommender: Recommender, limits: ServingLimits, threads: int):
         self._recommender, self._limits = recommender, limits
@@ -55,16 +55,16 @@ class _Routes:
         self._has_ended = False
 
     def close(self) -> None:
-        """End the threads; requests under way are given up."""
+        """Stop the threads; abort requests in progress."""
         self._has_ended = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def post(self, request: HttpRequest) -> HttpAnswer:
-        """Answer for the users that the body names."""
+        """Answer ``POST /recommend``."""
         most = _BYTES_OF_ID * self._limits.max_ids + _OTHER_BYTES
         if len(request.body) > most:
             raise UsageError(
-                f"The body may have {most} bytes, got {len(request.body)}",
+                f"The body may have at most {most} bytes, got {len(request.body)}",
                 code="request-limit",
                 limit=most,
             )
@@ -92,12 +92,12 @@ class _Routes:
         )
 
     async def get(self, request: HttpRequest, user: str) -> HttpAnswer:
-        """Answer for one user."""
+        """Answer ``GET /recommend/<user>``."""
         query = {name: values[-1] for name, values in parse_qs(request.query, True).items()}
-        k = _whole("k", query.get("k", "10"))
+        k = _integer("k", query.get("k", "10"))
         candidates = query.get("canK")
-        count = None if candidates is None else _whole("canK", candidates)
-        return await self._answered(request, [_whole("the user", unquote(user))], k, count, None)
+        count = None if candidates is None else _integer("canK", candidates)
+        return await self._answered(request, [_integer("the user", unquote(user))], k, count, None)
 
     async def _answered(
         self, request: HttpRequest, users: list, k: Any, candidates: Any, deadline_ms: Any
@@ -112,19 +112,21 @@ class _Routes:
         if deadline_ms is not None:
             deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
         if self._working >= (self._limits.max_requests or math.inf):
-            raise OverloadError("Too many requests at the same time; try again later")
+            raise OverloadError("Too many concurrent requests; try again later")
         gone = threading.Event()
         ids = ids_of(users)
 
         def content() -> bytes:
             is_gone = lambda: gone.is_set() or self._has_ended  # noqa: E731
             answers = self._recommender.recommend(ids, k, candidates, deadline, is_gone)
-            return json_answer({"recommendations": [shown(each) for each in answers]}).body
+            return json_answer(
+                {"recommendations": [recommendation_json(each) for each in answers]}
+            ).body
 
         work = self._pool.submit(content)
         self._working += 1
         watching = asyncio.ensure_future(request.wait_until_gone())
-        # Not when the client goes: it takes its thread until the work has ended.
+        # Count it until the work ends, not until the client disconnects, because it holds a thread.
         loop = asyncio.get_running_loop()
         work.add_done_callback(lambda _: _in_loop(loop, self._end_one))
         try:
@@ -132,12 +134,12 @@ class _Routes:
             await asyncio.wait((computing, watching), return_when=asyncio.FIRST_COMPLETED)
             if not computing.done():
                 computing.add_done_callback(lambda each: each.cancelled() or each.exception())
-                raise ClosedError("The client has gone")
+                raise ClosedError("The client has disconnected")
             if computing.cancelled():
                 raise CallerGoneError
             return HttpAnswer(computing.result())
         except CallerGoneError:
-            raise ClosedError("The server is ending") from None
+            raise ClosedError("The server is shutting down") from None
         finally:
             gone.set()
             work.cancel()
@@ -148,28 +150,28 @@ class _Routes:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop has ended
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(function)
 
 
 class HttpServer:
-    """The interface of HTTP, in a thread of its own; a context manager that ends it.
+    """HTTP interface of a recommender, served by a thread; a context manager that stops it.
 
     Parameters
     ----------
     recommender : Recommender or None
-        None leaves ``/recommend`` out.
+        None omits ``/recommend``.
     port : int, default 0
-        0 takes a free one.
+        0 selects a free port.
     security : Security, optional
     limits : Limits, optional
     metrics : ServingMetrics, optional
     threads : int, default 8
-        Recommendations that are worked on at the same time.
+        Number of recommendations to compute concurrently.
     service : InferenceService, optional
-        Of models that answer the Open Inference Protocol here.
+        Models to serve by the Open Inference Protocol.
     shares_port : bool, default False
-        Other processes listen on the port, too.
+        Whether other processes listen on the same port.
 
     Attributes
     ----------
@@ -242,7 +244,7 @@ class HttpServer:
             self._routes.close()
 
     def stop(self, grace: float = 5.0) -> None:
-        """Take no more connections, answer what was asked within some seconds, and end."""
+        """Refuse new connections, finish running requests within `grace` seconds, and stop."""
         self._service.draining = True
         self._thread.stop(grace)
         self._end()
@@ -254,7 +256,7 @@ class HttpServer:
         self.stop()
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -263,14 +265,14 @@ def _whole(name: str, text: str) -> int:
         ) from None
 
 
-def shown(answer: Recommendation) -> dict[str, Any]:
-    """Return an answer as values of JSON."""
-    shown = {
+def recommendation_json(answer: Recommendation) -> dict[str, Any]:
+    """Return a recommendation as JSON-compatible values."""
+    values = {
         "user": answer.user_id,
         "items": answer.item_ids.tolist(),
         "scores": answer.scores.tolist(),
         "source": answer.source,
     }
     if answer.partial:
-        shown["partial"] = True
-    return {**shown, "reason": answer.reason} if answer.reason else shown
+        values["partial"] = True
+    return {**values, "reason": answer.reason} if answer.reason else values

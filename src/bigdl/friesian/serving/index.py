@@ -1,11 +1,11 @@
-"""An index of items by their vectors, which finds the candidates for users.
+"""Index of item vectors that finds candidates for users.
 
-The index has a *base*, which Faiss searches and nobody changes, and beside it the items that were
-added since, which are compared one by one.  A search takes both as they are at its start, without a
-lock; adding an item makes a new pair.  When many were added, a thread builds a new base.
+The index has an immutable *base*, which Faiss searches, and the items that were added since, which
+are compared one by one. A search uses the state at its start, without a lock; adding an item
+creates a new state. After many additions, a thread builds a new base.
 
-Scores are computed again from the vectors of the candidates and equal ones are put in the order of
-the ids, so that a user gets the same candidates alone and among others.
+Scores are recomputed from the vectors of the candidates, and ties are ordered by id. So a user gets
+the same candidates in a batch as alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ KINDS = ("flat", "ivf", "hnsw")
 
 _FORMAT = "bigdl.friesian.ItemIndex"
 _MANIFEST = "index.json"
-_SLACK = 8  # candidates more than asked for, since Faiss may order near ones by rounding
-_FEW_QUERIES = 16  # of 20 and more at once Faiss computes scores another way, with other rounding
+_SLACK = 8  # extra candidates, because rounding may change the order of close scores in Faiss
+_FEW_QUERIES = 16  # from 20 queries on Faiss uses another algorithm with different rounding
 _OPTIONS: dict[str, dict[str, int | None]] = {
     "flat": {},
     "ivf": {"nlist": None, "nprobe": None},
@@ -46,15 +46,15 @@ _OPTIONS: dict[str, dict[str, int | None]] = {
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items found for several users, one user's behind the other's, the best first.
+    """Candidate items of several users, concatenated, best first per user.
 
     Attributes
     ----------
     ids : ndarray of int64
     scores : ndarray of float32
-        Products, cosines or negative squared distances: more is better.
+        Inner products, cosines or negative squared distances; higher is better.
     counts : ndarray of int64
-        How many items each user has.
+        Number of items per user.
     partial : bool
         True if a shard of the items did not answer.
 
@@ -63,8 +63,8 @@ class Candidates:
     >>> import numpy as np
     >>> from bigdl.friesian.serving import ItemIndex
     >>> index = ItemIndex([10, 20], np.eye(2))
-    >>> found = index.search(np.eye(2), k=5, exclude=[[20], []])
-    >>> [ids.tolist() for ids, scores in found.split()]
+    >>> candidates = index.search(np.eye(2), k=5, exclude=[[20], []])
+    >>> [ids.tolist() for ids, scores in candidates.split()]
     [[10], [20, 10]]
     """
 
@@ -74,75 +74,76 @@ class Candidates:
     partial: bool = False
 
     def split(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return ids and scores of each user."""
+        """Return ids and scores per user."""
         ends = np.cumsum(self.counts)[:-1]
         return list(zip(np.split(self.ids, ends), np.split(self.scores, ends), strict=True))
 
     @classmethod
     def joined(
-        cls, found: Sequence[tuple[np.ndarray, np.ndarray]], partial: bool = False
+        cls, per_user: Sequence[tuple[np.ndarray, np.ndarray]], partial: bool = False
     ) -> Candidates:
-        """Return the candidates of several users as one object."""
-        if not found:
+        """Concatenate the ids and scores of several users."""
+        if not per_user:
             none = np.zeros(0, np.int64)
             return cls(none, np.zeros(0, np.float32), none, partial)
-        ids, scores = zip(*found, strict=True)
+        ids, scores = zip(*per_user, strict=True)
         counts = np.array([len(each) for each in ids], np.int64)
         return cls(np.concatenate(ids), np.concatenate(scores), counts, partial)
 
 
 @dataclass(frozen=True)
 class _IndexState:
-    """The items that a search sees: base, items beside it, and those of it that no longer count."""
+    """Immutable state of an index: the base, added items, and ids removed from the base."""
 
     kind: str
     metric: str
     options: dict[str, int | None]
-    base: Any  # an index of Faiss
+    base: Any  # a Faiss index
     ids: np.ndarray
     vectors: np.ndarray
-    fresh_ids: np.ndarray
-    fresh_vectors: np.ndarray
-    hidden: np.ndarray  # ids
+    added_ids: np.ndarray
+    added_vectors: np.ndarray
+    stale: np.ndarray  # ids of the base that were replaced or removed
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and vectors of all items that count."""
-        stays = ~np.isin(self.ids, self.hidden)
-        ids = np.concatenate([self.ids[stays], self.fresh_ids])
-        return ids, np.concatenate([self.vectors[stays], self.fresh_vectors])
+        """Return ids and vectors of all current items."""
+        kept = ~np.isin(self.ids, self.stale)
+        ids = np.concatenate([self.ids[kept], self.added_ids])
+        return ids, np.concatenate([self.vectors[kept], self.added_vectors])
 
 
 class ItemIndex:
-    """Vectors of items that are searched while items are added.
+    """Index of item vectors that supports searches and additions at the same time.
 
     Parameters
     ----------
     ids : sequence or array of int
     vectors : array of shape ``(items, dim)``
-        Of float32, as a tower predicts them.
+        float32 vectors, as a tower predicts them.
     kind : {"flat", "ivf", "hnsw"}
-        ``"flat"`` compares all vectors and is exact; the others look at a part of them.
+        ``"flat"`` compares all vectors and is exact; the others are approximate and search a part
+        of the vectors.
     metric : {"inner_product", "cosine", "l2"}
     threads : int, default 1
-        Of Faiss, for each search.  A server that answers several requests at a time needs no more.
+        Faiss threads per search. A server with concurrent requests needs only one.
     rebuild_after : int, default 4096
         Number of added items after which a new base is built in the background.
     **options : int
-        Of ``"ivf"``: ``nlist`` parts, of which ``nprobe`` are searched.  Of ``"hnsw"``: ``m``
+        For ``"ivf"``: ``nlist`` clusters, of which ``nprobe`` are searched. For ``"hnsw"``: ``m``
         neighbours, ``ef_construction`` and ``ef_search``.
 
     Raises
     ------
     UsageError
-        If ids and vectors do not fit together, an id is there twice, or a value is not finite.
+        If ids and vectors do not match, an id occurs twice, or a value is not finite.
 
     Examples
     --------
     >>> import numpy as np
     >>> from bigdl.friesian.serving import ItemIndex
     >>> index = ItemIndex([10, 20, 30], np.array([[1, 0], [0, 1], [1, 1]], np.float32))
-    >>> found = index.search([[2.0, 1.0]], k=2)
-    >>> found.ids.tolist(), found.scores.tolist()
+    >>> candidates = index.search([[2.0, 1.0]], k=2)
+    >>> candidates.ids.tolist(), candidates.scores.tolist()
     ([30, 10], [3.0, 2.0])
     >>> index.add_item(40, [2, 2])
     >>> index.search([[2.0, 1.0]], k=2, exclude=[[30]]).ids.tolist()
@@ -184,15 +185,15 @@ class ItemIndex:
     def from_table(
         cls, source: Any, id_col: str = "item", vector_col: str = "prediction", **options: Any
     ) -> ItemIndex:
-        """Build an index of a table, such as the files of embeddings that an Estimator wrote.
+        """Build an index from a table, such as the embeddings that an Estimator wrote.
 
         Parameters
         ----------
         source : FeatureTable, DataFrame, pyarrow.Table or str
-            A path means Parquet files.  Vectors are lists, or vectors of Spark ML.
+            A str is the path of Parquet files. Vectors are lists, or Spark ML vectors.
         id_col, vector_col : str
         **options
-            Of :class:`ItemIndex`.
+            Arguments of :class:`ItemIndex`.
         """
         table = table_of(source, "the index")
         for name in (id_col, vector_col):
@@ -213,16 +214,16 @@ class ItemIndex:
             )
         return cls(table[id_col], values.reshape(len(lists), -1), **options)
 
-    # -- what is known --------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
-        """The kind of search over the vectors."""
+        """Index type: flat, ivf or hnsw."""
         return self._state.kind
 
     @property
     def metric(self) -> str:
-        """The measure by which vectors are compared."""
+        """Similarity measure of the vectors."""
         return self._state.metric
 
     @property
@@ -232,18 +233,18 @@ class ItemIndex:
 
     def __len__(self) -> int:
         state = self._state
-        return len(state.ids) - len(state.hidden) + len(state.fresh_ids)
+        return len(state.ids) - len(state.stale) + len(state.added_ids)
 
     def __contains__(self, item_id: int) -> bool:
         state = self._state
-        if item_id in state.fresh_ids:
+        if item_id in state.added_ids:
             return True
-        return item_id in state.ids and item_id not in state.hidden
+        return item_id in state.ids and item_id not in state.stale
 
     def __repr__(self) -> str:
         return f"<ItemIndex of {len(self)} items, {self.kind}, {self.metric}, {self.dim} numbers>"
 
-    # -- searching ------------------------------------------------------------------------------
+    # -- searching --------------------------------------------------------------------------------
 
     def search(
         self,
@@ -252,21 +253,21 @@ class ItemIndex:
         exclude: Sequence[Any] | None = None,
         allowed: Any = None,
     ) -> Candidates:
-        """Return the best items for vectors of users.
+        """Return the best items for user vectors.
 
         Parameters
         ----------
         queries : array of shape ``(users, dim)``
         k : int
         exclude : sequence of sequences of int, optional
-            For each user the items that are no candidates, such as those that she has seen.
+            Items to exclude per user, such as seen items.
         allowed : sequence of int, optional
-            The only items that are candidates, for all users of the call.
+            Restrict the candidates of all users to these items.
 
         Returns
         -------
         Candidates
-            For a user fewer than `k` if there are no more.
+            Fewer than `k` items for a user if there are no more.
         """
         check_integer("k", k, 1)
         state = self._state
@@ -279,26 +280,26 @@ class ItemIndex:
             )
         seen = None if exclude is None else [ids_of(each, "exclude") for each in exclude]
         if allowed is not None:
-            return _among(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
+            return _search_allowed(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
         longest = max(map(len, seen), default=0) if seen else 0
-        fetch = min(k + longest + len(state.hidden) + _SLACK, len(state.ids))
+        fetch = min(k + longest + len(state.stale) + _SLACK, len(state.ids))
         best = []
         for start in range(0, len(users), _FEW_QUERIES):
             part = users[start : start + _FEW_QUERIES]
             rows = self._search_base(state, part, fetch)
-            for place, query in enumerate(part):
-                at = rows[place]
+            for row, query in enumerate(part):
+                at = rows[row]
                 if len(at) and at.min() < 0:
                     at = at[at >= 0]
-                at = np.sort(at)  # so ids ascend
+                at = np.sort(at)  # so that ids ascend
                 ids, vectors = state.ids.take(at), state.vectors.take(at, axis=0)
-                if len(state.hidden):
-                    stays = ~np.isin(ids, state.hidden)
-                    ids, vectors = ids[stays], vectors[stays]
-                if len(state.fresh_ids):
-                    ids = np.concatenate([ids, state.fresh_ids])
-                    vectors = np.concatenate([vectors, state.fresh_vectors])
-                best.append(_best(state, query, ids, vectors, k, seen and seen[start + place]))
+                if len(state.stale):
+                    kept = ~np.isin(ids, state.stale)
+                    ids, vectors = ids[kept], vectors[kept]
+                if len(state.added_ids):
+                    ids = np.concatenate([ids, state.added_ids])
+                    vectors = np.concatenate([vectors, state.added_vectors])
+                best.append(_best(state, query, ids, vectors, k, seen and seen[start + row]))
         return Candidates.joined(best)
 
     def _search_base(self, state: _IndexState, users: np.ndarray, fetch: int) -> np.ndarray:
@@ -312,17 +313,17 @@ class ItemIndex:
         elif state.kind == "ivf":
             parts = state.options["nprobe"] or max(8, state.base.nlist // 8)
             parameters = faiss.SearchParametersIVF(nprobe=min(parts, state.base.nlist))
-        faiss.omp_set_num_threads(self._threads)  # of the calling thread
+        faiss.omp_set_num_threads(self._threads)  # applies to the calling thread
         return state.base.search(users, fetch, params=parameters)[1]
 
-    # -- changing -------------------------------------------------------------------------------
+    # -- changing ---------------------------------------------------------------------------------
 
     def add_item(self, item_id: int, vector: ArrayLike) -> None:
-        """Add an item, or replace its vector; searches see it when this returns."""
+        """Add an item, or replace its vector; later searches see it."""
         self.add_items([item_id], [vector])
 
     def add_items(self, ids: Ids, vectors: ArrayLike | Sequence[ArrayLike]) -> None:
-        """Add several items, or replace their vectors, in a single step.
+        """Add several items, or replace their vectors, atomically.
 
         Parameters
         ----------
@@ -334,21 +335,23 @@ class ItemIndex:
         _check_pairs(numbers, matrix)
         with self._changing:
             self._state = _with_items(self._state, numbers, matrix)
-        if len(self._state.fresh_ids) >= self._rebuild_after:
+        if len(self._state.added_ids) >= self._rebuild_after:
             self.rebuild()
 
     def remove_items(self, ids: Ids) -> None:
-        """Remove items; ids that are not here are passed over."""
+        """Remove items; ignore unknown ids."""
         with self._changing:
             self._state = _without_items(self._state, ids_of(ids, "the index"))
 
     def rebuild(self) -> Future[None]:
-        """Build a new base of all items in the background; searches use it when it is ready.
+        """Build a new base from all items in the background.
+
+        Searches use the new base when it is ready.
 
         Returns
         -------
         concurrent.futures.Future
-            Of the rebuild that runs, which is a new one if none did.
+            Future of the running rebuild; a new one starts if none is running.
         """
         with self._changing:
             if self._building is not None and not self._building.done():
@@ -368,19 +371,19 @@ class ItemIndex:
                 removed = np.setdiff1d(before.merged()[0], now.merged()[0])
                 state = _without_items(state, removed)
                 is_new = ~_same_rows(now, before)
-                self._state = _with_items(state, now.fresh_ids[is_new], now.fresh_vectors[is_new])
+                self._state = _with_items(state, now.added_ids[is_new], now.added_vectors[is_new])
         except BaseException as error:
             done.set_exception(error)
         else:
             done.set_result(None)
 
     def swap(self, other: ItemIndex) -> None:
-        """Search what another index holds from now on; searches that run go on in the old one.
+        """Replace the contents by those of another index; running searches use the old ones.
 
         Parameters
         ----------
         other : ItemIndex
-            Of the same length of vectors, such as one that was loaded anew.
+            Index with vectors of the same length, for example a newly loaded one.
         """
         if other.dim != self.dim:
             raise UsageError(
@@ -390,10 +393,10 @@ class ItemIndex:
         with self._changing:
             self._state = other._state
 
-    # -- folders --------------------------------------------------------------------------------
+    # -- folders ----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the index to a folder, all of it or nothing; what was there is replaced.
+        """Write the index to a folder atomically, and replace an existing index.
 
         Parameters
         ----------
@@ -403,12 +406,12 @@ class ItemIndex:
         folder = Path(path)
         if folder.exists() and not (folder / _MANIFEST).exists() and any(folder.iterdir()):
             raise UsageError(
-                f"{path} has other files and is no index; choose another folder",
+                f"{path} contains other files and no index; choose another folder",
                 code="path-exists",
                 path=str(path),
             )
         state = self._state
-        if len(state.hidden) or len(state.fresh_ids):
+        if len(state.stale) or len(state.added_ids):
             state = _rebuilt(state)
         inner = folder / f"files-{uuid.uuid4().hex}"
         try:
@@ -424,12 +427,12 @@ class ItemIndex:
                 "folder": inner.name,
                 "checksums": {each.name: _checksum(each) for each in sorted(inner.iterdir())},
             }
-            aside = folder / f"{_MANIFEST}.new"
-            with open(aside, "w", encoding="utf-8") as file:
+            temporary = folder / f"{_MANIFEST}.new"
+            with open(temporary, "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, folder / _MANIFEST)
+            os.replace(temporary, folder / _MANIFEST)
         except OSError as error:
             shutil.rmtree(inner, ignore_errors=True)
             raise UsageError(
@@ -445,18 +448,18 @@ class ItemIndex:
     def load(
         cls, path: str | os.PathLike, threads: int = 1, rebuild_after: int = 4096
     ) -> ItemIndex:
-        """Read what :meth:`save` wrote.
+        """Load a saved index.
 
         Parameters
         ----------
         path : str or path-like
         threads, rebuild_after : int
-            As of :class:`ItemIndex`.
+            As for :class:`ItemIndex`.
 
         Raises
         ------
         UsageError
-            If there is no index, or it is damaged.
+            If the folder has no index, or the index is damaged.
         """
         faiss = require("faiss", "serving")
         folder = Path(path)
@@ -478,7 +481,7 @@ class ItemIndex:
             index._threads = check_integer("threads", threads, 1)
             index._rebuild_after = check_integer("rebuild_after", rebuild_after, 1)
             index._changing, index._building = threading.Lock(), None
-            index._state = _beside_nothing(
+            index._state = _initial_state(
                 check_choice("kind", content["kind"], KINDS),
                 check_choice("metric", content["metric"], METRICS),
                 content["options"],
@@ -495,25 +498,25 @@ class ItemIndex:
         return index
 
 
-def _among(
+def _search_allowed(
     state: _IndexState,
     users: np.ndarray,
     k: int,
     seen: list[np.ndarray] | None,
     allowed: np.ndarray,
 ) -> Candidates:
-    """The best of some items: all of them are compared."""
-    places = np.searchsorted(state.ids, allowed)
-    places[places == len(state.ids)] = 0
-    is_here = state.ids[places] == allowed if len(state.ids) else np.zeros(len(allowed), bool)
-    is_here &= ~np.isin(allowed, state.hidden)
-    fresh = np.isin(state.fresh_ids, allowed)
-    ids = np.concatenate([allowed[is_here], state.fresh_ids[fresh]])
-    vectors = np.concatenate([state.vectors[places[is_here]], state.fresh_vectors[fresh]])
+    """Search the allowed items only, by comparing all of them."""
+    positions = np.searchsorted(state.ids, allowed)
+    positions[positions == len(state.ids)] = 0
+    is_in_base = state.ids[positions] == allowed if len(state.ids) else np.zeros(len(allowed), bool)
+    is_in_base &= ~np.isin(allowed, state.stale)
+    is_added = np.isin(state.added_ids, allowed)
+    ids = np.concatenate([allowed[is_in_base], state.added_ids[is_added]])
+    vectors = np.concatenate([state.vectors[positions[is_in_base]], state.added_vectors[is_added]])
     return Candidates.joined(
         [
-            _best(state, query, ids, vectors, k, seen and seen[place])
-            for place, query in enumerate(users)
+            _best(state, query, ids, vectors, k, seen and seen[row])
+            for row, query in enumerate(users)
         ]
     )
 
@@ -522,8 +525,8 @@ def _best(
     state: _IndexState, query: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int, seen: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     if seen is not None and len(seen):
-        stays = ~np.isin(ids, seen)
-        ids, vectors = ids[stays], vectors[stays]
+        kept = ~np.isin(ids, seen)
+        ids, vectors = ids[kept], vectors[kept]
     exact, wanted = vectors.astype(np.float64), query.astype(np.float64)
     scores: np.ndarray
     scores = -np.square(exact - wanted).sum(1) if state.metric == "l2" else exact @ wanted
@@ -533,17 +536,17 @@ def _best(
 
 
 def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the places of the `k` best scores; equal ones are in the order of the ids.
+    """Return the indices of the `k` best scores, ties in the order of the ids.
 
     Parameters
     ----------
     ids : ndarray of int64
     scores : ndarray of float32
-        Without nan.
+        Without NaN.
     k : int
     """
     if 4 * k >= len(scores):
-        if (ids[1:] > ids[:-1]).all():  # a stable order keeps them so
+        if (ids[1:] > ids[:-1]).all():  # a stable sort keeps this order
             return np.argsort(-scores, kind="stable")[:k]
         return np.lexsort((ids, -scores))[:k]
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -552,18 +555,22 @@ def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def _built(
-    kind: str, metric: str, options: dict[str, int | None], ids: np.ndarray, vectors: np.ndarray
+    index_type: str,
+    metric: str,
+    options: dict[str, int | None],
+    ids: np.ndarray,
+    vectors: np.ndarray,
 ) -> _IndexState:
-    """Return a state whose base has all items."""
+    """Build a state whose base has all items."""
     faiss = require("faiss", "serving")
     order = np.argsort(ids, kind="stable")
     ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
     dim, count = vectors.shape[1], len(vectors)
     measure = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
-    if kind == "hnsw":
+    if index_type == "hnsw":
         base = faiss.IndexHNSWFlat(dim, options["m"], measure)
         base.hnsw.efConstruction = options["ef_construction"]
-    elif kind == "ivf":
+    elif index_type == "ivf":
         parts = options["nlist"] or int(4 * np.sqrt(count))
         parts = max(1, min(parts, count // 8 or 1))
         base = faiss.IndexIVFFlat(faiss.IndexFlat(dim, measure), dim, parts, measure)
@@ -574,15 +581,15 @@ def _built(
         base = faiss.IndexFlat(dim, measure)
     if count:
         base.add(vectors)
-    return _beside_nothing(kind, metric, options, base, ids, vectors)
+    return _initial_state(index_type, metric, options, base, ids, vectors)
 
 
 def _rebuilt(state: _IndexState) -> _IndexState:
     return _built(state.kind, state.metric, state.options, *state.merged())
 
 
-def _beside_nothing(
-    kind: str,
+def _initial_state(
+    index_type: str,
     metric: str,
     options: dict[str, int | None],
     base: Any,
@@ -591,7 +598,7 @@ def _beside_nothing(
 ) -> _IndexState:
     none = np.zeros(0, np.int64)
     no_vectors = np.zeros((0, vectors.shape[1]), np.float32)
-    return _IndexState(kind, metric, options, base, ids, vectors, none, no_vectors, none)
+    return _IndexState(index_type, metric, options, base, ids, vectors, none, no_vectors, none)
 
 
 def _checked(
@@ -601,7 +608,7 @@ def _checked(
         matrix: np.ndarray = np.ascontiguousarray(vectors, np.float32)
     except (TypeError, ValueError):
         raise UsageError(
-            "Vectors should be an array of numbers with one length", code="data-shape"
+            "Vectors should be a numeric array with rows of one length", code="data-shape"
         ) from None
     if matrix.ndim != 2 or not matrix.shape[1] or dim not in (None, matrix.shape[1]):
         wanted = "(n, dim)" if dim is None else f"(n, {dim})"
@@ -620,37 +627,37 @@ def _check_pairs(ids: np.ndarray, vectors: np.ndarray) -> None:
     if len(ids) != len(vectors):
         raise UsageError(f"There are {len(ids)} ids, but {len(vectors)} vectors", code="data-shape")
     if len(np.unique(ids)) < len(ids):
-        raise UsageError("An id is there twice; keep one vector of each item", code="data-order")
+        raise UsageError("An id occurs twice; keep one vector of each item", code="data-order")
 
 
 def _with_items(state: _IndexState, ids: np.ndarray, vectors: np.ndarray) -> _IndexState:
-    stays = ~np.isin(state.fresh_ids, ids)
+    kept = ~np.isin(state.added_ids, ids)
     return replace(
         state,
-        fresh_ids=np.concatenate([state.fresh_ids[stays], ids]),
-        fresh_vectors=np.concatenate([state.fresh_vectors[stays], vectors]),
-        hidden=np.union1d(state.hidden, ids[np.isin(ids, state.ids)]),
+        added_ids=np.concatenate([state.added_ids[kept], ids]),
+        added_vectors=np.concatenate([state.added_vectors[kept], vectors]),
+        stale=np.union1d(state.stale, ids[np.isin(ids, state.ids)]),
     )
 
 
 def _without_items(state: _IndexState, ids: np.ndarray) -> _IndexState:
-    stays = ~np.isin(state.fresh_ids, ids)
+    kept = ~np.isin(state.added_ids, ids)
     return replace(
         state,
-        fresh_ids=state.fresh_ids[stays],
-        fresh_vectors=state.fresh_vectors[stays],
-        hidden=np.union1d(state.hidden, ids[np.isin(ids, state.ids)]),
+        added_ids=state.added_ids[kept],
+        added_vectors=state.added_vectors[kept],
+        stale=np.union1d(state.stale, ids[np.isin(ids, state.ids)]),
     )
 
 
 def _same_rows(now: _IndexState, before: _IndexState) -> np.ndarray:
-    """Return True for each added item of `now` that `before` has with the same vector."""
-    known = {int(each): place for place, each in enumerate(before.fresh_ids)}
-    same = np.zeros(len(now.fresh_ids), bool)
-    for place, each in enumerate(now.fresh_ids):
+    """Return a mask of the added items of `now` that `before` has with the same vector."""
+    known = {int(each): position for position, each in enumerate(before.added_ids)}
+    same = np.zeros(len(now.added_ids), bool)
+    for position, each in enumerate(now.added_ids):
         at = known.get(int(each))
-        same[place] = at is not None and np.array_equal(
-            before.fresh_vectors[at], now.fresh_vectors[place]
+        same[position] = at is not None and np.array_equal(
+            before.added_vectors[at], now.added_vectors[position]
         )
     return same
 

@@ -1,4 +1,4 @@
-"""The description of a recommender's HTTP interface, added to that of its models."""
+"""OpenAPI description of a recommender's HTTP interface, in addition to that of its models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _REQUEST = {
     "type": "object",
     "properties": {
         "users": {"type": "array", "items": _ID},
-        "k": {**_COUNT, "default": 10, "description": "items of an answer"},
-        "candidates": {**_COUNT, "description": "items that are ranked; at least k"},
+        "k": {**_COUNT, "default": 10, "description": "maximum number of items per user"},
+        "candidates": {**_COUNT, "description": "number of items to rank per user; at least k"},
         "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
     },
     "required": ["users"],
@@ -26,8 +26,8 @@ _RECOMMENDATION = {
         "items": {"type": "array", "items": _ID},
         "scores": {"type": "array", "items": {"type": "number"}},
         "source": {"type": "string", "enum": ["ranked", "recalled", "popular"]},
-        "partial": {"type": "boolean", "description": "the items of a lost shard are not in it"},
-        "reason": {"type": "string", "description": "why a stage did not answer"},
+        "partial": {"type": "boolean", "description": "true if items of a lost shard are missing"},
+        "reason": {"type": "string", "description": "why the items are not ranked"},
     },
     "required": ["user", "items", "scores", "source"],
 }
@@ -42,15 +42,15 @@ _ERROR = {
     "required": ["error"],
 }
 _MEANINGS = {
-    400: "The request is wrong.",
-    401: "The token is missing or wrong.",
-    403: "The token is not good for this.",
-    404: "There is no such path.",
-    405: "The path takes another method.",
+    400: "The request is invalid.",
+    401: "The token is missing or invalid.",
+    403: "The token does not permit this.",
+    404: "The path does not exist.",
+    405: "The path does not support the method.",
     408: "The body did not arrive in time.",
     413: "The request is too large.",
-    415: "The body is compressed in an unknown way.",
-    503: "Too many requests at the same time, or the server ends.",
+    415: "The compression of the body is not supported.",
+    503: "Too many concurrent requests, or the server is shutting down.",
 }
 
 
@@ -59,28 +59,30 @@ def _of_json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(summary: str, *errors: int, **more: object) -> dict[str, Any]:
-    responses = {"200": {"description": "The items of each user.", "content": _of_json(_ANSWER)}}
+    responses = {
+        "200": {"description": "The recommended items of each user.", "content": _of_json(_ANSWER)}
+    }
     for status in sorted((400, 401, 403, 404, 405, 503, *errors)):
         content = _of_json(_ERROR)
         responses[str(status)] = {"description": _MEANINGS[status], "content": content}
     return {"summary": summary, "responses": responses, **more}
 
 
-def _in(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": place, "schema": schema, "required": place == "path"}
+def _in(location: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": location, "schema": schema, "required": location == "path"}
 
 
 PATHS: dict[str, Any] = {
     "/recommend": {
         "post": _operation(
-            "The best items of some users.",
+            "Recommend items to some users.",
             *(408, 413, 415),
             requestBody={"content": _of_json(_REQUEST), "required": True},
         )
     },
     "/recommend/{user}": {
         "get": _operation(
-            "The best items of one user, as in BigDL 2.x.",
+            "Recommend items to one user, as in BigDL 2.x.",
             parameters=[
                 _in("path", "user", _ID),
                 _in("query", "k", _COUNT),
@@ -89,4 +91,4 @@ PATHS: dict[str, Any] = {
         )
     },
 }
-"""Paths of OpenAPI 3.1 and their operations."""
+"""OpenAPI 3.1 paths and their operations."""

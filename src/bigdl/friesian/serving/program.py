@@ -1,13 +1,13 @@
-"""The program ``bigdl-friesian-serve``.
+"""Program ``bigdl-friesian-serve``: serve recommendations as a YAML file configures.
 
     bigdl-friesian-serve init --config serving.yaml     # load the store, build the index
     bigdl-friesian-serve serve --config serving.yaml
-    bigdl-friesian-serve serve --config serving.yaml --shard 0    # a part of the items
+    bigdl-friesian-serve serve --config serving.yaml --shard 0    # one shard of the items
     bigdl-friesian-serve client --address 127.0.0.1:8980 --users 1,2,3
 
-``serve`` starts the services that have a port in the section ``server``.  It ends at SIGTERM, after
-the requests that run.  A new version of the store is read as soon as it is there, a new index and a
-new model within two seconds; what cannot be read is refused, and the old one is used on.
+``serve`` starts the services that have a port in the section ``server``. SIGTERM stops it after the
+running requests. A new version of the store is used at once, a new index and a new model within two
+seconds. If one of them cannot be read, the old one stays in use.
 """
 
 from __future__ import annotations
@@ -71,34 +71,34 @@ from bigdl.nano.serving.workers import PeerWorkers, ServerWorker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
-_SWITCH = 0.0005  # seconds
-_WAITING_THREADS = 8  # of a recommender whose stages wait for others
-_LOOK = 2.0  # seconds between looks at the files of index and models
+_SWITCH = 0.0005  # thread switch interval in seconds
+_WAITING_THREADS = 8  # threads of a recommender whose stages wait for other services
+_POLL_S = 2.0  # seconds between checks for new index and model files
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
 
 class Serving:
-    """All that one configuration starts; a context manager that ends it.
+    """All services of one configuration; a context manager that stops them.
 
     Parameters
     ----------
     config : Config
     shard, replica : int, optional
-        Serve a shard of the items instead of what the section ``server`` says.
+        Serve this shard of the items instead of the section ``server``.
     worker : ServerWorker, optional
-        This process is one of several that share the ports.
+        Set if this process is one of several workers that share the ports.
     listens : bool, default True
-        False opens no port; see :attr:`recommender`.
+        False opens no ports; see :attr:`recommender`.
 
     Attributes
     ----------
     ports : dict of str to int
-        By the name of the service, and ``http``.
+        Port by service name, and of ``http``.
 
     Raises
     ------
     UsageError
-        If something cannot be read or started.  Nothing is left running then.
+        If something cannot be read or started. Everything is stopped then.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Serving:
         self.metrics = ServingMetrics(prometheus.CollectorRegistry())
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
-        self._servers: list[Callable[[], Any]] = []  # that are stopped first
+        self._servers: list[Callable[[], Any]] = []  # stopped before the resources in _closing
         self._peers: PeerWorkers | None = None
-        self._added: dict[int, list[float]] = {}  # items that clients added to the index
+        self._added: dict[int, list[float]] = {}  # vectors of items that clients added to the index
         self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
-        self._made: dict[str, Any] = {}
+        self._parts: dict[str, Any] = {}
         try:
             if listens:
                 self._start()
@@ -134,7 +134,7 @@ class Serving:
 
     @property
     def recommender(self) -> Recommender:
-        """The recommender of the configuration, whether a port answers for it or not."""
+        """Recommender of the configuration, even if no port serves it."""
         recommender = self._recommender
         self._begin_watching()
         return recommender
@@ -161,7 +161,7 @@ class Serving:
                 services.append(InferenceHandlers(self._models))
             started = config.checked(
                 f"server.{name}_port",
-                _started,
+                _start_server,
                 services,
                 server[f"{name}_port"],
                 security,
@@ -190,39 +190,39 @@ class Serving:
             self._servers.append(partial(web.stop, server.get("grace_s", RECOMMENDER_END_S)))
 
     def _begin_watching(self) -> None:
-        """Look for new files from now on, if there are some that can be replaced."""
+        """Start to watch for replaced files, if there are any to watch."""
         if self._watcher is None and self._watched():
             self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             self._watcher.start()
 
     def _join_peers(self) -> None:
-        """Let the other workers of this server ask, and ask them."""
+        """Connect to the other workers of this server, and accept their calls."""
         if self._worker is None:
             return
-        functions = {"add": self._added_elsewhere, "added": lambda _: self._all_added()}
+        functions = {"add": self._add_from_peer, "added": lambda _: self._all_added()}
         peers = PeerWorkers(self._worker, self._models, functions)
         self._closing.append(peers.close)
         self._peers = peers
 
-    def _added_elsewhere(self, content: bytes) -> bytes:
+    def _add_from_peer(self, content: bytes) -> bytes:
         self._add({int(item): vector for item, vector in json.loads(content).items()})
         return b""
 
     def _all_added(self) -> bytes:
-        return json.dumps(dict(self._added)).encode()  # a copy: others go on adding
+        return json.dumps(dict(self._added)).encode()  # copy, because other threads may add items
 
     def _add(self, items: dict[int, list[float]]) -> None:
         if items:
             self._index.add_items(list(items), list(items.values()))
             self._added.update(items)
 
-    def _take_over_items(self, peers: PeerWorkers) -> None:
-        """Add the items that other workers were told of before this one began."""
+    def _copy_items_of_peers(self, peers: PeerWorkers) -> None:
+        """Add the items that other workers received before this worker started."""
         for items in peers.ask("added").values():
-            self._added_elsewhere(items)
+            self._add_from_peer(items)
             break
 
-    # -- services -------------------------------------------------------------------------------
+    # -- services ---------------------------------------------------------------------------------
 
     def _feature_service(self, limits: Limits) -> Service:
         features = self._features if self._is_routed else self._store
@@ -234,7 +234,7 @@ class Serving:
             return RecallService(self._recall, self._recall, self.metrics, limits)
         index: Any = self._index
         if self._peers is not None:
-            self._take_over_items(self._peers)
+            self._copy_items_of_peers(self._peers)
             index = _SharedIndex(self._add, self._peers)
         return RecallService(self._local_recall, index, self.metrics, limits)
 
@@ -244,14 +244,14 @@ class Serving:
     def _recommender_service(self, limits: Limits) -> Service:
         return RecommenderService(self._recommender, self.metrics, limits)
 
-    # -- stages, each made once ------------------------------------------------------------------
+    # -- parts, each created once -----------------------------------------------------------------
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = made = make()
-            if hasattr(made, "close"):
-                self._closing.append(made.close)
-        return self._made[name]
+        if name not in self._parts:
+            self._parts[name] = part = make()
+            if hasattr(part, "close"):
+                self._closing.append(part.close)
+        return self._parts[name]
 
     @property
     def _tables(self) -> tuple[str, str]:
@@ -260,12 +260,12 @@ class Serving:
 
     @property
     def _is_routed(self) -> bool:
-        """True if the items are in shards elsewhere."""
+        """True if remote shards hold the items."""
         return bool(self.config.shards) and not self._is_shard
 
     @property
-    def _line(self) -> dict[str, Any]:
-        """Return the options of every client of another service."""
+    def _client_options(self) -> dict[str, Any]:
+        """Keywords of the clients of other services."""
         config = self.config
         return {
             "timeout": config.get("recommender.deadline_ms", 10_000.0) / 1000,
@@ -276,14 +276,16 @@ class Serving:
 
     def _remote(self, section: str, client: Any, **options: Any) -> Any:
         url = self.config.get(f"{section}.url")
-        return self._once(f"{section} at {url}", lambda: client(url, **self._line, **options))
+        return self._once(
+            f"{section} at {url}", lambda: client(url, **self._client_options, **options)
+        )
 
     @property
     def _sharded_features(self) -> ShardedFeatures:
         return self._once(
             "features of shards",
             lambda: ShardedFeatures(
-                self.config.shards, self._tables[0], self.metrics, **self._line
+                self.config.shards, self._tables[0], self.metrics, **self._client_options
             ),
         )
 
@@ -303,7 +305,7 @@ class Serving:
                         f"bigdl-friesian-serve init --config {config.path}",
                     )
             self.metrics.watch("store_version", lambda: store.version)
-            if "://" not in location:  # counting rows in Redis would take long
+            if "://" not in location:  # counting rows in Redis is slow
                 for table in self._tables:
                     self.metrics.watch(f"rows_{table}", partial(store.size, table))
             return store
@@ -338,7 +340,7 @@ class Serving:
         features, table = self._features, self._tables[0]
         names = features.names(table)
         if self._is_shard and self.config.shards[0].users is not None:
-            features = self._sharded_features  # the user may be of another shard
+            features = self._sharded_features  # the user may be on another shard
         for key, name in (("recall.user_vector", vector), ("recall.seen", seen)):
             if name is not None and name not in names:
                 raise config.error(
@@ -352,7 +354,7 @@ class Serving:
         if self._is_routed:
             return self._once(
                 "recall of shards",
-                lambda: ShardedRecall(self.config.shards, self.metrics, **self._line),
+                lambda: ShardedRecall(self.config.shards, self.metrics, **self._client_options),
             )
         if "recall.url" in self.config.values:
             return self._remote("recall", RemoteRecall)
@@ -360,7 +362,7 @@ class Serving:
 
     @property
     def _models(self) -> InferenceService:
-        """The ranking models, which answer the Open Inference Protocol, too."""
+        """Ranking models, which are also served by the Open Inference Protocol."""
         config = self.config
 
         def make() -> InferenceService:
@@ -368,9 +370,9 @@ class Serving:
             if "ranking.model" in config.values:
                 path = config.get("ranking.model")
                 if not Path(path).exists():
-                    raise config.error("ranking.model", f"there is no model at {path}")
-                given = {name: config.get(f"ranking.{name}") for name in _BATCHING}
-                batching = {name: each for name, each in given.items() if each is not None}
+                    raise config.error("ranking.model", f"the model {path} does not exist")
+                options = {name: config.get(f"ranking.{name}") for name in _BATCHING}
+                batching = {name: each for name, each in options.items() if each is not None}
                 repository = config.checked(
                     "ranking",
                     lambda: ModelRepository(
@@ -385,7 +387,7 @@ class Serving:
                 )
                 self._closing.append(repository.close)
                 config.checked("ranking.model", repository.load_all)
-                repository.watch(_LOOK)
+                repository.watch(_POLL_S)
             return InferenceService(
                 repository,
                 limits_of(config),
@@ -423,7 +425,7 @@ class Serving:
 
     @property
     def _computing_threads(self) -> int:
-        """The requests that are computed at a time; more than cores would wait for each other."""
+        """Number of concurrent requests; more than the cores would only compete."""
         keys = self.config.values
         waits = ("features.url", "recall.url", "ranking.url", "ranking.max_batch_size")
         calls = ("recommender.prepare", "recommender.rerank")
@@ -486,40 +488,44 @@ class Serving:
 
         return self._once("recommender", make)
 
-    # -- what changes while it serves -----------------------------------------------------------
+    # -- replacement while serving ----------------------------------------------------------------
 
     def _watched(self) -> dict[str, str]:
         """Return the files whose change means a new index."""
         watched = {}
-        if "index" in self._made:
+        if "index" in self._parts:
             watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")
         return watched
 
     def _watch(self) -> None:
         stamps = {name: _stamp(path) for name, path in self._watched().items()}
-        while not self._ended.wait(_LOOK):
+        while not self._ended.wait(_POLL_S):
             for name, path in self._watched().items():
                 stamp = _stamp(path)
                 if stamp is None or stamp == stamps.get(name):
                     continue
                 if stamp != _stamp(path):
-                    continue  # it is being written
+                    continue  # still being written
                 stamps[name] = stamp
                 try:
-                    self._renew(name)
+                    self._reload(name)
                 except Exception as error:
-                    logger.error("The new %s is refused: %s", name, one_line(error))
+                    logger.error(
+                        "The new %s cannot be used; the old one stays in use: %s",
+                        name,
+                        one_line(error),
+                    )
                 else:
-                    logger.warning("The new %s is used from now on", name)
+                    logger.warning("The new %s is now in use", name)
 
-    def _renew(self, name: str) -> None:
-        self._made[name].swap(ItemIndex.load(self.config.get("recall.index")))
+    def _reload(self, name: str) -> None:
+        self._parts[name].swap(ItemIndex.load(self.config.get("recall.index")))
         self._added.clear()
 
     def stop(self) -> None:
-        """Answer what was asked, and end all servers and clients."""
+        """Finish running requests, and stop all servers and clients."""
         self._ended.set()
-        # Together: none takes requests while another one answers its last.
+        # Stop all at once, so that no server accepts requests while another finishes.
         ending = [threading.Thread(target=each) for each in self._servers]
         for thread in ending:
             thread.start()
@@ -537,7 +543,7 @@ class Serving:
 
 
 class _SharedIndex:
-    """The index of all workers of a server, for items that come one by one."""
+    """Index that adds items in all workers of a server."""
 
     def __init__(self, add: Callable[[dict[int, list[float]]], None], peers: PeerWorkers):
         self._add, self._peers = add, peers
@@ -548,7 +554,7 @@ class _SharedIndex:
         self._peers.ask("add", json.dumps(items).encode())
 
 
-def _started(
+def _start_server(
     services: list[GrpcService],
     port: int,
     security: Security,
@@ -560,12 +566,12 @@ def _started(
 
 
 def _stage(name: str, options: dict[str, object]) -> str | Stage:
-    """Return a stage of a configuration; the name alone of one that the recommender makes."""
+    """Return a configured stage, or the name of a built-in stage."""
     if name not in DEFAULT_STAGES:
         return load_stage(name, options)
     if options:
         raise UsageError(
-            f"The stage {name} takes no options here, but keys of its section; got {options!r}",
+            f"The stage {name} is configured in its section, not by options; got {options!r}",
             code="argument-conflict",
             argument=name,
         )
@@ -573,7 +579,7 @@ def _stage(name: str, options: dict[str, object]) -> str | Stage:
 
 
 def _stamp(path: str) -> tuple | None:
-    """Return what changes with the files at a path."""
+    """Return a value that changes with the files at a path; None if they cannot be read."""
     try:
         names = [path, *(str(each) for each in sorted(Path(path).rglob("*")))]
         return tuple((name, os.stat(name).st_mtime_ns, os.stat(name).st_ino) for name in names)
@@ -582,11 +588,11 @@ def _stamp(path: str) -> tuple | None:
 
 
 def limits_of(config: Config) -> Limits:
-    """Return what one request may ask for."""
+    """Return the request limits of a configuration."""
     server = config.section("server")
     names = ("max_ids", "max_k", "max_pairs", "max_bytes", "max_requests")
-    given = {name: server[name] for name in names if name in server}
-    return config.checked("server", lambda: Limits(**given))
+    limits = {name: server[name] for name in names if name in server}
+    return config.checked("server", lambda: Limits(**limits))
 
 
 def _token(config: Config, name: str = "token") -> str | None:
@@ -604,16 +610,16 @@ def _tokens(config: Config) -> Tokens:
 
 def _security(config: Config) -> Security:
     keys = ("host", "expose", "certificate", "key", "changes")
-    given = {
+    options = {
         name: config.get(f"server.{name}") for name in keys if f"server.{name}" in config.values
     }
     tokens = _tokens(config)
-    config.checked("server.changes", changes_allowed, given.get("changes"), tokens)
-    place = "server.host" if "server.host" in config.lines else "server.certificate"
+    config.checked("server.changes", changes_allowed, options.get("changes"), tokens)
+    key_of_errors = "server.host" if "server.host" in config.lines else "server.certificate"
     return config.checked(
-        place,
+        key_of_errors,
         lambda: Security(
-            **given,
+            **options,
             token=tokens.infer,
             admin_token=tokens.admin,
             metrics_token=tokens.metrics,
@@ -621,24 +627,24 @@ def _security(config: Config) -> Security:
     )
 
 
-# -- near the line ---------------------------------------------------------------------------------
+# -- near-line loading -----------------------------------------------------------------------------
 
 
 def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
-    """Load the store and build the index, as the sections ``init``, ``store`` and ``recall`` say.
+    """Load the store and build the index by the sections ``init``, ``store`` and ``recall``.
 
     Parameters
     ----------
     config : Config
     number : int, optional
-        Of a shard, whose items alone are loaded.
+        Shard to load; only its items are loaded.
 
     Returns
     -------
     dict
-        What was written: rows by table, the version of the store, items of the index.
+        Written rows by table, version of the store, number of items in the index.
     """
-    done: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     shard = None
     if number is not None:
         config = config.of_shard(number)
@@ -653,7 +659,7 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
             id_cols[table] = config.get(f"init.{column}", table)
             tables[table] = config.checked(
                 f"init.{source}",
-                _part,
+                _rows_of_shard,
                 config.get(f"init.{source}"),
                 id_cols[table],
                 shard,
@@ -661,7 +667,7 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
             )
     if not tables and "init.vectors" not in config.values:
         raise UsageError(
-            f"{config.path}: the section init should name users and items, vectors, or all",
+            f"{config.path}: the section init should have users and items, vectors, or all of them",
             code="argument-missing",
             path=str(config.path),
         )
@@ -669,8 +675,8 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
         location = config.needed("store.location", "init")
         prefix, keep = config.get("store.prefix", ""), config.get("store.keep", 2)
         with config.checked("store.location", open_store, location, prefix, keep) as store:
-            done["version"] = config.checked("init", store.replace, tables, id_cols)
-            done |= {table: store.size(table) for table in tables}
+            written["version"] = config.checked("init", store.replace, tables, id_cols)
+            written |= {table: store.size(table) for table in tables}
     if "init.vectors" in config.values:
         path = config.needed("recall.index", "init")
         item = config.get("init.item_id", config.get("features.item_table", "item"))
@@ -681,19 +687,24 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
             "metric": config.get("init.metric", "inner_product"),
         }
         source = config.checked(
-            "init.vectors", _part, config.get("init.vectors"), options["id_col"], shard, "item"
+            "init.vectors",
+            _rows_of_shard,
+            config.get("init.vectors"),
+            options["id_col"],
+            shard,
+            "item",
         )
         index = config.checked("init.vectors", lambda: ItemIndex.from_table(source, **options))
         config.checked("recall.index", index.save, path)
-        done["index"] = len(index)
-    return done
+        written["index"] = len(index)
+    return written
 
 
-def _part(source: str, id_column: str, shard: Shard | None, kind: str) -> Any:
-    """Return a table of Parquet files, or those rows of it that are of a shard."""
+def _rows_of_shard(source: str, id_column: str, shard: Shard | None, id_type: str) -> Any:
+    """Return the Parquet path, or its rows that belong to a shard."""
     if shard is None:
         return source
-    table = table_of(source, f"the {kind}s")
+    table = table_of(source, f"the {id_type}s")
     if id_column not in table.column_names:
         raise UsageError(
             f"{source} has no column {id_column!r}, only {table.column_names}",
@@ -701,7 +712,7 @@ def _part(source: str, id_column: str, shard: Shard | None, kind: str) -> Any:
             column=id_column,
             allowed=list(table.column_names),
         )
-    return table.filter(pa.array(shard.has(kind, ids_of(table[id_column], f"the {kind}s"))))
+    return table.filter(pa.array(shard.has(id_type, ids_of(table[id_column], f"the {id_type}s"))))
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -714,7 +725,7 @@ def _serve(options: argparse.Namespace) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    # A thread that comes back from Faiss or OpenVINO waits for so long for another one in Python.
+    # A thread that returns from Faiss or OpenVINO waits up to this long for the GIL.
     sys.setswitchinterval(_SWITCH)
     workers = config.checked(
         "server.workers", check_integer, "workers", config.get("server.workers", 1), 1, 256
@@ -723,7 +734,7 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_by_workers(config, workers, options, ending)
     worker = None if options.worker is None else ServerWorker.from_json(options.worker)
     with Serving(config, options.shard, options.replica, worker) as serving:
-        freeze_modules()  # else a request in thousands waits for a collection of all of them
+        freeze_modules()  # avoids rare requests that wait for a full garbage collection
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()
@@ -766,9 +777,9 @@ def _init(options: argparse.Namespace) -> int:
     else:
         numbers = [options.shard]
     for number in numbers:
-        done = initialise(config, number)
+        written = initialise(config, number)
         begin = "" if number is None else f"shard {number}: "
-        print(begin + ", ".join(f"{name} {value}" for name, value in done.items()))
+        print(begin + ", ".join(f"{name} {value}" for name, value in written.items()))
     return 0
 
 
@@ -778,7 +789,7 @@ def _client(options: argparse.Namespace) -> int:
         users = [int(each) for each in options.users.split(",")]
     except ValueError:
         raise UsageError(
-            f"--users should be numbers as in 1,2,3, got {options.users!r}",
+            f"--users should be integers such as 1,2,3, got {options.users!r}",
             code="argument-value",
             argument="--users",
         ) from None
@@ -805,16 +816,16 @@ def _client(options: argparse.Namespace) -> int:
 def _load(
     client: RecommenderClient, users: list[int], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Ask many times, with several requests at a time; returns figures in milliseconds."""
+    """Send many concurrent requests; return throughput, and latencies in milliseconds."""
 
-    def ask(number: int) -> float:
+    def timed_request(number: int) -> float:
         begin = time.perf_counter()
         client.recommend([users[number % len(users)]], options.k, options.candidates)
         return time.perf_counter() - begin
 
     begin = time.perf_counter()
     with ThreadPoolExecutor(options.threads) as pool:
-        times = np.array(list(pool.map(ask, range(options.requests)))) * 1000
+        times = np.array(list(pool.map(timed_request, range(options.requests)))) * 1000
     rate = options.requests / (time.perf_counter() - begin)
     p50, p99 = np.percentile(times, [50, 99])
     return {
@@ -826,7 +837,7 @@ def _load(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns the status that it ends with."""
+    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="bigdl-friesian-serve",
         description=__doc__,
@@ -834,25 +845,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("serve", "serve what a configuration says"),
+        ("serve", "start the services of a configuration"),
         ("init", "load the store and build the index"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--config", "-c", required=True, help="a file of YAML")
-        command.add_argument("--shard", type=int, help="one of the section shards, from 0")
+        command.add_argument("--config", "-c", required=True, help="YAML configuration file")
+        command.add_argument("--shard", type=int, help="index in the section shards, from 0")
         if name == "serve":
-            command.add_argument("--replica", type=int, default=0, help="of the shard, from 0")
+            command.add_argument(
+                "--replica", type=int, default=0, help="index of the replica of the shard, from 0"
+            )
             command.add_argument("--worker", help=argparse.SUPPRESS)
-    client = commands.add_parser("client", help="ask a recommender, once or many times")
+    client = commands.add_parser("client", help="send one or many requests to a recommender")
     client.add_argument("--address", default="127.0.0.1:8980")
-    client.add_argument("--users", default="1", help="numbers, as in 1,2,3")
-    client.add_argument("-k", type=int, default=10, help="items of an answer")
-    client.add_argument("--candidates", type=int, default=0, help="items that are ranked")
-    client.add_argument("--requests", type=int, default=0, help="measure so many requests")
-    client.add_argument("--threads", type=int, default=8, help="requests at a time")
-    client.add_argument("--timeout", type=float, default=10.0, help="seconds")
+    client.add_argument("--users", default="1", help="user ids, such as 1,2,3")
+    client.add_argument("-k", type=int, default=10, help="maximum number of items per user")
+    client.add_argument(
+        "--candidates",
+        type=int,
+        default=0,
+        help="number of items to rank per user; 0 for the server default",
+    )
+    client.add_argument("--requests", type=int, default=0, help="measure this number of requests")
+    client.add_argument("--threads", type=int, default=8, help="concurrent requests")
+    client.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for an answer")
     client.add_argument("--token-file", help="file with the bearer token")
-    client.add_argument("--authority", help="file in PEM to check the certificate by; means TLS")
+    client.add_argument(
+        "--authority", help="PEM file that verifies the certificate of the server; enables TLS"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     work = {"serve": _serve, "init": _init, "client": _client}[options.command]

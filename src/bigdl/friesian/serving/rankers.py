@@ -1,7 +1,7 @@
-"""Recall and rankers in this process: candidates by an index, scores by a model.
+"""Local recall and rankers: candidates from an index, scores from a model.
 
 ============  ==========================================  ========================================
-part          method                                      here, or remote
+part          method                                      local or remote class
 ============  ==========================================  ========================================
 features      ``read(table, ids, columns)``               :class:`FeatureStore`, `RemoteFeatures`
 recall        ``candidates(user_ids, k)``                 :class:`IndexRecall`, `RemoteRecall`
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
     import torch
 
 Scores = np.ndarray | Mapping[str, np.ndarray]
-"""A score for each row; a dict of them for several tasks."""
+"""A score for each row; a dict of such arrays for several tasks."""
 
 
 class CandidateGenerator(Protocol):
-    """A search for candidates of users."""
+    """Protocol of searches for candidates of users."""
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items for each user, the best first; none for an unknown user."""
+        """Return up to `k` items per user, best first; none for unknown users."""
 
 
 class Ranker(Protocol):
-    """A model that scores rows; threads call it at the same time."""
+    """Protocol of models that score rows; threads call a ranker concurrently."""
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """Return a score for each row; a dict of them for several tasks."""
+        """Return a score for each row; a dict of arrays for several tasks."""
 
 
 class IndexRecall:
-    """Candidates by an index, with the vectors of users from a store.
+    """Candidate search in an index by user vectors from a store.
 
     Parameters
     ----------
     store : FeatureReader
     index : ItemIndex
     vector_col : str, default "prediction"
-        The users' vectors.
+        Column with the user vectors.
     seen_col : str, optional
-        A column of lists with the items that are no candidates for a user.
+        Column of lists with items to exclude for a user.
     table : str, default "user"
 
     Examples
@@ -86,7 +86,7 @@ class IndexRecall:
         self._columns = [vector_col] if seen_col is None else [vector_col, seen_col]
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """See :class:`CandidateGenerator`."""
+        """Return up to `k` items per user, best first; none for unknown users."""
         users = self.store.read(self._table, user_ids, self._columns)
         known = np.flatnonzero(users.found)
         vectors = users[self._vector_col]
@@ -116,14 +116,14 @@ def _items_of(value: np.ndarray | pa.Scalar) -> np.ndarray:
 
 
 class ModuleRanker:
-    """A model of PyTorch, or what Nano made of one, as a ranker.
+    """Ranker around a PyTorch module, or around a module that Nano optimized.
 
     Parameters
     ----------
     module : torch.nn.Module
         Takes columns as tensors.
     columns : sequence of str, optional
-        In the order that it takes them; default: its ``feature_cols``.
+        Input columns, in order. Default: ``feature_cols`` of the module.
 
     Examples
     --------
@@ -140,7 +140,7 @@ class ModuleRanker:
             columns = getattr(module, "feature_cols", None)
         if columns is None:
             raise UsageError(
-                f"{type(module).__name__} does not say its columns; name them in their order",
+                f"{type(module).__name__} does not declare its columns; pass them in order",
                 code="argument-missing",
                 argument="columns",
             )
@@ -150,20 +150,20 @@ class ModuleRanker:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the model takes, in its order."""
+        """Input columns of the model, in order."""
         return self._served[1]
 
     def swap(self, other: ModuleRanker) -> None:
-        """Use the model of another ranker from now on; calls that run end with the old one."""
+        """Switch to the model of another ranker; running calls finish with the old model."""
         self._served = other._served
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Scores:
-        """See :class:`Ranker`."""
+        """Return a score for each row; a dict of arrays for several tasks."""
         import torch
 
         module, columns = self._served
         with torch.inference_mode():
-            tensors = [torch.from_numpy(_own(inputs[name])) for name in columns]
+            tensors = [torch.from_numpy(_writable(inputs[name])) for name in columns]
             output = module(*tensors)
         if isinstance(output, Mapping):
             return {name: np.asarray(each) for name, each in output.items()}
@@ -171,10 +171,10 @@ class ModuleRanker:
 
 
 class ServedRanker:
-    """A model of a repository as a ranker: batched across requests, replaced while it is used.
+    """Ranker around a model of a repository, with batching and hot replacement.
 
-    Requests are shared among the versions of the model as the repository says, and its shadow gets
-    each of them, too.
+    The repository distributes requests over the versions of the model. Its shadow version gets a
+    copy of each request.
 
     Parameters
     ----------
@@ -203,14 +203,14 @@ class ServedRanker:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the model takes, in its order."""
+        """Input columns of the model, in order."""
         return [each.name for each in self._repository.find(self._name).model.signature.inputs]
 
     @contextmanager
     def leased(self) -> Iterator[ServedModel | None]:
-        """Keep a version of the model for the time of a request; None if it has a shadow.
+        """Hold a version of the model during a request; yield None if it has a shadow.
 
-        A shadow computes what the model itself is asked for.
+        A shadow has to receive the same requests as the model.
         """
         with self._repository.lease(self._name) as deployed:
             has_shadow = self._repository.traffic(self._name).shadow is not None
@@ -222,23 +222,23 @@ class ServedRanker:
         version: str | None = None,
         timeout: float | None = None,
     ) -> Scores:
-        """Return a score for each row; see :class:`Ranker`.
+        """Return a score for each row; a dict of arrays for several tasks.
 
         Parameters
         ----------
         inputs : dict of str to ndarray
-            Others than those of the model are passed over.
+            Columns that the model does not use are ignored.
         version : str, optional
-            Of the model; by default the repository chooses.
+            Version of the model. By default the repository selects it.
         timeout : float, optional
-            Seconds after which it is given up, with a ``DeadlineError``.
+            Seconds after which a ``DeadlineError`` is raised.
         """
         with self._repository.lease(self._name, version) as deployed:
             model = deployed.model
             signature = model.signature
             if missing := [each.name for each in signature.inputs if each.name not in inputs]:
                 raise UsageError(
-                    f"The ranker takes {missing}, which are not there",
+                    f"The ranker needs {missing}, which the inputs lack",
                     code="column-missing",
                     columns=missing,
                 )
@@ -248,6 +248,6 @@ class ServedRanker:
             return results[0] if len(results) == 1 else model.named(results)
 
 
-def _own(array: np.ndarray) -> np.ndarray:
+def _writable(array: np.ndarray) -> np.ndarray:
     array = np.ascontiguousarray(array)
     return array if array.flags.writeable else array.copy()

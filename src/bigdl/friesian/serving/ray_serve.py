@@ -1,7 +1,7 @@
-"""The recommender of a configuration as a deployment of Ray Serve, where a Ray cluster is there.
+"""Deployment of a configured recommender on Ray Serve.
 
-Each replica has all stages in its process, as ``bigdl-friesian-serve`` has; Ray Serve shares the
-requests among the replicas and starts another for one that is lost.
+Each replica runs all stages in one process, as ``bigdl-friesian-serve`` does. Ray Serve distributes
+the requests over the replicas and restarts lost ones.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving.config import read_config
-from bigdl.friesian.serving.http import shown
+from bigdl.friesian.serving.http import recommendation_json
 from bigdl.friesian.serving.program import Serving, limits_of
 
 __all__ = ["ray_application"]
 
 
 class _RecommenderReplica:
-    """One process of the deployment."""
+    """Replica of the deployment: one process with all stages."""
 
     def __init__(self, path: str):
         config = read_config(path)
@@ -30,16 +30,19 @@ class _RecommenderReplica:
     def recommend(
         self, users: list[int], k: int = 10, candidates: int | None = None, deadline_ms: Any = None
     ) -> list[dict[str, Any]]:
-        """Return for each user the items, as ``POST /recommend`` answers them."""
+        """Return the items of each user in the format of ``POST /recommend``."""
         self._limits.check_ids(users)
         self._limits.check_k("k", k)
         if candidates is not None:
             self._limits.check_k("candidates", candidates)
         deadline = None if deadline_ms is None else float(deadline_ms) / 1000
-        return [shown(each) for each in self._recommender.recommend(users, k, candidates, deadline)]
+        return [
+            recommendation_json(each)
+            for each in self._recommender.recommend(users, k, candidates, deadline)
+        ]
 
     async def __call__(self, request: Any) -> Any:
-        """Answer a request of HTTP with the body of ``POST /recommend``."""
+        """Answer an HTTP request with the body of ``POST /recommend``."""
         import asyncio
 
         from starlette.responses import JSONResponse
@@ -48,13 +51,13 @@ class _RecommenderReplica:
             content = await request.json()
             if not isinstance(content, dict) or not isinstance(content.get("users"), list):
                 raise UsageError(
-                    "The body should be an object with a list of users",
+                    "The body should be a JSON object with a list of users",
                     code="request-invalid",
                     argument="users",
                 )
             if strange := set(content) - {"users", "k", "candidates", "deadline_ms"}:
                 raise UsageError(
-                    f"The body has {sorted(strange)}, which are not known", code="request-invalid"
+                    f"The body has unknown keys {sorted(strange)}", code="request-invalid"
                 )
             answers = await asyncio.to_thread(self.recommend, **content)
         except (UsageError, ValueError, TypeError) as error:
@@ -75,19 +78,19 @@ def ray_application(
     Parameters
     ----------
     config : str or path-like
-        The file of ``bigdl-friesian-serve``, and what it names, on every machine of the cluster.
-        Ports of it are not used.
+        File of ``bigdl-friesian-serve``. The file, and the files that it names, must exist on every
+        machine of the cluster. Its ports are not used.
     replicas : int, default 1
     cpus : float, default 1.0
-        Cores that a replica takes of the cluster.
+        CPU cores per replica.
     max_requests : int, default 32
-        That a replica answers at the same time; others wait.
+        Concurrent requests per replica; further requests wait.
 
     Returns
     -------
     ray.serve.Application
-        Its handle has a method ``recommend(users, k, candidates, deadline_ms)``; by HTTP it
-        answers the body of ``POST /recommend``.
+        Its handle has a method ``recommend(users, k, candidates, deadline_ms)``. By HTTP it accepts
+        the body of ``POST /recommend``.
 
     Raises
     ------

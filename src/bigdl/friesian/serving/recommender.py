@@ -1,7 +1,7 @@
-"""The recommender: for users the best items, by a list of stages.
+"""Recommender: returns the best items for users by running a list of stages.
 
-By default these are recall, features and ranking, each in this process or behind a service; see
-:mod:`.stages` for another one, and :mod:`.rankers` for what they call.
+By default the stages are recall, features and ranking, each in this process or in a remote service.
+See :mod:`.stages` for custom stages, and :mod:`.rankers` for the parts that the stages call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bigdl.friesian.serving.stages import (
     StageRunner,
     checked_stage,
     load_stage,
-    taken,
+    take_rows,
 )
 from bigdl.nano.openvino.split import SplitError
 from bigdl.nano.serving.metrics import ServingMetrics
@@ -48,55 +48,55 @@ from bigdl.nano.serving.statuses import CallerGoneError as CallerGoneError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PAIRS_AT_ONCE = 100_000  # of users and candidates that are computed together
-_LONGEST = 1e6  # seconds that a deadline may be away; locks take no time without end
+PAIRS_AT_ONCE = 100_000  # maximum number of user-candidate pairs per batch
+_LONGEST = 1e6  # maximum seconds to a deadline; locks do not accept infinity
 
 
 class Recommender:
-    """Answers which items are best for users; any number of threads may call it.
+    """Recommender of items for users; safe to call from several threads.
 
     Parameters
     ----------
     features : FeatureStore or FeatureReader
     recall : CandidateGenerator
     ranker : Ranker
-        Each may be None if no stage uses it.
+        Each of the three may be None if no stage uses it.
     inputs : sequence of str, optional
-        The columns that the ranker takes; default: those that it names itself.
+        Input columns of the ranker. Default: the columns that the ranker declares.
     pipeline : FeaturePipeline, optional
-        Makes them of the features, as it did for the training.
+        Computes the inputs from the features, as in training.
     user_table, item_table : str
     candidates : int, default 500
-        How many items are ranked for a user.
+        Number of items to rank per user.
     output : str, optional
-        The score to sort by, of a ranker that gives several.
+        Score to sort by, for a ranker with several outputs.
     popular : sequence of int, optional
-        Items for unknown users and for requests that fail or are late, the best first.
+        Items for unknown users and for requests that fail or time out, best first.
     deadline : float, optional
-        Seconds within which a request is answered, if need be by what was found so far.  Stages run
-        in threads of their own then.
+        Seconds within which a request is answered, if necessary with the results so far. With a
+        deadline, stages run in worker threads.
     prepare : callable, optional
-        Gets the features of all candidates as a dict of columns, those of the users repeated, and
-        returns such a dict: to join other columns, before the pipeline.
+        Maps the features of all candidates, a dict of columns with repeated user features, to
+        another such dict, before the pipeline. Use it to join further columns.
     rerank : callable, optional
-        Gets user, items and scores, the best first, and returns items and scores: to leave some out
-        or to order them anew.
+        Maps user, items and scores, best first, to items and scores. Use it to remove or reorder
+        items.
     threads : int, default 8
-        For requests with a deadline.
+        Worker threads for requests with a deadline.
     metrics : ServingMetrics, optional
     stages : sequence of Stage or str, optional
-        What runs one after the other: objects, or names such as ``"recall"``, ``"features"``,
-        ``"ranking"`` and those that :func:`load_stage` takes.  Default: these three.
+        Stages to run in order: objects, or names such as ``"recall"``, ``"features"``,
+        ``"ranking"`` and those that :func:`load_stage` accepts. Default: these three.
     split : bool, default True
-        Compute what the ranker makes of a user once for all candidates, and keep it and what it
-        makes of an item.  A :class:`ServedModel` or :class:`ServedRanker` in OpenVINO is split if
-        it can be and its scores stay equal up to rounding; not with `prepare`, and not if a step of
-        the pipeline reads columns of both tables.
+        Split the ranker: compute its user part once per user and its item part once per item, and
+        cache both. It applies to a :class:`ServedModel` or :class:`ServedRanker` in OpenVINO that
+        can be split with equal scores up to rounding. It does not apply with `prepare`, or if a
+        pipeline step reads columns of both tables.
     item_memory : int, default 1 GiB
-        Bytes that what is kept of the items may take, for each model and file of the store; items
-        that need more are computed with each request.
+        Maximum bytes of the item cache, per model and file of the store. Items beyond it are
+        computed in each request.
     user_memory : int, default 64 MiB
-        The same for users; those who were kept first make room for others.
+        Maximum bytes of the user cache; the oldest entries are evicted.
 
     Examples
     --------
@@ -157,31 +157,35 @@ class Recommender:
         )
         errors, tables = StageErrors(self.metrics), (user_table, item_table)
         self._features: FeaturesStage | None = None
-        made: list[Stage] = []
+        stage_list: list[Stage] = []
         for each in DEFAULT_STAGES if stages is None else stages:
             if each == "recall":
-                made.append(RecallStage(_given("recall", recall)))
+                stage_list.append(RecallStage(_required("recall", recall)))
             elif each == "features":
                 columns = _inputs_of(ranker, inputs)
-                store, pairs = _given("features", features), None
+                store, pairs = _required("features", features), None
                 if (
                     split
                     and isinstance(ranker, ServedModel | ServedRanker)
                     and prepare is None
                     and not hasattr(store, "read_found")
                 ):
-                    how = columns, pipeline, output, *memory
-                    pairs = partial(PairScores, ranker, store, tables, how)
+                    options = columns, pipeline, output, *memory
+                    pairs = partial(PairScores, ranker, store, tables, options)
                 self._features = FeaturesStage(
                     store, columns, tables, errors, pipeline=pipeline, prepare=prepare, pairs=pairs
                 )
-                made.append(self._features)
+                stage_list.append(self._features)
             elif each == "ranking":
-                made.append(RankingStage(_given("ranker", ranker), output, errors, self._features))
+                stage_list.append(
+                    RankingStage(_required("ranker", ranker), output, errors, self._features)
+                )
             else:
-                made.append(load_stage(each) if isinstance(each, str) else checked_stage(each))
+                stage_list.append(
+                    load_stage(each) if isinstance(each, str) else checked_stage(each)
+                )
         self._runner = StageRunner(
-            made,
+            stage_list,
             errors,
             self.metrics,
             check_integer("threads", threads, 1),
@@ -191,7 +195,7 @@ class Recommender:
 
     @property
     def stages(self) -> list[str]:
-        """The names of the stages in their order."""
+        """Names of the stages, in order."""
         return [each.name for each in self._runner.stages]
 
     def recommend(
@@ -204,30 +208,32 @@ class Recommender:
     ) -> list[Recommendation]:
         """Return the best items for each user, in the order of the users.
 
-        Many users are computed some at a time, so that memory does not grow with their number.
+        Large requests are computed in batches of users, which limits memory.
 
         Parameters
         ----------
         user_ids : sequence of int, or int
         k : int, default 10
+            Maximum number of items per user.
         candidates : int, optional
-            How many items are ranked; at least `k`.
+            Number of items to rank per user; at least `k`.
         deadline : float, optional
-            Seconds; default: that of the recommender.
+            Seconds. Default: the deadline of the recommender.
         is_gone : callable, optional
-            Asked before each stage, in any thread; True ends the work.
+            Called before each stage, in any thread; True stops the work.
 
         Returns
         -------
         list of Recommendation
-            A user may have fewer than `k` items, if the recall or `rerank` has no more.
+            A user may have fewer than `k` items, if the recall or `rerank` returns fewer.
 
         Raises
         ------
         UsageError
-            If an argument is wrong.  What fails in a stage is logged, and the answer says so.
+            If an argument is invalid. Failures of stages are logged and reported in the
+            recommendation.
         CallerGoneError
-            If `is_gone` returned True, or the recommender was closed meanwhile.
+            If `is_gone` returned True, or the recommender was closed during the call.
         """
         check_integer("k", k, 1)
         candidates = max(self.default_candidates, k) if candidates is None else candidates
@@ -259,20 +265,20 @@ class Recommender:
         return answers
 
     def check(self) -> None:
-        """Raise a UsageError if the features lack columns that ranker or pipeline take."""
+        """Raise a UsageError if the features lack columns of the ranker or pipeline."""
         if self._features is not None:
             self._features.check()
 
     def warm_up(self) -> None:
-        """Split the model, and compute what it makes of the items, before the first request.
+        """Split the model and fill the item cache before the first request.
 
-        Otherwise the requests until that is done are computed by the whole model.
+        Until that is done, requests use the whole model.
         """
         if self._features is not None and (pairs := self._features.pairs()) is not None:
             pairs.warm_up()
 
     def close(self) -> None:
-        """End the threads, after the stages that run; requests under way are given up."""
+        """Stop the threads after the running stages; abort requests in progress."""
         self._has_ended = True
         self._runner.close()
 
@@ -284,7 +290,7 @@ class Recommender:
 
 
 class RecallStage:
-    """Finds candidates of users."""
+    """Stage that finds candidates for users."""
 
     name = "recall"
 
@@ -297,7 +303,7 @@ class RecallStage:
 
 
 class FeaturesStage:
-    """Reads the columns that the ranker takes, or prepares a model that is split for them."""
+    """Stage that reads the ranker's columns, or prepares a split model."""
 
     name = "features"
 
@@ -315,7 +321,7 @@ class FeaturesStage:
         self._store, self._wanted, self._tables, self._errors = store, columns, tables, errors
         self._pipeline, self._prepare, self._make_pairs = pipeline, prepare, pairs
         self._pairs: tuple[tuple[list[str], list[str]], PairScores | None] | None = None
-        # columns that there are, and those that are read
+        # available columns, and columns to read
         self._chosen: tuple[tuple[list[str], list[str]], tuple[list[str], list[str]]] | None = None
 
     def run(self, batch: Batch) -> Batch:
@@ -323,7 +329,7 @@ class FeaturesStage:
         if pairs is not None and batch.candidates is not None:
             try:
                 prepared = pairs.prepare(batch.users, batch.candidates, batch.resources)
-            except UsageError as error:  # e.g. features with nulls: the whole model skips these
+            except UsageError as error:  # e.g. nulls in features, which the whole model skips
                 self._errors.replaced(self.name, error)
             else:
                 if prepared is not None:
@@ -331,7 +337,7 @@ class FeaturesStage:
         return self.read(batch)
 
     def pairs(self) -> PairScores | None:
-        """Return what computes scores by parts of the model, for the columns that there are."""
+        """Return the scorer by parts of the model, or None if the model is not split."""
         if self._make_pairs is None:
             return None
         needed = self.needed()
@@ -339,7 +345,7 @@ class FeaturesStage:
             try:
                 pairs = self._make_pairs(needed)
             except SplitError as error:
-                logger.info("The model is used as a whole: %s", error)
+                logger.info("The model is not split: %s", error)
                 pairs = None
             self._pairs = needed, pairs
         return self._pairs[1]
@@ -347,12 +353,14 @@ class FeaturesStage:
     def read(self, batch: Batch) -> Batch:
         """Return the batch with the columns of the ranker.
 
-        Candidates whose rows are of a lost shard are left out.  Those whose features hold nulls
-        stay, without a row.
+        Candidates on a lost shard are removed. Candidates with nulls in their features stay,
+        without a row.
         """
         candidates = batch.candidates
         if candidates is None:
-            raise UsageError("No stage before features has found candidates", code="state")
+            raise UsageError(
+                "The stage features needs a stage before it that finds candidates", code="state"
+            )
         of_user, of_item = self.needed()
         columns: Columns = {}
         if of_user:
@@ -370,29 +378,29 @@ class FeaturesStage:
                     if not len(kept):
                         return batch
                     rows = rows.take(kept)
-                    columns = {name: taken(each, kept) for name, each in columns.items()}
+                    columns = {name: take_rows(each, kept) for name, each in columns.items()}
             columns.update(rows.columns)
         if self._prepare is not None:
             columns = self._prepare(columns)
         if self._pipeline is not None:
-            made = self._pipeline.transform_batch(columns)
-            columns = dict(zip(made.schema.names, made.columns, strict=True))
+            transformed = self._pipeline.transform_batch(columns)
+            columns = dict(zip(transformed.schema.names, transformed.columns, strict=True))
         if missing := [name for name in self._wanted if name not in columns]:
             raise UsageError(
-                f"The ranker takes {missing}, which neither the features nor the pipeline have",
+                f"The ranker needs {missing}, which neither the features nor the pipeline provide",
                 code="column-missing",
                 columns=missing,
             )
         columns = {name: columns[name] for name in self._wanted}
         whole = _rows_without_nulls(columns.values())
         if whole is not None:
-            columns = {name: taken(each, whole) for name, each in columns.items()}
+            columns = {name: take_rows(each, whole) for name, each in columns.items()}
         if whole is None or len(whole):
             columns = {name: as_numpy(each, name) for name, each in columns.items()}
         return replace(batch, columns=columns, rows=whole)
 
     def needed(self) -> tuple[list[str], list[str]]:
-        """Return the columns that are read of users, and of items."""
+        """Return the user columns and the item columns to read."""
         user, item = (self._store.names(table) for table in self._tables)
         chosen = self._chosen  # other threads may replace it
         if chosen is None or chosen[0] != (user, item):
@@ -420,7 +428,7 @@ class FeaturesStage:
         return chosen
 
     def check(self) -> None:
-        """Raise a UsageError if the features lack columns that ranker or pipeline take."""
+        """Raise a UsageError if the features lack columns of the ranker or pipeline."""
         chosen = self.needed()
         columns = {*chosen[0], *chosen[1]}
         wanted: Sequence[str] = self._wanted
@@ -429,7 +437,7 @@ class FeaturesStage:
         missing = [name for name in wanted if name not in columns]
         if missing and self._prepare is None:
             raise UsageError(
-                f"The ranker or the pipeline takes {missing}, which neither {self._tables[0]} nor "
+                f"The ranker or the pipeline needs {missing}, which neither {self._tables[0]} nor "
                 f"{self._tables[1]} has",
                 code="column-missing",
                 columns=missing,
@@ -437,7 +445,7 @@ class FeaturesStage:
 
 
 class RankingStage:
-    """Scores the candidates."""
+    """Stage that scores the candidates."""
 
     name = "ranking"
 
@@ -454,7 +462,9 @@ class RankingStage:
     def run(self, batch: Batch) -> Batch:
         features = self._features
         if batch.candidates is None:
-            raise UsageError("No stage before ranking has found candidates", code="state")
+            raise UsageError(
+                "The stage ranking needs a stage before it that finds candidates", code="state"
+            )
         if batch.pairs is not None and features is not None:
 
             def whole() -> np.ndarray:
@@ -462,13 +472,13 @@ class RankingStage:
 
             try:
                 return replace(batch, scores=batch.pairs.scores(batch.candidates, whole))
-            except UsageError as error:  # e.g. features with nulls: the whole model skips these
+            except UsageError as error:  # e.g. nulls in features, which the whole model skips
                 self._errors.replaced(self.name, error)
                 batch = features.read(batch)
         return replace(batch, scores=self._scored(batch))
 
     def _scored(self, batch: Batch) -> np.ndarray:
-        """Return a score for each candidate, nan for those that have no row."""
+        """Return a score for each candidate, NaN for candidates without a row."""
         count = 0 if batch.candidates is None else len(batch.candidates.ids)
         if batch.rows is None:
             return self._predicted(batch.columns, count)
@@ -482,7 +492,7 @@ class RankingStage:
         if isinstance(output, Mapping):
             if self._output is None or self._output not in output:
                 raise UsageError(
-                    f"The ranker gives {list(output)}; name one of them by output, "
+                    f"The ranker has the outputs {list(output)}; pass one of them as output, "
                     f"got {self._output!r}",
                     code="argument-value",
                     argument="output",
@@ -492,13 +502,13 @@ class RankingStage:
         scores = np.asarray(output, np.float32).reshape(-1)
         if len(scores) != rows:
             raise UsageError(
-                f"The ranker gave {len(scores)} scores for {rows} rows", code="model-output"
+                f"The ranker returned {len(scores)} scores for {rows} rows", code="model-output"
             )
         return scores
 
 
 def _rows_without_nulls(columns: Iterable[Column]) -> np.ndarray | None:
-    """Return the indices of the rows without a null in any column; None if no row has one."""
+    """Return the indices of rows without nulls; None if no column has nulls."""
     has_null = None
     for column in columns:
         if isinstance(column, pa.Array | pa.ChunkedArray) and column.null_count:
@@ -507,11 +517,10 @@ def _rows_without_nulls(columns: Iterable[Column]) -> np.ndarray | None:
     return None if has_null is None else np.flatnonzero(~has_null)
 
 
-def _given(name: str, part: T | None) -> T:
+def _required(name: str, part: T | None) -> T:
     if part is None:
         raise UsageError(
-            f"A stage of the recommender needs {name}, which is None; give it, or leave the stage "
-            "out",
+            f"A stage of the recommender needs {name}, which is None; pass it, or remove the stage",
             code="argument-missing",
             argument=name,
         )
@@ -521,8 +530,8 @@ def _given(name: str, part: T | None) -> T:
 def _inputs_of(ranker: Ranker | None, inputs: Sequence[str] | None) -> list[str]:
     if ranker is not None and not hasattr(ranker, "predict"):
         raise UsageError(
-            f"A ranker has a method predict, but got {type(ranker).__name__}; wrap a module of "
-            "PyTorch by ModuleRanker",
+            f"A ranker needs a method predict, but got {type(ranker).__name__}; wrap a PyTorch "
+            "module in ModuleRanker",
             code="model-type",
         )
     if inputs is not None:
@@ -534,7 +543,7 @@ def _inputs_of(ranker: Ranker | None, inputs: Sequence[str] | None) -> list[str]
     if signature is not None:
         return [each.name for each in signature.inputs]
     raise UsageError(
-        f"{type(ranker).__name__} does not say its columns; name them by inputs",
+        f"{type(ranker).__name__} does not declare its columns; pass them as inputs",
         code="argument-missing",
         argument="inputs",
     )

@@ -1,16 +1,16 @@
-"""A store of features in Redis, for servers on several machines.
+"""Feature store in Redis, for servers on several machines.
 
-The keys are those of BigDL 2.x: ``<prefix><table>:<id>`` holds a row, ``<prefix><table>`` the names
-of the columns.  Versions after the first have ``v<number>_`` behind the prefix, and
-``<prefix>version`` says which one counts; readers ask for it in the same command as for the rows.
+The keys are those of BigDL 2.x: ``<prefix><table>:<id>`` holds a row, ``<prefix><table>`` the
+column names. Versions after the first have ``v<number>_`` after the prefix. ``<prefix>version``
+holds the current version; readers read it in the same command as the rows.
 
 ====================================  ============================================================
 URL                                   is
 ====================================  ============================================================
 ``redis://host:6379/0``               one server; ``rediss://`` with TLS
-``redis+sentinel://a:26379,b/name``   the master of this name, as these sentinels know it
-``redis+cluster://host:7000``         a cluster, by one or several of its nodes; a user and a
-                                      password stand before the first, as ``user:password@``
+``redis+sentinel://a:26379,b/name``   the master of this name, by these sentinels
+``redis+cluster://host:7000``         a cluster, by one or several of its nodes; user and password
+                                      go before the first node, as ``user:password@``
 ====================================  ============================================================
 """
 
@@ -28,37 +28,37 @@ import numpy as np
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.timeouts import WRITER_LOCK_S
-from bigdl.friesian.serving.rows import Features, Layout, StoredRows, gathered
-from bigdl.friesian.serving.store import FeatureStore, no_table
+from bigdl.friesian.serving.rows import Features, Layout, StoredRows, gather_features
+from bigdl.friesian.serving.store import FeatureStore, missing_table_error
 
-_AT_ONCE = 1000  # rows of one command while a version is written
+_AT_ONCE = 1000  # rows per command when a version is written
 
 
 class RedisStore(FeatureStore):
-    """A store in Redis; in a cluster an update is one step for each row, else for all of it.
+    """Feature store in Redis; updates are atomic, in a Redis cluster per row.
 
     Parameters
     ----------
     url : str
         See the module.
     prefix : str, default ""
-        Begin of all keys.
+        Prefix of all keys.
     keep : int, default 2
-        How many versions stay.
+        Number of versions to keep.
     timeout : float, default 2.0
-        Seconds for an answer of Redis.
+        Seconds to wait for an answer of Redis.
 
     Raises
     ------
     UsageError
-        If the URL is not understood, or Redis does not answer.
+        If the URL is invalid, or Redis does not answer.
 
     Examples
     --------
     >>> from bigdl.friesian.serving import RedisStore
     >>> try:
     ...     store = RedisStore("redis://127.0.0.1:1/0", prefix="2tower_")
-    ... except ValueError as error:  # no Redis is there; with one, it is used as a folder is
+    ... except ValueError as error:  # no Redis runs here
     ...     print(str(error)[:40])
     Redis at redis://127.0.0.1:1/0 does not
     """
@@ -76,7 +76,7 @@ class RedisStore(FeatureStore):
         self._version = 0
         self._layouts: dict[str, Layout] = {}
         try:
-            self._learn()
+            self._load_layouts()
         except self._error as error:
             raise UsageError(
                 f"Redis at {self._shown} does not answer: {one_line(error)}",
@@ -98,8 +98,8 @@ class RedisStore(FeatureStore):
 
     # -- reading --------------------------------------------------------------------------------
 
-    def _learn(self) -> dict[str, Layout]:
-        """Read which version counts, and the layouts of its tables."""
+    def _load_layouts(self) -> dict[str, Layout]:
+        """Read the current version and the layouts of its tables."""
         version = int(self._redis.get(f"{self._prefix}version") or 0)
         content = self._redis.get(f"{self._begin(version)}layouts")
         known = json.loads(content) if version and content else {}
@@ -110,36 +110,36 @@ class RedisStore(FeatureStore):
     def _layout_of(self, table: str) -> Layout:
         layouts = self._layouts
         if table not in layouts:
-            layouts = self._learn()
+            layouts = self._load_layouts()
         if table not in layouts:
-            raise no_table(table, list(layouts))
+            raise missing_table_error(table, list(layouts))
         return layouts[table]
 
     def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
         for _ in range(10):
             layout, version = self._layout_of(table), self._version
-            distinct, places = np.unique(ids, return_inverse=True)
+            distinct, inverse = np.unique(ids, return_inverse=True)
             keys = [f"{self._prefix}version", *self._row_keys(version, table, distinct)]
             get = self._redis.mget_nonatomic if self._is_cluster else self._redis.mget
             counts, *values = get(keys)
             if int(counts or 0) == version:
                 break
-            self._learn()
+            self._load_layouts()
         else:
             raise UsageError(
-                f"The version of the store at {self._shown} changes all the time",
+                f"The version of the store at {self._shown} changed during 10 reads",
                 code="cluster-refused",
                 address=self._shown,
             )
-        found = np.array([value is not None for value in values], bool)
+        is_known = np.array([value is not None for value in values], bool)
         rows = StoredRows.from_bytes(
-            distinct[found], [value for value in values if value is not None], layout
+            distinct[is_known], [value for value in values if value is not None], layout
         )
-        return gathered(layout, [rows], distinct[places], columns)
+        return gather_features(layout, [rows], distinct[inverse], columns)
 
     @property
     def version(self) -> int:
-        self._learn()
+        self._load_layouts()
         return self._version
 
     def versions(self) -> list[int]:
@@ -149,10 +149,10 @@ class RedisStore(FeatureStore):
         return self._layout_of(table)
 
     def tables(self) -> list[str]:
-        return list(self._learn())
+        return list(self._load_layouts())
 
     def size(self, table: str) -> int:
-        self._learn()
+        self._load_layouts()
         self._layout_of(table)
         pattern = f"{_escaped(self._begin(self._version))}{table}:*"
         return sum(1 for _ in self._redis.scan_iter(pattern, count=_AT_ONCE))
@@ -180,7 +180,7 @@ class RedisStore(FeatureStore):
         with self._writer():
             known = self.versions()
             version = max(known, default=0) + 1
-            self._remove(version)  # what a writer left that was killed
+            self._remove(version)  # remove leftovers of a writer that was killed
             for name, (layout, rows) in tables.items():
                 self._write(version, name, layout, rows)
             begin = self._begin(version)
@@ -188,12 +188,12 @@ class RedisStore(FeatureStore):
             self._redis.set(f"{begin}layouts", json.dumps(layouts))
             for name, (layout, _) in tables.items():
                 self._redis.set(f"{begin}{name}", ",".join([layout.id_column, *layout.names]))
-            stays = [*known, version][-self._keep :]
-            self._redis.set(f"{self._prefix}versions", json.dumps(stays))
-            self._redis.set(f"{self._prefix}version", version)  # from now on it counts
-            for old in set(known) - set(stays):
+            kept = [*known, version][-self._keep :]
+            self._redis.set(f"{self._prefix}versions", json.dumps(kept))
+            self._redis.set(f"{self._prefix}version", version)  # activates the version
+            for old in set(known) - set(kept):
                 self._remove(old)
-        self._learn()
+        self._load_layouts()
         return version
 
     def _write(self, version: int, name: str, layout: Layout, rows: StoredRows) -> None:
@@ -203,7 +203,7 @@ class RedisStore(FeatureStore):
 
     def _update(self, changes: Mapping[str, Any]) -> None:
         with self._writer():
-            self._learn()
+            self._load_layouts()
             ready = []
             for name, table in changes.items():
                 layout = self._layout_of(name)
@@ -212,12 +212,12 @@ class RedisStore(FeatureStore):
             for name, layout, rows in ready:
                 keys = self._row_keys(self._version, name, rows.ids)
                 pairs.update(zip(keys, rows.to_bytes(layout), strict=True))
-            if pairs:  # one command is one step
+            if pairs:  # one command is atomic
                 (self._redis.mset_nonatomic if self._is_cluster else self._redis.mset)(pairs)
 
     def _delete(self, table: str, ids: np.ndarray) -> None:
         with self._writer():
-            self._learn()
+            self._load_layouts()
             self._layout_of(table)
             self._unlink(self._row_keys(self._version, table, ids))
 
@@ -233,7 +233,7 @@ class RedisStore(FeatureStore):
                     allowed=list(known),
                 )
             self._redis.set(f"{self._prefix}version", version)
-        self._learn()
+        self._load_layouts()
 
     def _remove(self, version: int) -> None:
         """Remove all keys of a version."""
@@ -250,7 +250,7 @@ class RedisStore(FeatureStore):
             self._redis.unlink(f"{self._begin(version)}{name}")
 
     def _unlink(self, keys: Sequence[str]) -> None:
-        """Remove keys in one step; in a cluster one after the other."""
+        """Remove keys atomically; in a cluster one by one."""
         if self._is_cluster:
             for key in keys:
                 self._redis.unlink(key)
@@ -263,14 +263,14 @@ class RedisStore(FeatureStore):
 
 
 def _escaped(text: str) -> str:
-    """Return a text as a pattern of Redis that matches it alone."""
+    """Escape a string for a Redis pattern that matches it literally."""
     return "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in text)
 
 
 def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
-    """Return a client of what a URL means, and True if that is a cluster."""
+    """Return a client for a URL, and True if it is a cluster."""
     redis = require("redis", "serving")
-    scheme, mark, rest = url.partition("://")
+    scheme, mark, address = url.partition("://")
     if not mark or scheme not in (
         "redis",
         "rediss",
@@ -280,16 +280,16 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
         "rediss+cluster",
     ):
         raise UsageError(
-            "A URL of Redis begins with redis://, rediss://, redis+sentinel:// or "
+            "A Redis URL begins with redis://, rediss://, redis+sentinel:// or "
             f"redis+cluster://, got {url!r}",
             code="argument-value",
             argument="url",
         )
     try:
         if scheme == "redis+sentinel":
-            return _by_sentinels(redis, url, rest, options), False
+            return _by_sentinels(redis, url, address, options), False
         if scheme.endswith("+cluster"):
-            account, _, hosts = rest.strip("/").rpartition("@")
+            account, _, hosts = address.strip("/").rpartition("@")
             if account:
                 user, _, password = account.partition(":")
                 options = {
@@ -311,19 +311,19 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
 
 
 def _few_retries() -> Any:
-    """A connection that has died is made anew at once; for longer no request waits."""
+    """Return a retry policy that reconnects at once, and never delays a request for long."""
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
     return Retry(ExponentialBackoff(cap=0.05, base=0.01), 2)
 
 
-def _by_sentinels(redis: Any, url: str, rest: str, options: dict[str, Any]) -> Any:
-    hosts, _, path = rest.partition("/")
+def _by_sentinels(redis: Any, url: str, address: str, options: dict[str, Any]) -> Any:
+    hosts, _, path = address.partition("/")
     master, _, database = path.partition("/")
     if not master:
         raise UsageError(
-            f"A URL of sentinels ends with the name of the master, such as /mymaster, got {url!r}",
+            f"A sentinel URL ends with the name of the master, such as /mymaster, got {url!r}",
             code="argument-value",
             argument="url",
         )
@@ -340,16 +340,16 @@ def _host_and_port(text: str, port: int) -> tuple[str, int]:
 
 
 def open_store(location: str, prefix: str = "", keep: int = 2) -> FeatureStore:
-    """Open the store at a location.
+    """Open the feature store at a location.
 
     Parameters
     ----------
     location : str
-        A folder, or a URL of Redis.
+        Folder, or Redis URL.
     prefix : str, default ""
-        Of the keys in Redis.
+        Prefix of the keys in Redis.
     keep : int, default 2
-        How many versions stay.
+        Number of versions to keep.
 
     Returns
     -------
@@ -367,7 +367,7 @@ def open_store(location: str, prefix: str = "", keep: int = 2) -> FeatureStore:
         return RedisStore(location, prefix, keep)
     if prefix:
         raise UsageError(
-            "A prefix is for keys in Redis; a store in a folder has none",
+            "A prefix applies to keys in Redis; a store in a folder has none",
             code="argument-conflict",
             argument="prefix",
         )

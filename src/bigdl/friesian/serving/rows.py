@@ -1,8 +1,8 @@
-"""Rows of features by id: how a store keeps them, and how they come back as columns.
+"""Stored feature rows by id, and their conversion to columns.
 
-Columns of single numbers of one type stand side by side in a matrix, a *block*, and so does each
-column of vectors.  A block gives 500 rows by one call of NumPy, whatever the number of its columns.
-Columns of texts, of lists of various lengths and those with nulls stay arrays of Arrow.
+Scalar columns of one type are stored together in a matrix, a *block*; each vector column is one
+block. Reading 500 rows of a block takes one NumPy call, for any number of columns. Columns of
+strings, of lists with different lengths and columns with nulls stay Arrow arrays.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from bigdl.orca.data.file import open_file_system
 
 Column: TypeAlias = "np.ndarray | pa.Array"
 Ids: TypeAlias = "int | Iterable[int] | np.ndarray | pa.Array | pa.ChunkedArray"
-"""Whole numbers: of NumPy, of Arrow, or any sequence of them."""
+"""Integer ids: a NumPy or Arrow array, or any sequence."""
 
 _NUMBERS = {
     name: np.dtype(name)
     for name in ("int8", "int16", "int32", "int64", "float32", "float64", "bool")
 }
 _ARROW_NAMES = {"float": "float32", "double": "float64"}
-_SPARK_VECTOR = {"type", "size", "indices", "values"}  # how Spark ML writes vectors to Parquet
+_SPARK_VECTOR = {"type", "size", "indices", "values"}  # fields of Spark ML vectors in Parquet
 
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Where a column of a table is kept.
+    """Storage type, length and default of a column.
 
     Attributes
     ----------
     name : str
     kind : str
-        A type of NumPy for a block, else a type as Spark writes it.
+        NumPy type name for a block, else Spark type name.
     length : int or None
-        Of its vectors; None for single values.
+        Length of its vectors; None for single values.
     default : object
-        What an unknown id has.
+        Value of unknown ids.
     """
 
     name: str
@@ -62,13 +62,13 @@ class ColumnLayout:
 
 
 class Layout:
-    """The columns of a table, and the blocks that hold them.
+    """Columns of a table, and the blocks that store them.
 
     Parameters
     ----------
     id_column : str
     id_kind : str
-        A type of NumPy, which the ids come back in.
+        NumPy type in which ids are returned.
     columns : sequence of ColumnLayout
     """
 
@@ -91,19 +91,19 @@ class Layout:
 
     @staticmethod
     def width(group: Sequence[ColumnLayout]) -> int:
-        """Return the number of values in a row of a block."""
+        """Return the number of values per row of a block."""
         return len(group) if group[0].length is None else group[0].length
 
     @cached_property
     def row_type(self) -> np.dtype:
-        """All blocks of one row, as one value of NumPy."""
+        """NumPy structured type of all blocks of a row."""
         return np.dtype(
             [(f"b{i}", dtype, (self.width(group),)) for i, (dtype, group) in enumerate(self.blocks)]
         )
 
     @cached_property
     def default_blocks(self) -> list[np.ndarray]:
-        """One row for each block, of what unknown ids have."""
+        """Default row of each block, for unknown ids."""
         rows = []
         for dtype, group in self.blocks:
             values = group[0].default if group[0].length is not None else [c.default for c in group]
@@ -114,11 +114,11 @@ class Layout:
     def of(
         cls, table: pa.Table, id_column: str, defaults: Mapping[str, Any] | None = None
     ) -> Layout:
-        """Return the layout of a table; raises where a column cannot be kept."""
+        """Build the layout of a table; raise for columns that cannot be stored."""
         if id_column not in table.column_names:
             raise UsageError(
-                f"The table has no column {id_column!r} with ids, only {table.column_names}; "
-                "name it by id_cols",
+                f"The table has no id column {id_column!r}, only {table.column_names}; "
+                "pass its name in id_cols",
                 code="column-missing",
                 column=id_column,
                 allowed=list(table.column_names),
@@ -130,7 +130,7 @@ class Layout:
                 columns.append(_layout_of(name, table[name], known.pop(name, None)))
         if known:
             raise UsageError(
-                f"defaults names {sorted(known)}, which are no columns of the table",
+                f"defaults has entries for {sorted(known)}, which are not columns of the table",
                 code="column-missing",
                 argument="defaults",
                 columns=list(known),
@@ -139,7 +139,7 @@ class Layout:
         return cls(id_column, id_kind, columns)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the layout as values of JSON."""
+        """Return the layout as JSON-compatible values."""
         return {
             "id_column": self.id_column,
             "id_kind": self.id_kind,
@@ -148,7 +148,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Layout:
-        """Return the layout that :meth:`to_json` described."""
+        """Build the layout from the result of :meth:`to_json`."""
         columns = [ColumnLayout(**each) for each in content["columns"]]
         return cls(content["id_column"], content["id_kind"], columns)
 
@@ -197,7 +197,7 @@ def _layout_of(name: str, column: pa.ChunkedArray, default: object) -> ColumnLay
         "string",
     ):
         raise UsageError(
-            f"The column {name} is of type {spark}, which a store does not keep; cast it to a "
+            f"The column {name} is of type {spark}, which a store does not support; cast it to a "
             "number or a string",
             code="data-dtype",
             column=name,
@@ -223,7 +223,7 @@ def _length_of(column: pa.ChunkedArray) -> int | None:
 
 
 class StoredRows:
-    """Some rows of a table by their ids, ascending and without duplicates, block by block.
+    """Rows of a table in block storage, by ascending distinct ids.
 
     Attributes
     ----------
@@ -243,20 +243,20 @@ class StoredRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def places(self, ids: np.ndarray) -> np.ndarray:
-        """Return the places of ids, -1 for those that are not here."""
+    def positions(self, ids: np.ndarray) -> np.ndarray:
+        """Return the row index of each id, -1 for unknown ids."""
         if not len(self.ids):
             return np.full(len(ids), -1, np.int64)
         if self._is_range:
             first, last = self.ids[0], self.ids[-1]
             return np.where((ids >= first) & (ids <= last), ids - first, -1)
-        places = np.searchsorted(self.ids, ids)
-        places[places == len(self.ids)] = 0
-        return np.where(self.ids[places] == ids, places, -1)
+        positions = np.searchsorted(self.ids, ids)
+        positions[positions == len(self.ids)] = 0
+        return np.where(self.ids[positions] == ids, positions, -1)
 
     @classmethod
     def of(cls, table: pa.Table, layout: Layout, what: str) -> StoredRows:
-        """Return the rows of a table of Arrow; raises where ids are double or values do not fit."""
+        """Build the rows of an Arrow table; raise for duplicate ids or unsuitable values."""
         needed = [layout.id_column, *layout.names]
         if missing := [name for name in needed if name not in table.column_names]:
             raise UsageError(
@@ -269,8 +269,8 @@ class StoredRows:
         ids = ids[order]
         if len(ids) and (same := ids[1:] == ids[:-1]).any():
             raise UsageError(
-                f"The id {ids[1:][same][0]} is in several rows for {what}; keep one of them, such "
-                "as by drop_duplicates",
+                f"The id {ids[1:][same][0]} is in several rows for {what}; keep one of them, for "
+                "example with drop_duplicates",
                 code="data-order",
                 column=layout.id_column,
             )
@@ -284,18 +284,18 @@ class StoredRows:
         ]
         return cls(ids, blocks, others)
 
-    def take(self, places: np.ndarray) -> StoredRows:
-        """Return the rows at some places, which ascend."""
-        taken = pa.array(places)
+    def take(self, positions: np.ndarray) -> StoredRows:
+        """Return the rows at ascending positions."""
+        taken = pa.array(positions)
         return StoredRows(
-            self.ids.take(places),
-            [block.take(places, axis=0) for block in self.blocks],
+            self.ids.take(positions),
+            [block.take(positions, axis=0) for block in self.blocks],
             [column.take(taken) for column in self.others],
         )
 
     @classmethod
     def merged(cls, parts: Sequence[StoredRows]) -> StoredRows:
-        """Return the rows of all parts; of an id the last one counts."""
+        """Merge several parts; for a repeated id the last part counts."""
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
@@ -304,10 +304,10 @@ class StoredRows:
         others = [pa.concat_arrays(each) for each in zip(*(p.others for p in parts), strict=True)]
         return cls(ids, blocks, others).take(order[is_last])
 
-    # -- files of Arrow -----------------------------------------------------------------------
+    # -- Arrow files -----------------------------------------------------------------------
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Return ids, blocks and other columns as one batch."""
+        """Return ids, blocks and other columns as one record batch."""
         arrays = [pa.array(np.ascontiguousarray(self.ids))]
         names = ["id"]
         for i, block in enumerate(self.blocks):
@@ -322,7 +322,7 @@ class StoredRows:
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> StoredRows:
-        """Return the rows that :meth:`to_arrow` wrote, without a copy."""
+        """Build the rows from a batch of :meth:`to_arrow`, without a copy."""
         blocks = []
         for i, (dtype, group) in enumerate(layout.blocks):
             values = batch[f"block{i}"].flatten().to_numpy()
@@ -333,26 +333,26 @@ class StoredRows:
     # -- single rows as bytes -----------------------------------------------------------------
 
     def to_bytes(self, layout: Layout) -> Iterator[bytes]:
-        """Yield each row as bytes: its blocks, and behind them the other values as JSON."""
+        """Yield each row as bytes: its blocks, then the other values as JSON."""
         packed = np.zeros(len(self), layout.row_type)
         for i, block in enumerate(self.blocks):
             packed[f"b{i}"] = block
         size = layout.row_type.itemsize
         data = packed.tobytes()
         values = [column.to_pylist() for column in self.others]
-        for place in range(len(self)):
-            row = data[place * size : (place + 1) * size]
+        for row_index in range(len(self)):
+            row = data[row_index * size : (row_index + 1) * size]
             if values:
-                row += json.dumps([column[place] for column in values]).encode()
+                row += json.dumps([column[row_index] for column in values]).encode()
             yield row
 
     @classmethod
     def from_bytes(cls, ids: np.ndarray, rows: Sequence[bytes], layout: Layout) -> StoredRows:
-        """Return the rows that :meth:`to_bytes` wrote, in the order of `ids`."""
+        """Build rows from the results of :meth:`to_bytes`, in the order of `ids`."""
         size = layout.row_type.itemsize
         if any(len(row) < size for row in rows) or not (layout.others or _of_size(rows, size)):
             raise UsageError(
-                "A row in the store is of another layout than its table has", code="data-schema"
+                "A row in the store does not match the layout of its table", code="data-schema"
             )
         heads = rows if not layout.others else [row[:size] for row in rows]
         packed = np.frombuffer(b"".join(heads), layout.row_type)
@@ -360,8 +360,8 @@ class StoredRows:
         others = []
         if layout.others:
             tails = json.loads(b"[" + b",".join(row[size:] for row in rows) + b"]")
-            for place, each in enumerate(layout.others):
-                values = [tail[place] for tail in tails]
+            for column_index, each in enumerate(layout.others):
+                values = [tail[column_index] for tail in tails]
                 others.append(pa.array(values, column_types.to_arrow(each.kind)))
         return cls(ids, blocks, others)
 
@@ -371,21 +371,20 @@ def _of_size(rows: Sequence[bytes], size: int) -> bool:
 
 
 class Features:
-    """Rows of features in the order of the ids that were asked for, column by column.
+    """Feature rows in the order of the requested ids, by column.
 
     Parameters
     ----------
     ids : ndarray of int64
     found : ndarray of bool
     columns : dict of str to array
-        All columns, that of the ids among them: arrays of NumPy for numbers and vectors, else
-        arrays of Arrow.
+        All columns, including the ids: NumPy arrays for numbers and vectors, else Arrow arrays.
 
     Attributes
     ----------
     ids : ndarray of int64
     found : ndarray of bool
-        False where the id is unknown: its row has the defaults of the table.
+        False for unknown ids, whose rows have the defaults of the table.
     columns : dict of str to array
 
     Examples
@@ -414,16 +413,18 @@ class Features:
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
-    def take(self, places: np.ndarray) -> Features:
-        """Return the rows at some places, repeated ones too."""
+    def take(self, positions: np.ndarray) -> Features:
+        """Return the rows at some positions, which may repeat."""
         columns = {
-            name: column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
+            name: column.take(pa.array(positions))
+            if isinstance(column, pa.Array)
+            else column[positions]
             for name, column in self.columns.items()
         }
-        return Features(self.ids[places], self.found[places], columns)
+        return Features(self.ids[positions], self.found[positions], columns)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Return the columns as a batch of Arrow; vectors are lists of a fixed size."""
+        """Return the columns as a record batch; vectors become fixed-size lists."""
         arrays = [_to_arrow(column) for column in self.columns.values()]
         return pa.record_batch(arrays, names=list(self.columns))
 
@@ -432,28 +433,28 @@ class _BlockFeatures(Features):
     """Features whose columns are views of blocks."""
 
     def __init__(
-        self, layout: Layout, rows: StoredRows, found: np.ndarray, names: Sequence[str] | None
+        self, layout: Layout, rows: StoredRows, is_known: np.ndarray, names: Sequence[str] | None
     ):
         self._layout, self._rows, self._names = layout, rows, names
-        self.ids, self.found = rows.ids, found
+        self.ids, self.found = rows.ids, is_known
 
     @cached_property
     def columns(self) -> dict[str, Column]:  # type: ignore[override]
         layout, rows = self._layout, self._rows
-        made: dict[str, Column] = {layout.id_column: self.ids.astype(layout.id_kind, copy=False)}
+        columns: dict[str, Column] = {layout.id_column: self.ids.astype(layout.id_kind, copy=False)}
         for block, (_, group) in zip(rows.blocks, layout.blocks, strict=True):
             if group[0].length is not None:
-                made[group[0].name] = block
+                columns[group[0].name] = block
             else:
-                # A ranker takes contiguous columns: one copy of all costs less than one of each.
+                # Rankers need contiguous columns: copy the block once, not each column.
                 block = np.ascontiguousarray(block.T)
-                made.update((each.name, block[i]) for i, each in enumerate(group))
-        made.update(zip((each.name for each in layout.others), rows.others, strict=True))
-        return {name: made[name] for name in self._names or [layout.id_column, *layout.names]}
+                columns.update((each.name, block[i]) for i, each in enumerate(group))
+        columns.update(zip((each.name for each in layout.others), rows.others, strict=True))
+        return {name: columns[name] for name in self._names or [layout.id_column, *layout.names]}
 
-    def take(self, places: np.ndarray) -> Features:
+    def take(self, positions: np.ndarray) -> Features:
         return _BlockFeatures(
-            self._layout, self._rows.take(places), self.found[places], self._names
+            self._layout, self._rows.take(positions), self.found[positions], self._names
         )
 
 
@@ -467,7 +468,7 @@ def _to_arrow(column: Column) -> pa.Array:
 
 
 def as_numpy(column: Column | pa.ChunkedArray | Sequence[object], name: str) -> np.ndarray:
-    """Return a column as an array of NumPy; lists of one length become a matrix."""
+    """Convert a column to a NumPy array; lists of one length become a matrix."""
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, pa.ChunkedArray):
@@ -476,7 +477,7 @@ def as_numpy(column: Column | pa.ChunkedArray | Sequence[object], name: str) -> 
         return np.asarray(column)
     if column.null_count:
         raise UsageError(
-            f"The column {name} has nulls, which a ranker does not take; fill them",
+            f"The column {name} has nulls, which a ranker does not accept; fill them",
             code="data-null",
             column=name,
         )
@@ -499,10 +500,10 @@ def _is_even(column: pa.Array, length: int) -> bool:
     return bool((np.diff(column.offsets.to_numpy()) == length).all())
 
 
-def gathered(
+def gather_features(
     layout: Layout, parts: Sequence[StoredRows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:
-    """Return the rows of ids, in their order, from parts of which a later one wins.
+    """Return the rows of ids, in order, from several parts; later parts take precedence.
 
     Parameters
     ----------
@@ -513,17 +514,17 @@ def gathered(
     names : sequence of str or None
         Columns to return; None means all.
     """
-    wanted = _narrowed(layout, names)
-    places = parts[0].places(ids)
-    found = places >= 0
-    later = [(part, part.places(ids)) for part in parts[1:]]
+    selection = _column_selection(layout, names)
+    positions = parts[0].positions(ids)
+    is_known = positions >= 0
+    later = [(part, part.positions(ids)) for part in parts[1:]]
     for _, at in later:
-        found = found | (at >= 0)
-    has_unknown = not found.all()
-    base = np.where(places < 0, 0, places) if has_unknown or later else places
+        is_known = is_known | (at >= 0)
+    has_unknown = not is_known.all()
+    base = np.where(positions < 0, 0, positions) if has_unknown or later else positions
     blocks = []
     for i, default in enumerate(layout.default_blocks):
-        if i not in wanted.blocks:
+        if i not in selection.blocks:
             continue
         source = parts[0].blocks[i]
         if len(parts[0]):
@@ -534,31 +535,33 @@ def gathered(
             if (is_here := at >= 0).any():
                 block[is_here] = part.blocks[i][at[is_here]]
         if has_unknown:
-            block[~found] = default
+            block[~is_known] = default
         blocks.append(block)
     others = []
-    for i in wanted.others:
+    for i in selection.others:
         each = layout.others[i]
         dtype = column_types.to_arrow(each.kind)
         pools = [part.others[i] for part in parts] + [pa.array([each.default], dtype)]
         begins = [0, *accumulate(map(len, pools))]
-        at_pool = np.where(places >= 0, places, begins[-2])
+        at_pool = np.where(positions >= 0, positions, begins[-2])
         for number, (_, at) in enumerate(later, 1):
             at_pool = np.where(at >= 0, at + begins[number], at_pool)
-        others.append(_taken(pools, begins, at_pool))
-    return _BlockFeatures(wanted.layout, StoredRows(ids, blocks, others), found, wanted.names)
+        others.append(_take_from(pools, begins, at_pool))
+    return _BlockFeatures(
+        selection.layout, StoredRows(ids, blocks, others), is_known, selection.names
+    )
 
 
-def _taken(pools: list[pa.Array], begins: list[int], places: np.ndarray) -> pa.Array:
-    """Take from several arrays as if they were one, without making one of them."""
-    if len(places) and (places < begins[1]).all():
-        return pools[0].take(pa.array(places))
-    return pa.chunked_array(pools).take(pa.array(places)).combine_chunks()
+def _take_from(pools: list[pa.Array], begins: list[int], positions: np.ndarray) -> pa.Array:
+    """Take rows from several arrays as if they were concatenated, without a copy."""
+    if len(positions) and (positions < begins[1]).all():
+        return pools[0].take(pa.array(positions))
+    return pa.chunked_array(pools).take(pa.array(positions)).combine_chunks()
 
 
 @dataclass(frozen=True)
-class _Narrowed:
-    """Some columns of a layout, and the places of their blocks and arrays in it."""
+class _ColumnSelection:
+    """Subset of the columns of a layout, with the indices of their blocks and arrays."""
 
     layout: Layout
     blocks: list[int]
@@ -566,13 +569,13 @@ class _Narrowed:
     names: list[str] | None
 
 
-def _narrowed(layout: Layout, names: Sequence[str] | None) -> _Narrowed:
+def _column_selection(layout: Layout, names: Sequence[str] | None) -> _ColumnSelection:
     if names is None:
-        return _Narrowed(
+        return _ColumnSelection(
             layout, list(range(len(layout.blocks))), [*range(len(layout.others))], None
         )
     key = tuple(names)
-    cache = layout.__dict__.setdefault("_narrowed", {})
+    cache = layout.__dict__.setdefault("_selections", {})
     if key not in cache:
         known = [layout.id_column, *layout.names]
         if unknown := [name for name in key if name not in known]:
@@ -589,22 +592,22 @@ def _narrowed(layout: Layout, names: Sequence[str] | None) -> _Narrowed:
         columns = [each for i in blocks for each in layout.blocks[i][1]]
         columns += [layout.others[i] for i in others]
         narrow = Layout(layout.id_column, layout.id_kind, columns)
-        cache[key] = _Narrowed(narrow, blocks, others, list(names))
+        cache[key] = _ColumnSelection(narrow, blocks, others, list(names))
     return cache[key]
 
 
-# -- values that become rows -----------------------------------------------------------------------
+# -- conversion of user data -----------------------------------------------------------------------
 
 
 def ids_of(values: Ids, what: str = "the request") -> np.ndarray:
-    """Return ids as an array of int64; raises where one is no whole number of 64 bits."""
+    """Convert ids to an int64 array; raise unless all are integers of at most 64 bits."""
     if isinstance(values, pa.ChunkedArray | pa.Array):
         if values.null_count:
             raise UsageError(f"An id for {what} is null; drop such rows first", code="data-null")
         if not pa.types.is_integer(values.type):
             raise UsageError(
                 f"The ids for {what} should be whole numbers, but are {values.type}; encode them "
-                "first, such as by category_encode",
+                "first, for example with category_encode",
                 code="data-dtype",
             )
         return values.cast(pa.int64()).to_numpy()
@@ -655,10 +658,10 @@ def _numbers(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> np.nda
     return _cast(values, dtype, refused).reshape(len(array), layout.length)
 
 
-def _casts(given: pa.DataType, dtype: np.dtype) -> bool:
-    if dtype.kind == "b" or pa.types.is_boolean(given):
-        return dtype.kind == "b" and pa.types.is_boolean(given)
-    return pa.types.is_integer(given) or (pa.types.is_floating(given) and dtype.kind == "f")
+def _casts(source: pa.DataType, dtype: np.dtype) -> bool:
+    if dtype.kind == "b" or pa.types.is_boolean(source):
+        return dtype.kind == "b" and pa.types.is_boolean(source)
+    return pa.types.is_integer(source) or (pa.types.is_floating(source) and dtype.kind == "f")
 
 
 def _cast(array: pa.Array, dtype: np.dtype, refused: UsageError) -> np.ndarray:
@@ -685,9 +688,9 @@ def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array
 
 
 def table_of(source: Any, what: str) -> pa.Table:
-    """Return a table of Arrow of what a user gives: a table, a frame, or a path of Parquet files.
+    """Convert user data to an Arrow table: a table, a frame, or a path of Parquet files.
 
-    Vectors of Spark ML become lists.
+    Spark ML vectors become lists.
     """
     if isinstance(source, pa.Table):
         table = source
@@ -717,14 +720,14 @@ def table_of(source: Any, what: str) -> pa.Table:
         table = pa.Table.from_pandas(source, preserve_index=False)
     else:
         raise UsageError(
-            f"The rows for {what} should be a FeatureTable, a DataFrame, a table of Arrow or a "
-            f"path of Parquet files, got {type(source).__name__}",
+            f"The rows for {what} should be a FeatureTable, a DataFrame, an Arrow table or a path "
+            f"of Parquet files, got {type(source).__name__}",
             code="data-type",
         )
-    for place, name in enumerate(table.column_names):
+    for index, name in enumerate(table.column_names):
         dtype = table.schema.field(name).type
         if pa.types.is_struct(dtype) and {each.name for each in dtype} == _SPARK_VECTOR:
-            table = table.set_column(place, name, _dense(table[name], name, what))
+            table = table.set_column(index, name, _dense(table[name], name, what))
     return table
 
 
@@ -742,7 +745,7 @@ def _dense(column: pa.ChunkedArray, name: str, what: str) -> pa.Array:
     array = column.combine_chunks()
     if pc.any(pc.equal(array.field("type"), 0)).as_py():
         raise UsageError(
-            f"The column {name} for {what} has sparse vectors; make them dense first",
+            f"The column {name} for {what} has sparse vectors; convert them to dense vectors first",
             code="data-type",
             column=name,
         )

@@ -1,7 +1,7 @@
-"""The stages of a recommender as gRPC services, with the interfaces of BigDL 2.x.
+"""gRPC services for the parts of a recommender, with the interfaces of BigDL 2.x.
 
-A service checks each request before a stage sees it.  What is wrong with a request is answered by
-``INVALID_ARGUMENT`` and a sentence, what a stage cannot do by ``UNAVAILABLE``; neither ends the
+A service validates each request before it calls a stage. Invalid requests get the status
+``INVALID_ARGUMENT`` and an explanation, failures of a stage get ``UNAVAILABLE``. Neither stops the
 service.
 """
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Method = Callable[[Message, GrpcCall], Message]
 
-_GREATEST_ID = (1 << 31) - 1  # of int32
-# Between the end of the work and the deadline of the caller: the way back of the answer, which a
-# busy machine makes longer. Seconds at least and at most, and the part of the time that is left.
+_GREATEST_ID = (1 << 31) - 1  # largest int32
+# Time reserved for sending the reply before the caller's deadline: minimum and maximum seconds, and
+# share of the remaining time. Replies take longer on a busy machine.
 _MARGIN, _MOST_MARGIN, _MARGIN_PART = 0.005, 0.25, 0.05
 
 
 class Limits(ServingLimits):
-    """The limits of a recommender's servers, by its names and with its defaults.
+    """Limits of a recommender's servers, with their defaults.
 
     Attributes
     ----------
     max_ids : int
-        Users of a recommendation, or ids whose features are read.
+        Maximum number of users per recommendation, or of ids per feature read.
     max_k : int
-        Items of an answer, and candidates.
+        Maximum number of items per user, and of candidates.
     max_pairs : int
-        Users times candidates of a recommendation, and rows that a ranker scores.
+        Maximum number of users times candidates, and of rows that a ranker scores.
     max_bytes : int
-        Size of a request.
+        Maximum size of a request in bytes.
     max_requests : int
-        Requests at the same time; more are refused by ``RESOURCE_EXHAUSTED``.
+        Maximum number of concurrent requests; more are rejected with ``RESOURCE_EXHAUSTED``.
 
     Examples
     --------
@@ -88,12 +88,12 @@ class Limits(ServingLimits):
 
     @property
     def max_bytes(self) -> int:
-        """Size of a request."""
+        """Maximum size of a request in bytes."""
         return self.max_request_bytes
 
 
 class Service:
-    """The base of all services: checks, times, ``getMetrics`` and ``resetMetrics``.
+    """Base class of the gRPC services: validation, timing, ``getMetrics``, ``resetMetrics``.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Service:
     limits : Limits, optional
     """
 
-    name: str  # with its package, as in the proto
+    name: str  # full name with package, as in the proto file
     purposes: Mapping[str, str] = {
         "addItem": ADMIN,
         "resetMetrics": ADMIN,
@@ -124,7 +124,7 @@ class Service:
         return wire.message(f"{self._package}.{name}")(**values)
 
     def functions(self) -> dict[str, Method]:
-        """Return the methods of the service by their names."""
+        """Return the methods of the service by name."""
         return {"getMetrics": self._get_metrics, "resetMetrics": self._reset_metrics}
 
     def _get_metrics(self, request: Message, context: GrpcCall) -> Message:
@@ -135,7 +135,7 @@ class Service:
         return wire.message("google.protobuf.Empty")()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a server of gRPC takes."""
+        """Return the handler for a gRPC server."""
         return wire.handler_of(self.name, self.functions(), self._guarded)
 
     def _guarded(
@@ -148,8 +148,8 @@ class Service:
     ) -> Message:
         try:
             request = request_class.FromString(content)
-        except Exception:  # whatever protobuf says of bytes that are no message
-            sentence = f"The request is no {request_class.DESCRIPTOR.full_name}"
+        except Exception:  # protobuf raises various errors for invalid bytes
+            sentence = f"The request is not a valid {request_class.DESCRIPTOR.full_name}"
             raise GrpcRefusal("INVALID_ARGUMENT", sentence) from None
         try:
             with self.metrics.time(method):
@@ -157,7 +157,7 @@ class Service:
         except GrpcRefusal:
             raise
         except require("grpc", "serving").RpcError as error:
-            sentence = f"A service behind {method} failed: {one_line(error)}"
+            sentence = f"A service that {method} calls failed: {one_line(error)}"
             raise GrpcRefusal("UNAVAILABLE", sentence) from None
         except Exception as error:
             status = status_of(error)
@@ -168,14 +168,14 @@ class Service:
 
 
 class FeatureService(Service):
-    """Features by id: the service ``feature.Feature``.
+    """gRPC service ``feature.Feature``: features by id.
 
     Parameters
     ----------
     features : FeatureReader
     user_table, item_table : str
     user_columns, item_columns : sequence of str, optional
-        The columns that are answered; default: all.
+        Columns that clients may read. Default: all.
     metrics, limits
         See :class:`Service`.
 
@@ -223,50 +223,50 @@ class FeatureService(Service):
         table, columns = named
         self.limits.check_ids(request.ID)
         header = _headers(context)
-        asked = header.get("bigdl-columns")
-        if asked is not None:
-            listed = list(dict.fromkeys(asked.split(",")))
+        requested = header.get("bigdl-columns")
+        if requested is not None:
+            listed = list(dict.fromkeys(requested.split(",")))
             refused = [] if columns is None else [name for name in listed if name not in columns]
             if refused:
                 raise UsageError(
-                    f"The service does not answer the columns {refused}",
+                    f"The service does not provide the columns {refused}",
                     code="request-denied",
                     columns=refused,
                 )
             columns = listed
         features = self._features.read(table, np.array(request.ID, np.int64), columns)
-        kind = header.get(wire.PAYLOAD, wire.JSON)
-        if kind == wire.ARROW:
+        payload = header.get(wire.PAYLOAD, wire.JSON)
+        if payload == wire.ARROW:
             batch = features.to_arrow()
             is_known = pa.array(features.found)
-            content = [wire.encoded(batch.append_column("__found__", is_known))]
-        elif kind == wire.JSON:
+            content = [wire.encode_arrow(batch.append_column("__found__", is_known))]
+        elif payload == wire.JSON:
             rows = features.to_arrow().to_pylist()
             content = [
-                wire.encoded_json(list(row.values())) if is_known else ""
+                wire.encode_json(list(row.values())) if is_known else ""
                 for row, is_known in zip(rows, features.found.tolist(), strict=True)
             ]
         else:
             raise UsageError(
-                f"{wire.PAYLOAD} should be arrow or json, got {kind!r}",
+                f"{wire.PAYLOAD} should be arrow or json, got {payload!r}",
                 code="request-invalid",
                 argument=wire.PAYLOAD,
                 allowed=["arrow", "json"],
             )
-        context.set_trailing_metadata(((wire.PAYLOAD, kind),))
+        context.set_trailing_metadata(((wire.PAYLOAD, payload),))
         return self._message(
             "Features", colNames=list(features.columns), b64Feature=content, ID=request.ID
         )
 
 
 class RecallService(Service):
-    """Candidates: the service ``recall.Recall``.
+    """gRPC service ``recall.Recall``: candidates for users.
 
     Parameters
     ----------
     recall : CandidateGenerator
     index : ItemIndex, optional
-        Where ``addItem`` adds.
+        Index that ``addItem`` adds items to.
     metrics, limits
         See :class:`Service`.
 
@@ -322,7 +322,7 @@ class RecallService(Service):
 
 
 class RankingService(Service):
-    """Scores: the service ``ranking.Ranking``.
+    """gRPC service ``ranking.Ranking``: scores of rows.
 
     Parameters
     ----------
@@ -358,11 +358,11 @@ class RankingService(Service):
         return super().functions() | {"doPredict": self._predict}
 
     def _predict(self, request: Message, context: GrpcCall) -> Message:
-        kind, columns = wire.decoded(request.encodedStr)
+        payload, columns = wire.decode_payload(request.encodedStr)
         wanted = getattr(self._ranker, "columns", None)
         if wanted is not None and (missing := [each for each in wanted if each not in columns]):
             raise UsageError(
-                f"The ranker takes {missing}, which the request lacks",
+                f"The ranker needs {missing}, which the request lacks",
                 code="request-invalid",
                 columns=missing,
             )
@@ -371,13 +371,13 @@ class RankingService(Service):
         rows = max(map(len, columns.values()), default=0)
         if rows > self.limits.max_pairs:
             raise UsageError(
-                f"A request may have {self.limits.max_pairs} rows, got {rows}",
+                f"A request may have at most {self.limits.max_pairs} rows, got {rows}",
                 code="request-limit",
                 limit=self.limits.max_pairs,
             )
         if strange := [name for name, each in columns.items() if not wire.has_numbers(each)]:
             raise UsageError(
-                f"The ranker takes numbers, but {strange} are none",
+                f"The ranker needs numeric columns, but {strange} are not numeric",
                 code="request-invalid",
                 columns=strange,
             )
@@ -394,26 +394,27 @@ class RankingService(Service):
             raise
         except (TypeError, ValueError, IndexError) as error:
             raise UsageError(
-                f"The ranker does not take these inputs: {one_line(error)}", code="request-invalid"
+                f"The ranker does not accept these inputs: {one_line(error)}",
+                code="request-invalid",
             ) from error
         scores = output if isinstance(output, Mapping) else {"prediction": output}
-        context.set_trailing_metadata(((wire.PAYLOAD, kind),))
-        if kind == wire.ARROW:
+        context.set_trailing_metadata(((wire.PAYLOAD, payload),))
+        if payload == wire.ARROW:
             arrays = {name: np.asarray(each) for name, each in scores.items()}
             return self._message(
-                "Prediction", predictStr=wire.encoded(wire.batch_of_arrays(arrays))
+                "Prediction", predictStr=wire.encode_arrow(wire.batch_of_arrays(arrays))
             )
         lists = {name: np.asarray(each).tolist() for name, each in scores.items()}
         value = lists if isinstance(output, Mapping) else lists["prediction"]
-        return self._message("Prediction", predictStr=wire.encoded_json(value))
+        return self._message("Prediction", predictStr=wire.encode_json(value))
 
 
 class RecommenderService(Service):
-    """Recommendations: the service ``recommender.Recommender``.
+    """gRPC service ``recommender.Recommender``: recommendations.
 
-    ``bigdl-sources`` in the trailing metadata of an answer counts its users by where their items
-    come from, such as ``popular=1,ranked=9``; a field of its own marks each user whom the ranker
-    did not serve.
+    The trailing metadata ``bigdl-sources`` of an answer counts its users by the source of their
+    items, such as ``popular=1,ranked=9``. The field ``source`` marks each user whose items are not
+    ranked.
 
     Parameters
     ----------
@@ -476,9 +477,9 @@ class RecommenderService(Service):
             users, k, candidates, _time_left(context), lambda: not context.is_active()
         )
         counts = Counter(each.source for each in answers)
-        said = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
-        # leading metadata would be a message of their own
-        context.set_trailing_metadata((("bigdl-sources", said),))
+        source_counts = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
+        # leading metadata would be sent as a separate message
+        context.set_trailing_metadata((("bigdl-sources", source_counts),))
         lists = [
             self._message(
                 "IDProbs",
@@ -493,8 +494,8 @@ class RecommenderService(Service):
 
     def _get_client_metrics(self, request: Message, context: GrpcCall) -> Message:
         stages = self._recommender.stages
-        figures = [each for each in self.metrics.summary() if each["name"] in stages]
-        return self._message("ServerMessage", str=json.dumps(figures))
+        stage_metrics = [each for each in self.metrics.summary() if each["name"] in stages]
+        return self._message("ServerMessage", str=json.dumps(stage_metrics))
 
 
 def _headers(context: GrpcCall) -> dict[str, str]:
@@ -502,16 +503,17 @@ def _headers(context: GrpcCall) -> dict[str, str]:
 
 
 def _time_left(context: GrpcCall) -> float | None:
-    left = context.time_remaining()
-    if left is None or left > 3600:  # gRPC has a very long time for none
+    remaining = context.time_remaining()
+    if remaining is None or remaining > 3600:  # gRPC reports a very long time for no deadline
         return None
-    margin = min(max(left * _MARGIN_PART, _MARGIN), _MOST_MARGIN)
-    return max(left - margin, 0.0)
+    margin = min(max(remaining * _MARGIN_PART, _MARGIN), _MOST_MARGIN)
+    return max(remaining - margin, 0.0)
 
 
 def _as_int32(ids: np.ndarray) -> np.ndarray:
     if len(ids) and (ids.max() > _GREATEST_ID or ids.min() < -_GREATEST_ID - 1):
         raise GrpcRefusal(
-            "OUT_OF_RANGE", "An item has an id of more than 32 bits, which the protocol cannot say"
+            "OUT_OF_RANGE",
+            "An item has an id of more than 32 bits, which the protocol cannot represent",
         )
     return ids

@@ -1,8 +1,8 @@
-"""Items on several machines: each shard has the items of a range of ids, and replicas of it.
+"""Sharded recall and features: each shard holds a range of item ids, with replicas.
 
-A :class:`ShardedRecall` asks all shards and merges what they find; :class:`ShardedFeatures` reads
-each row from the shard that has it.  What a lost shard has is left out, never made up: candidates
-are then marked as partial, and rows that cannot be read are an error or named.
+A :class:`ShardedRecall` queries all shards and merges their candidates. :class:`ShardedFeatures`
+reads each row from the shard that holds it. Data of a lost shard is left out and never replaced:
+candidates are marked as partial, and missing rows are an error or reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bigdl.friesian.serving.clients import (
     ClientOptions,
     RemoteFeatures,
     RemoteRecall,
-    joined_features,
+    concat_features,
 )
 from bigdl.friesian.serving.errors import LostShardError
 from bigdl.friesian.serving.index import Candidates, best_first
@@ -40,16 +40,16 @@ _REFUSALS = {"INVALID_ARGUMENT", "UNAUTHENTICATED", "OUT_OF_RANGE", "FAILED_PREC
 
 @dataclass(frozen=True)
 class Shard:
-    """One range of ids, and where its services are.
+    """Range of ids, and the addresses of its services.
 
     Attributes
     ----------
     items : (int, int)
-        The first and the last id of the items that it has.
+        First and last item id.
     recall, features : tuple of str
         Addresses of its replicas, as ``host:port``.
     users : (int, int) or None
-        The first and the last id of its users; None: it has all users.
+        First and last user id; None if it holds all users.
 
     Examples
     --------
@@ -63,17 +63,17 @@ class Shard:
     features: tuple[str, ...]
     users: tuple[int, int] | None = None
 
-    def has(self, kind: str, ids: Ids) -> np.ndarray:
-        """Return True for each id of a ``"user"`` or an ``"item"`` that is of this shard."""
+    def has(self, id_type: str, ids: Ids) -> np.ndarray:
+        """Return a mask of the ids of type ``"user"`` or ``"item"`` in this shard."""
         numbers = np.asarray(ids, np.int64)
-        span = self.users if kind == "user" else self.items
+        span = self.users if id_type == "user" else self.items
         if span is None:
             return np.ones(len(numbers), bool)
         return (numbers >= span[0]) & (numbers <= span[1])
 
 
 def check_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """Return shards in the order of their items; raises where ranges overlap or addresses lack."""
+    """Return shards in item order; raise for overlapping ranges."""
     if not shards:
         raise UsageError(
             "There should be at least one shard", code="argument-missing", argument="shards"
@@ -90,7 +90,7 @@ def check_shards(shards: Sequence[Shard]) -> list[Shard]:
     with_users = [each for each in ordered if each.users is not None]
     if with_users and len(with_users) < len(ordered):
         raise UsageError(
-            "Either all shards name their users, or none does and each has all",
+            "Either all shards declare users, or none does and each holds all users",
             code="argument-conflict",
             argument="users",
         )
@@ -100,7 +100,7 @@ def check_shards(shards: Sequence[Shard]) -> list[Shard]:
         for one, two in itertools.pairwise(named):
             if two[0] <= one[1]:
                 raise UsageError(
-                    f"Two shards have {name} {two[0]}; ranges must not overlap",
+                    f"Two shards contain {name} {two[0]}; ranges must not overlap",
                     code="argument-conflict",
                     argument=name,
                 )
@@ -109,7 +109,7 @@ def check_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 @dataclass
 class _ShardReplica:
-    """A client of one replica, and until when it is asked last."""
+    """Client of one replica, and the time until which it is tried last."""
 
     client: Any
     away_until: float = 0.0
@@ -117,7 +117,7 @@ class _ShardReplica:
 
 @dataclass
 class _ReplicaSet:
-    """The replicas of one service of a shard, of which one answers a request."""
+    """Replicas of one service of a shard; any one of them answers a request."""
 
     name: str
     each: list[_ShardReplica]
@@ -125,7 +125,7 @@ class _ReplicaSet:
     turn: itertools.count = field(default_factory=itertools.count)
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Call a function with the clients in turn until one answers."""
+        """Call a function with the clients in rotation until one answers."""
         rpc_error = require("grpc", "serving").RpcError
         first, now = next(self.turn), time.monotonic()
         order = [self.each[(first + i) % len(self.each)] for i in range(len(self.each))]
@@ -151,7 +151,7 @@ class _ReplicaSet:
 
 
 class _Sharded:
-    """The base of both stages: clients of all shards, threads to ask them, and the end of both."""
+    """Common base of the sharded stages: clients of all shards and worker threads."""
 
     def __init__(
         self,
@@ -175,32 +175,32 @@ class _Sharded:
             clients = [_ShardReplica(make(address)) for address in addresses]
             self._replicas.append(_ReplicaSet(name, clients, metrics))
         self._pool = ThreadPoolExecutor(8 * len(self.shards), "shards")
-        self._complaint = 0.0
-        self._complaining = threading.Lock()
+        self._next_warning = 0.0
+        self._warning_lock = threading.Lock()
 
-    def _asked(self, calls: dict[int, Callable[[Any], Any]]) -> dict[int, Any]:
-        """Call some shards at the same time; a lost one is missing in the result."""
+    def _call_shards(self, calls: dict[int, Callable[[Any], Any]]) -> dict[int, Any]:
+        """Call some shards concurrently; lost shards are missing in the result."""
         futures = {
-            place: self._pool.submit(self._replicas[place].call, function)
-            for place, function in calls.items()
+            index: self._pool.submit(self._replicas[index].call, function)
+            for index, function in calls.items()
         }
         answers = {}
-        for place, future in futures.items():
+        for index, future in futures.items():
             try:
-                answers[place] = future.result()
+                answers[index] = future.result()
             except LostShardError as error:
-                self._complain(error)
+                self._warn(error)
         return answers
 
-    def _complain(self, error: LostShardError) -> None:
-        with self._complaining:
-            if time.monotonic() < self._complaint:
+    def _warn(self, error: LostShardError) -> None:
+        with self._warning_lock:
+            if time.monotonic() < self._next_warning:
                 return
-            self._complaint = time.monotonic() + 10
+            self._next_warning = time.monotonic() + 10
         logger.warning("%s; answers are partial", error)
 
     def close(self) -> None:
-        """End the threads and the lines."""
+        """Close the threads and the connections."""
         self._pool.shutdown()
         for each in self._replicas:
             each.close()
@@ -219,9 +219,9 @@ class ShardedRecall(_Sharded):
     ----------
     shards : sequence of Shard
     metrics : ServingMetrics, optional
-        Counts the calls for which no replica of a shard answered.
+        Counts the calls that no replica of a shard answered.
     **options
-        Of :class:`RemoteRecall`.
+        Keywords of :class:`RemoteRecall`.
 
     Examples
     --------
@@ -234,8 +234,8 @@ class ShardedRecall(_Sharded):
     >>> first, second = ItemIndex([10, 20], np.eye(2)), ItemIndex([30], np.ones((1, 2)))
     >>> stages = [IndexRecall(store, each) for each in (first, second)]
     >>> servers = [GrpcServer([RecallService(each)]) for each in stages]
-    >>> places = [(f"127.0.0.1:{each.port}",) for each in servers]
-    >>> shards = [Shard((0, 29), places[0], ()), Shard((30, 99), places[1], ())]
+    >>> addresses = [(f"127.0.0.1:{each.port}",) for each in servers]
+    >>> shards = [Shard((0, 29), addresses[0], ()), Shard((30, 99), addresses[1], ())]
     >>> with servers[0], servers[1], ShardedRecall(shards) as recall:
     ...     recall.candidates(np.array([3]), 2).ids.tolist()
     [30, 20]
@@ -247,17 +247,19 @@ class ShardedRecall(_Sharded):
         metrics: ServingMetrics | None = None,
         **options: Unpack[ClientOptions],
     ):
-        super().__init__(shards, "recall", lambda place: RemoteRecall(place, **options), metrics)
+        super().__init__(
+            shards, "recall", lambda address: RemoteRecall(address, **options), metrics
+        )
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """See :class:`CandidateGenerator`; raises a LostShardError if no shard answers."""
+        """Return up to `k` items per user; raise a LostShardError if no shard answers."""
         calls: dict[int, Callable[[Any], Any]] = {
-            place: lambda client: client.candidates(user_ids, k)
-            for place in range(len(self.shards))
+            index: lambda client: client.candidates(user_ids, k)
+            for index in range(len(self.shards))
         }
-        answers = self._asked(calls)
+        answers = self._call_shards(calls)
         if not answers:
-            raise LostShardError("No shard of the recall answers")
+            raise LostShardError("No recall shard answers")
         merged = []
         for parts in zip(*(each.split() for each in answers.values()), strict=True):
             ids = np.concatenate([part[0] for part in parts])
@@ -268,14 +270,15 @@ class ShardedRecall(_Sharded):
         return Candidates.joined(merged, is_partial)
 
     def add_item(self, item_id: int, vector: ArrayLike) -> None:
-        """Add an item to all replicas of the shard that has its id."""
+        """Add an item to all replicas of its shard."""
         for shard, replicas in zip(self.shards, self._replicas, strict=True):
             if shard.has("item", [item_id])[0]:
                 for replica in replicas.each:
                     replica.client.add_item(item_id, vector)
                 return
         raise UsageError(
-            f"No shard has the item {item_id}; give its range to one", code="data-value"
+            f"No shard has a range with the item {item_id}; extend the range of a shard",
+            code="data-value",
         )
 
 
@@ -286,10 +289,10 @@ class ShardedFeatures(_Sharded):
     ----------
     shards : sequence of Shard
     user_table : str, default "user"
-        All others are of items.
+        Name of the user table; all other names mean item tables.
     metrics : ServingMetrics, optional
     **options
-        Of :class:`RemoteFeatures`.
+        Keywords of :class:`RemoteFeatures`.
 
     Examples
     --------
@@ -301,8 +304,8 @@ class ShardedFeatures(_Sharded):
     >>> for store, number in zip(stores, (1, 50)):
     ...     _ = store.replace({"item": pd.DataFrame({"item": [number], "price": [2 * number]})})
     >>> servers = [GrpcServer([FeatureService(each)]) for each in stores]
-    >>> places = [(f"127.0.0.1:{each.port}",) for each in servers]
-    >>> shards = [Shard((0, 9), (), places[0]), Shard((10, 99), (), places[1])]
+    >>> addresses = [(f"127.0.0.1:{each.port}",) for each in servers]
+    >>> shards = [Shard((0, 9), (), addresses[0]), Shard((10, 99), (), addresses[1])]
     >>> with servers[0], servers[1], ShardedFeatures(shards) as features:
     ...     features.read("item", [50, 1, 7])["price"].tolist()
     [100, 2, 0]
@@ -315,8 +318,8 @@ class ShardedFeatures(_Sharded):
         metrics: ServingMetrics | None = None,
         **options: Unpack[ClientOptions],
     ):
-        def make(place: str) -> RemoteFeatures:
-            return RemoteFeatures(place, user_table=user_table, **options)
+        def make(address: str) -> RemoteFeatures:
+            return RemoteFeatures(address, user_table=user_table, **options)
 
         super().__init__(shards, "features", make, metrics)
         self._user_table = user_table
@@ -324,73 +327,76 @@ class ShardedFeatures(_Sharded):
         self._names: dict[str, list[str]] = {}
 
     def names(self, table: str) -> list[str]:
-        """Return the columns of a table."""
+        """Return the column names of a table."""
         if table not in self._names:
             self._names[table] = self._from_any(lambda client: list(client.names(table)))
         return self._names[table]
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
-        """Return the rows of ids, in their order; raises a LostShardError if one is lost."""
+        """Return the rows of ids, in order; raise a LostShardError if a shard is lost."""
         features, lost = self.read_found(table, ids, columns)
         if lost.any():
-            raise LostShardError(f"{int(lost.sum())} rows of {table} are of shards that are lost")
+            raise LostShardError(f"{int(lost.sum())} rows of {table} are on lost shards")
         return features
 
     def read_found(
         self, table: str, ids: Ids, columns: Sequence[str] | None = None
     ) -> tuple[Features, np.ndarray]:
-        """Return the rows of ids, and True for each that is of a lost shard and has no values."""
+        """Return the rows of ids, and a mask of ids on lost shards, whose rows are defaults."""
         numbers = np.asarray(ids, np.int64)
-        kind = "user" if table == self._user_table else "item"
-        if kind == "user" and self.shards[0].users is None:
+        id_type = "user" if table == self._user_table else "item"
+        if id_type == "user" and self.shards[0].users is None:
             features = self._from_any(lambda client: client.read(table, numbers, columns))
             return features, np.zeros(len(numbers), bool)
         owner = np.full(len(numbers), -1)
-        for place, shard in enumerate(self.shards):
-            owner[shard.has(kind, numbers)] = place
-        wanted = {place: np.flatnonzero(owner == place) for place in np.unique(owner[owner >= 0])}
-        calls: dict[int, Callable[[Any], Any]] = {
-            int(place): partial(_read, table=table, ids=numbers[at], columns=columns)
-            for place, at in wanted.items()
+        for shard_index, shard in enumerate(self.shards):
+            owner[shard.has(id_type, numbers)] = shard_index
+        wanted = {
+            shard_index: np.flatnonzero(owner == shard_index)
+            for shard_index in np.unique(owner[owner >= 0])
         }
-        answers = self._asked(calls)
+        calls: dict[int, Callable[[Any], Any]] = {
+            int(shard_index): partial(_read, table=table, ids=numbers[at], columns=columns)
+            for shard_index, at in wanted.items()
+        }
+        answers = self._call_shards(calls)
         lost = np.zeros(len(numbers), bool)
-        for place, at in wanted.items():
-            lost[at] = int(place) not in answers
-        nowhere = np.flatnonzero((owner < 0) | lost)
-        parts = [answers[int(place)] for place in wanted if int(place) in answers]
-        order = [at for place, at in wanted.items() if int(place) in answers]
-        if len(nowhere) or not parts:  # defaults, from whoever answers
-            unknown = np.full(len(nowhere), self._unowned(kind), np.int64)
+        for shard_index, at in wanted.items():
+            lost[at] = int(shard_index) not in answers
+        missing = np.flatnonzero((owner < 0) | lost)
+        parts = [answers[int(shard_index)] for shard_index in wanted if int(shard_index) in answers]
+        order = [at for shard_index, at in wanted.items() if int(shard_index) in answers]
+        if len(missing) or not parts:  # default rows, from any shard
+            unknown = np.full(len(missing), self._unassigned_id(id_type), np.int64)
             parts.append(self._from_any(lambda client: client.read(table, unknown, columns)))
-            order.append(nowhere)
-        features = joined_features(parts)
-        back = np.argsort(np.concatenate(order), kind="stable")
-        taken = features.take(back)
-        found = taken.found.copy()
-        found[nowhere] = False
+            order.append(missing)
+        features = concat_features(parts)
+        inverse = np.argsort(np.concatenate(order), kind="stable")
+        taken = features.take(inverse)
+        is_known = taken.found.copy()
+        is_known[missing] = False
         shown = dict(taken.columns)
         id_column = self.names(table)[0]
         if id_column in shown:
             shown[id_column] = numbers.astype(np.asarray(shown[id_column]).dtype)
-        return Features(numbers, found, shown), lost
+        return Features(numbers, is_known, shown), lost
 
-    def _unowned(self, kind: str) -> int:
-        """Return an id that no shard has, whose row has the defaults."""
-        spans = [each.users if kind == "user" else each.items for each in self.shards]
+    def _unassigned_id(self, id_type: str) -> int:
+        """Return an id outside of all shards, whose row has the defaults."""
+        spans = [each.users if id_type == "user" else each.items for each in self.shards]
         first = min(span[0] for span in spans if span is not None)
         last = max(span[1] for span in spans if span is not None)
         return first - 1 if first > -(1 << 31) else last + 1
 
     def _from_any(self, function: Callable[[Any], Any]) -> Any:
-        """Ask one shard after the other until one answers."""
+        """Call one shard after the other until one answers."""
         first = next(self._turn)
         for step in range(len(self.shards)):
-            place = (first + step) % len(self.shards)
-            answers = self._asked({place: function})
-            if place in answers:
-                return answers[place]
-        raise LostShardError("No shard of the features answers")
+            index = (first + step) % len(self.shards)
+            answers = self._call_shards({index: function})
+            if index in answers:
+                return answers[index]
+        raise LostShardError("No features shard answers")
 
 
 def _read(client: Any, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:

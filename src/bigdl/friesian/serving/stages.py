@@ -1,9 +1,9 @@
-"""Stages of a recommender: what one is given, what it returns, and the runner of a list of them.
+"""Stages of a recommender: their interface, and the runner of a list of stages.
 
-A stage is an object with a ``name`` and ``run(batch) -> batch``.  The built-in ones are ``recall``
-(finds candidates), ``features`` (reads the ranker's columns) and ``ranking`` (scores candidates);
-another one may stand anywhere among them.  The runner times each, begins none after the deadline,
-and answers by what was found so far where one fails or is late.
+A stage is an object with a ``name`` and ``run(batch) -> batch``. The built-in stages are ``recall``
+(finds candidates), ``features`` (reads the ranker's columns) and ``ranking`` (scores candidates).
+Custom stages may stand anywhere in the list. The runner times each stage and starts none after the
+deadline. If a stage fails or is too slow, it answers with the results so far.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ logger = logging.getLogger(__name__)
 DEFAULT_STAGES = ("recall", "features", "ranking")
 ENTRY_POINTS = "bigdl.stages"
 RANKED, RECALLED, POPULAR = "ranked", "recalled", "popular"
-_SILENCE = 10.0  # seconds between two messages about one stage that fails
+_SILENCE = 10.0  # minimum seconds between two messages about one failing stage
 
 Columns = dict[str, Column]
-"""Arrays of one length by the names of columns."""
+"""Arrays of one length, by column name."""
 Rerank = Callable[[int, np.ndarray, np.ndarray], tuple[Sequence[int], Sequence[float]]]
-"""A function of user, items and scores, the best first, that returns items and scores."""
+"""Function of user, items and scores, best first, that returns items and scores."""
 
 
 class FeatureReader(Protocol):
-    """A source of features by id: a :class:`FeatureStore`, or a client of one."""
+    """Protocol of sources of features by id: a :class:`FeatureStore` or a client of one."""
 
     def names(self, table: str) -> list[str]:
-        """Return the columns of a table."""
+        """Return the column names of a table."""
 
     def read(self, table: str, ids: Ids, columns: Sequence[str] | None = None) -> Features:
-        """Return the rows of ids, in their order."""
+        """Return the rows of ids, in the order of the ids."""
 
 
 class PreparedScores(Protocol):
-    """A request for the scores of a model that is split; see :class:`.pairs.PreparedPairs`."""
+    """Protocol of prepared requests to a split model; see :class:`.pairs.PreparedPairs`."""
 
     def scores(self, candidates: Candidates, whole: Callable[[], np.ndarray]) -> np.ndarray:
         """Return a score for each candidate."""
@@ -64,21 +64,21 @@ class PreparedScores(Protocol):
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer for one user.
+    """Recommendation for one user.
 
     Attributes
     ----------
     user_id : int
     item_ids : ndarray of int64
-        The best first.
+        Best first.
     scores : ndarray of float32
-        Of the ranker; of the recall, or 0, where the ranker did not answer.
+        Scores of the ranker. Without an answer of the ranker, scores of the recall, or 0.
     source : {"ranked", "recalled", "popular"}
-        Where the items come from: the ranker; the recall, since ranking failed or was late; or the
-        popular items, since the user is unknown or no stage was in time.
+        Source of the items: the ranker; the recall, because ranking failed or timed out; or the
+        popular items, because the user is unknown or no stage finished in time.
     reason : str
-        Why the items are not the ranker's, or how many candidates it could not score, e.g. since
-        features hold nulls or its score is not a finite number.
+        Why the items are not ranked, or how many candidates the ranker could not score, for example
+        because of nulls in the features or a score that is not finite.
     partial : bool
         True if a shard was lost, so that its items are missing.
 
@@ -101,38 +101,38 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some users of a request, and what the stages have found for them so far.
+    """Users of a request, and the results of the stages so far.
 
-    A stage returns another one: ``dataclasses.replace(batch, scores=...)``, or :meth:`keep`.
+    A stage returns a new batch: ``dataclasses.replace(batch, scores=...)``, or :meth:`keep`.
 
     Attributes
     ----------
     users : ndarray of int64
     k : int
-        Items of an answer.
+        Maximum number of items per user.
     max_candidates : int
-        Candidates that are wanted for each user.
+        Number of candidates to find per user.
     store : FeatureReader or None
-        Where a stage can read features by id.
+        Feature source that stages can read from.
     candidates : Candidates or None
-        The candidates of all users, one user's behind the other's, the best first.
+        Candidates of all users, concatenated, best first per user.
     columns : dict of str to array
-        The ranker's input.
+        Input of the ranker.
     rows : ndarray of int64 or None
         Indices of the candidates that have a row in `columns`; None if all have one.
     scores : ndarray of float32 or None
-        One for each candidate; one that is not finite leaves its item out.
+        One score per candidate; candidates with a score that is not finite are left out.
     partial : bool
         True if a shard was lost, so that its items are missing.
     resources : ExitStack
-        Context managers that are entered here are left at the end of the request.
+        Context managers to exit at the end of the request.
 
     Examples
     --------
     >>> import numpy as np
     >>> from bigdl.friesian.serving import Batch, Candidates
-    >>> found = Candidates(np.array([7, 8]), np.ones(2, np.float32), np.array([2]))
-    >>> batch = Batch(np.array([1]), 1, 10, candidates=found)
+    >>> candidates = Candidates(np.array([7, 8]), np.ones(2, np.float32), np.array([2]))
+    >>> batch = Batch(np.array([1]), 1, 10, candidates=candidates)
     >>> batch.keep(batch.candidates.ids != 7).candidates.ids.tolist()
     [8]
     """
@@ -159,18 +159,18 @@ class Batch:
         count = 0 if self.candidates is None else len(self.candidates.ids)
         if self.scores is not None and len(self.scores) != count:
             raise UsageError(
-                f"There are {len(self.scores)} scores for {count} candidates; leave candidates out "
-                "by keep",
+                f"There are {len(self.scores)} scores for {count} candidates; remove candidates "
+                "with keep",
                 code="data-shape",
             )
 
     def keep(self, kept: np.ndarray) -> Batch:
-        """Return the batch with those candidates alone for which a mask is True.
+        """Return the batch with only the candidates for which a mask is True.
 
         Parameters
         ----------
         kept : ndarray of bool
-            One for each candidate.
+            One value per candidate.
         """
         if self.candidates is None:
             return self
@@ -178,7 +178,9 @@ class Batch:
         columns, rows = self.columns, self.rows
         if columns or rows is not None:
             has_row = kept if rows is None else kept[rows]
-            columns = {name: taken(each, np.flatnonzero(has_row)) for name, each in columns.items()}
+            columns = {
+                name: take_rows(each, np.flatnonzero(has_row)) for name, each in columns.items()
+            }
             if rows is not None:
                 rows = (np.cumsum(kept) - 1)[rows[has_row]]
         owner = np.repeat(np.arange(len(self.users)), self.candidates.counts)[kept]
@@ -192,19 +194,19 @@ class Batch:
         return replace(self, candidates=candidates, columns=columns, rows=rows, scores=scores)
 
 
-def taken(column: Column, places: np.ndarray) -> Column:
+def take_rows(column: Column, indices: np.ndarray) -> Column:
     """Return the rows of a column at some indices."""
-    return column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
+    return column.take(pa.array(indices)) if isinstance(column, pa.Array) else column[indices]
 
 
 @runtime_checkable
 class Stage(Protocol):
-    """One step from users to scored candidates; threads call it at the same time.
+    """Protocol of stages; threads call a stage concurrently.
 
     Attributes
     ----------
     name : str
-        Of its times in the metrics, and in the reason of an answer for which it failed.
+        Name in metrics, and in the reason of an answer for which the stage failed.
 
     Examples
     --------
@@ -221,15 +223,15 @@ class Stage(Protocol):
     name: str
 
     def run(self, batch: Batch) -> Batch:
-        """Return the batch with what this stage adds or leaves out."""
+        """Run the stage; return the batch with its additions and removals."""
 
 
 def function_of(name: str) -> Callable[..., object]:
-    """Return the function that ``module:name`` means, such as one of a configuration file."""
+    """Import the function that a configuration names as ``module:name``."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UsageError(
-            f"A function is named as module:function, got {name!r}", code="argument-value"
+            f"A function should be named as module:function, got {name!r}", code="argument-value"
         )
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -240,7 +242,7 @@ def function_of(name: str) -> Callable[..., object]:
 
 
 def load_stage(name: str, options: Mapping[str, object] | None = None) -> Stage:
-    """Make a stage of another package.
+    """Import and construct a custom stage.
 
     Parameters
     ----------
@@ -252,7 +254,7 @@ def load_stage(name: str, options: Mapping[str, object] | None = None) -> Stage:
     Raises
     ------
     UsageError
-        If there is no such class, or it does not make a stage.
+        If the class does not exist, or does not construct a stage.
 
     Examples
     --------
@@ -280,16 +282,18 @@ def load_stage(name: str, options: Mapping[str, object] | None = None) -> Stage:
         raise
     except Exception as error:
         raise UsageError(
-            f"The stage {name} cannot be made: {one_line(error)}", code="argument-value", name=name
+            f"The stage {name} cannot be constructed: {one_line(error)}",
+            code="argument-value",
+            name=name,
         ) from error
     return checked_stage(stage)
 
 
 def checked_stage(stage: object) -> Stage:
-    """Return a stage; raises a UsageError if an object is none."""
+    """Return `stage`; raise a UsageError unless it is a stage."""
     if not isinstance(stage, Stage) or not isinstance(stage.name, str):
         raise UsageError(
-            f"A stage has a name and a method run(batch), but got {type(stage).__name__}",
+            f"A stage should have a name and a method run(batch), but got {type(stage).__name__}",
             code="argument-type",
             argument="stages",
         )
@@ -297,43 +301,50 @@ def checked_stage(stage: object) -> Stage:
 
 
 class StageErrors:
-    """The log of stages that fail, with one message for each stage in some seconds."""
+    """Rate-limited log of stage failures."""
 
     def __init__(self, metrics: ServingMetrics):
         self._metrics = metrics
-        self._logged: dict[str, float] = {}  # when, by stage
+        self._logged: dict[str, float] = {}  # time of the last message, by stage
 
     def log(self, stage: str, error: Exception) -> None:
-        """Log why a stage failed."""
+        """Log the error of a stage."""
         now = time.monotonic()
         if now - self._logged.get(stage, -_SILENCE) >= _SILENCE:
             self._logged[stage] = now
             logger.error("%s failed: %s", stage, one_line(error), exc_info=error)
 
     def replaced(self, stage: str, error: Exception) -> None:
-        """Log and count an error of a stage that goes on by another way."""
+        """Log and count an error of a stage that falls back to another method."""
         self._metrics.failed(stage)
         self.log(stage, error)
 
 
 class _LateError(Exception):
-    """The time of a request was over before a stage began."""
+    """Deadline of a request that passed before a stage began."""
 
 
 @dataclass
 class _Progress:
-    """The position of a batch in the list of stages."""
+    """Progress of a batch through the stages."""
 
     batch: Batch
     deadline: float | None
     is_gone: Callable[[], bool]
     retries: list[int]
-    """How many failures may still be narrowed down to their users; shared with parts of it."""
-    stage: str = "a free thread"
+    """Remaining number of retries with half of the users; shared with the halves."""
+    stage: str = ""
+
+    @property
+    def late_reason(self) -> str:
+        """Reason for an answer that missed the deadline."""
+        if not self.stage:
+            return "timed out waiting for a worker thread"
+        return f"{self.stage} timed out"
 
 
 class StageRunner:
-    """Runs stages for batches of users, and answers within the deadline whatever they do.
+    """Runner of stages for batches of users, which answers by the deadline in any case.
 
     Parameters
     ----------
@@ -341,9 +352,9 @@ class StageRunner:
     errors : StageErrors
     metrics : ServingMetrics
     threads : int
-        For batches with a deadline.
+        Worker threads for batches with a deadline.
     popular : ndarray of int64
-        Items for users without candidates, the best first.
+        Items for users without candidates, best first.
     rerank : callable, optional
     """
 
@@ -364,15 +375,15 @@ class StageRunner:
     def answers(
         self, batch: Batch, deadline: float | None, is_gone: Callable[[], bool]
     ) -> list[Recommendation]:
-        """Return the answer for each user of a batch.
+        """Return the recommendation for each user of a batch.
 
         Parameters
         ----------
         batch : Batch
         deadline : float, optional
-            When it has to be there, in the seconds of ``time.monotonic``.
+            Deadline in the seconds of ``time.monotonic``.
         is_gone : callable
-            Asked before each stage; True ends the work.
+            Called before each stage; True stops the work.
 
         Raises
         ------
@@ -392,7 +403,7 @@ class StageRunner:
                 answers = work.result(max(deadline - time.monotonic(), 0))
             except FutureTimeout:
                 work.cancel()
-                answers = self._fallback(progress.batch, f"{progress.stage} was late")
+                answers = self._fallback(progress.batch, progress.late_reason)
         if progress.batch.partial:
             answers = [replace(each, partial=True) for each in answers]
             self._metrics.partial(len(answers))
@@ -404,7 +415,7 @@ class StageRunner:
                 progress.batch = replace(progress.batch, resources=resources)
                 return self._run_stages(progress)
         except _LateError:
-            return self._fallback(progress.batch, f"{progress.stage} was late")
+            return self._fallback(progress.batch, progress.late_reason)
         except CallerGoneError:
             raise
         except LostShardError as error:
@@ -441,7 +452,7 @@ class StageRunner:
         return self._sorted(batch, batch.candidates, batch.scores)
 
     def _answers_of_halves(self, progress: _Progress) -> list[Recommendation]:
-        """Answer each half of the users separately, so that a fault of one costs that one alone."""
+        """Answer each half of the users separately, to isolate a user that causes a failure."""
         progress.retries[0] -= 1
         batch, answers = progress.batch, []
         middle = len(batch.users) // 2
@@ -497,7 +508,7 @@ class StageRunner:
         return Recommendation(user, ids, scores, reason=reason)
 
     def _fallback(self, batch: Batch, reason: str) -> list[Recommendation]:
-        """Answer by the candidates that were found, else by the popular items."""
+        """Answer with the candidates so far, else with the popular items."""
         if batch.candidates is None:
             return [self._most_popular(user, batch.k, reason) for user in batch.users.tolist()]
         answers = []
@@ -514,6 +525,6 @@ class StageRunner:
         return Recommendation(user, ids, np.zeros(len(ids), np.float32), POPULAR, reason)
 
     def close(self) -> None:
-        """End the threads, after the stages that run."""
+        """Stop the threads after the running stages."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,13 +1,13 @@
-"""Features of users and items on disk or in Redis, read by id while they change.
+"""Stores of user and item features, in a folder or in Redis, read by id during updates.
 
-A store holds tables, such as ``user`` and ``item``, each with a column of ids.  Programs write it
-near the line: :meth:`FeatureStore.replace` writes a new version of all tables aside and makes it
-the current one in a single step, :meth:`FeatureStore.update` changes some rows in a single step.
-Servers call :meth:`FeatureStore.read`, from as many threads as they like.
+A store holds tables, such as ``user`` and ``item``, each with an id column. Near-line programs
+write it. :meth:`FeatureStore.replace` writes a new version of all tables and activates it
+atomically. :meth:`FeatureStore.update` changes some rows atomically. Servers call
+:meth:`FeatureStore.read` from any number of threads.
 
-:class:`EmbeddedStore` is a folder.  Its rows lie in files of Arrow, which readers map to memory;
-a file is never changed.  ``store.json`` names the files that count.  It is written aside and
-renamed, so a reader or a crash sees all of a change or nothing.  Readers look at its time stamp
+:class:`EmbeddedStore` is a folder. Its rows are in memory-mapped Arrow files, which are never
+changed. ``store.json`` lists the current files. It is written to a temporary file and renamed, so
+that readers and crashes see a change either completely or not at all. Readers check its time stamp
 before each read.
 """
 
@@ -36,7 +36,7 @@ from bigdl.friesian.serving.rows import (
     Ids,
     Layout,
     StoredRows,
-    gathered,
+    gather_features,
     ids_of,
     table_of,
 )
@@ -45,17 +45,17 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = "bigdl.friesian.FeatureStore"
 _MANIFEST = "store.json"
-_MOST_DELTAS = 16  # files of updates before they become one
+_MOST_DELTAS = 16  # maximum number of update files before they are merged
 
 
 class FeatureStore(ABC):
-    """Tables of features by id; see :class:`EmbeddedStore` and :class:`RedisStore`.
+    """Base class of stores of feature tables; see :class:`EmbeddedStore`, :class:`RedisStore`.
 
     Examples
     --------
     >>> import pandas as pd
     >>> from bigdl.friesian.serving import FeatureStore, open_store
-    >>> store = open_store("features")  # or a URL of Redis
+    >>> store = open_store("features")  # or a Redis URL
     >>> isinstance(store, FeatureStore)
     True
     >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "age": [30]})})
@@ -66,24 +66,24 @@ class FeatureStore(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """The version that is read; 0 if nothing was written yet."""
+        """Current version; 0 for an empty store."""
 
     @abstractmethod
     def versions(self) -> list[int]:
-        """Return the versions that :meth:`activate` can choose, the oldest first."""
+        """Return the versions that :meth:`activate` accepts, oldest first."""
 
     @abstractmethod
     def layout(self, table: str) -> Layout:
-        """Return the columns of a table of the current version."""
+        """Return the layout of a table in the current version."""
 
     def names(self, table: str) -> list[str]:
-        """Return the names of the columns of a table, that of its ids first."""
+        """Return the column names of a table, the id column first."""
         layout = self.layout(table)
         return [layout.id_column, *layout.names]
 
     @abstractmethod
     def tables(self) -> list[str]:
-        """Return the names of the tables of the current version."""
+        """Return the names of the tables in the current version."""
 
     @abstractmethod
     def size(self, table: str) -> int:
@@ -91,28 +91,28 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
-        """See :meth:`read`; unknown ids have the defaults."""
+        """Implement :meth:`read`; unknown ids get the defaults."""
 
     @abstractmethod
     def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
-        """See :meth:`replace`."""
+        """Implement :meth:`replace`."""
 
     @abstractmethod
     def _update(self, changes: Mapping[str, Any]) -> None:
-        """See :meth:`update`; the values are tables of Arrow."""
+        """Implement :meth:`update` for Arrow tables."""
 
     @abstractmethod
     def _delete(self, table: str, ids: np.ndarray) -> None:
-        """See :meth:`delete`."""
+        """Implement :meth:`delete`."""
 
     @abstractmethod
     def activate(self, version: int) -> None:
-        """Make a version the current one, in a single step.
+        """Make a version the current one, atomically.
 
         Raises
         ------
         UsageError
-            If there is no such version.
+            If the version does not exist.
         """
 
     def read(
@@ -128,22 +128,22 @@ class FeatureStore(ABC):
         ----------
         table : str
         ids : sequence or array of int
-            In any order; an id can be there several times.
+            In any order; ids may repeat.
         columns : sequence of str, optional
             Default: all.
         missing : {"default", "error"}
-            What an unknown id means: a row of the table's defaults, whose place in
-            ``Features.found`` is False; or an error.
+            Result for an unknown id: the defaults of the table, with False in ``Features.found``;
+            or an error.
 
         Returns
         -------
         Features
-            A row for each id, in their order.
+            One row per id, in the order of the ids.
 
         Raises
         ------
         UsageError
-            If there is no such table or column, or an id is unknown and that is an error.
+            If the table or a column does not exist, or for unknown ids with ``missing="error"``.
         """
         wanted = ids_of(ids)
         features = self._read(table, wanted, columns)
@@ -164,29 +164,29 @@ class FeatureStore(ABC):
     ) -> int:
         """Write a new version of the store and make it the current one.
 
-        The version before stays, for :meth:`rollback`; older ones are removed.
+        The previous version is kept for :meth:`rollback`; older ones are removed.
 
         Parameters
         ----------
         tables : dict of str to object
-            By the name of the table a :class:`FeatureTable`, a DataFrame of Spark or pandas, a
-            table of Arrow, or the path of Parquet files, such as a pipeline writes.
+            Table name to a :class:`FeatureTable`, a Spark or pandas DataFrame, an Arrow table, or
+            the path of Parquet files, for example the output of a pipeline.
         id_cols : dict of str to str, optional
-            The columns of ids; default: the column that is called like the table.
+            Id column per table. Default: the column with the name of the table.
         defaults : dict of str to dict, optional
-            By table and column what an unknown id has; default: 0, an empty text or list, or null
+            Values of unknown ids, by table and column. Default: 0, an empty string or list, or null
             in a column that has nulls.
 
         Returns
         -------
         int
-            The version.
+            The new version.
 
         Raises
         ------
         UsageError
-            If an id is null, is no whole number or is there twice, or a type cannot be kept.
-            Nothing has changed then.
+            If an id is null, is not an integer or occurs twice, or a type is not supported. The
+            store is then unchanged.
         """
         if not tables:
             raise UsageError(
@@ -198,7 +198,7 @@ class FeatureStore(ABC):
         for argument, named in (("id_cols", id_cols), ("defaults", defaults)):
             if strange := [name for name in named if name not in tables]:
                 raise UsageError(
-                    f"{argument} names {strange}, which are not among the tables",
+                    f"{argument} has entries for {strange}, which are not among the tables",
                     code="name-unknown",
                     argument=argument,
                     allowed=list(tables),
@@ -207,7 +207,7 @@ class FeatureStore(ABC):
         for name, source in tables.items():
             if not name.isidentifier():
                 raise UsageError(
-                    f"The name of a table should be a word, got {name!r}",
+                    f"The name of a table should be an identifier, got {name!r}",
                     code="argument-value",
                     argument="tables",
                 )
@@ -217,41 +217,40 @@ class FeatureStore(ABC):
         return self._replace(ready)
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Add rows to the current version, or replace those of the same ids, in a single step.
+        """Add or replace rows of the current version by id, atomically.
 
         Parameters
         ----------
         changes : dict of str to object
-            As of :meth:`replace`; with all columns of the table.
+            As for :meth:`replace`, with all columns of the table.
 
         Raises
         ------
         UsageError
-            If there is no such table, or the columns are not like its own.  Nothing has changed
-            then.
+            If a table does not exist, or the columns do not match. The store is then unchanged.
         """
         self._update({name: table_of(each, f"the table {name}") for name, each in changes.items()})
 
     def delete(self, table: str, ids: Ids) -> None:
-        """Remove rows from the current version, in a single step.
+        """Remove rows from the current version, atomically.
 
-        A store in a folder writes the table anew.
+        A store in a folder rewrites the table.
 
         Parameters
         ----------
         table : str
         ids : sequence of int
-            Those that are unknown are passed over.
+            Unknown ids are ignored.
         """
         self._delete(table, ids_of(ids))
 
     def rollback(self) -> int:
-        """Make the version before the current one current again; returns it.
+        """Activate the previous version and return its number.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If there is no previous version.
         """
         earlier = [each for each in self.versions() if each < self.version]
         if not earlier:
@@ -262,7 +261,7 @@ class FeatureStore(ABC):
         return earlier[-1]
 
     def close(self) -> None:  # noqa: B027
-        """Free what the store holds; one in a folder holds nothing that has to be freed."""
+        """Release resources of the store; a store in a folder has none."""
 
     def __enter__(self) -> Self:
         return self
@@ -271,16 +270,16 @@ class FeatureStore(ABC):
         self.close()
 
 
-def no_table(name: str, known: Sequence[str]) -> UsageError:
+def missing_table_error(name: str, known: Sequence[str]) -> UsageError:
     """Return the error for a table that a store lacks."""
-    advice = f"its tables are {sorted(known)}" if known else "write some by replace"
+    advice = f"its tables are {sorted(known)}" if known else "write tables with replace"
     return UsageError(
         f"The store has no table {name!r}; {advice}", code="name-unknown", allowed=list(known)
     )
 
 
 class _Table:
-    """A table of one version as its files hold it: a base, and rows that were changed since."""
+    """Table of one version: a base, and rows that were changed since."""
 
     def __init__(self, layout: Layout, base: StoredRows, changed: StoredRows | None):
         self.layout = layout
@@ -289,18 +288,18 @@ class _Table:
     @property
     def size(self) -> int:
         base, *changed = self.parts
-        return len(base) + sum(int((base.places(part.ids) < 0).sum()) for part in changed)
+        return len(base) + sum(int((base.positions(part.ids) < 0).sum()) for part in changed)
 
 
 class EmbeddedStore(FeatureStore):
-    """A store in a folder of this machine, for one writer at a time and any number of readers.
+    """Store in a local folder, for one writer at a time and any number of readers.
 
     Parameters
     ----------
     path : str or path-like
-        The folder; it is made with the first version.
+        Folder; it is created with the first version.
     keep : int, default 2
-        How many versions stay.
+        Number of versions to keep.
 
     Examples
     --------
@@ -320,7 +319,7 @@ class EmbeddedStore(FeatureStore):
 
     def __init__(self, path: str | os.PathLike, keep: int = 2):
         self._path = Path(path)
-        self._manifest_path = str(self._path / _MANIFEST)  # asked about with each read
+        self._manifest_path = str(self._path / _MANIFEST)  # checked before each read
         self._keep = check_integer("keep", keep, 1)
         if self._path.exists() and not self._path.is_dir():
             raise UsageError(
@@ -333,7 +332,7 @@ class EmbeddedStore(FeatureStore):
         self._merged: dict[str, tuple[tuple[str, ...], StoredRows]] = {}
         self._refreshing = threading.Lock()
         self._writing = threading.Lock()
-        self._current()  # what cannot be read is told now
+        self._current()  # raise now if the store cannot be read
 
     def __repr__(self) -> str:
         return f"<EmbeddedStore {str(self._path)!r}, version {self.version}>"
@@ -342,19 +341,19 @@ class EmbeddedStore(FeatureStore):
 
     def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
         each = self._table(table)
-        return gathered(each.layout, each.parts, ids, columns)
+        return gather_features(each.layout, each.parts, ids, columns)
 
     def _table(self, name: str) -> _Table:
         tables = self._current()
         try:
             return tables[name]
         except KeyError:
-            raise no_table(name, list(tables)) from None
+            raise missing_table_error(name, list(tables)) from None
 
     def parts(self, table: str) -> tuple[Layout, list[StoredRows]]:
-        """Return the layout of a table and its rows: a base, and behind it those that changed.
+        """Return the layout of a table and its rows: the base, then the changed rows.
 
-        Rows never change: others are other objects.
+        Row objects never change; a change creates new objects.
         """
         each = self._table(table)
         return each.layout, each.parts
@@ -378,7 +377,7 @@ class EmbeddedStore(FeatureStore):
         return self._table(table).size
 
     def _current(self) -> dict[str, _Table]:
-        """Return the tables of the manifest as it is now on disk."""
+        """Return the tables of the manifest that is on disk now."""
         stamp = self._stamp_now()
         if stamp != self._stamp:
             with self._refreshing:
@@ -387,8 +386,8 @@ class EmbeddedStore(FeatureStore):
                         self._refresh()
                     except FileNotFoundError as error:
                         if stamp != self._stamp_now():
-                            continue  # a writer was faster
-                        self._refuse(
+                            continue  # a writer changed it meanwhile
+                        self._keep_tables(
                             UsageError(
                                 f"The store lacks the file {error.filename}",
                                 code="path-missing",
@@ -396,15 +395,15 @@ class EmbeddedStore(FeatureStore):
                             )
                         )
                     except UsageError as error:
-                        self._refuse(error)
+                        self._keep_tables(error)
                     self._stamp = stamp
         return self._tables
 
-    def _refuse(self, error: UsageError) -> None:
-        """Go on with the tables that are there, if there are some, and say so."""
+    def _keep_tables(self, error: UsageError) -> None:
+        """Log the error and keep the loaded tables; raise it if there are none."""
         if not self._tables:
             raise error
-        logger.error("%s; version %s is read on", error, self._manifest["version"])
+        logger.error("%s; version %s stays in use", error, self._manifest["version"])
 
     def _stamp_now(self) -> tuple[int, int] | None:
         try:
@@ -414,8 +413,8 @@ class EmbeddedStore(FeatureStore):
         return status.st_mtime_ns, status.st_ino
 
     def _refresh(self) -> None:
-        is_there = (self._path / _MANIFEST).exists()
-        manifest = self._load_manifest() if is_there else _empty()
+        has_manifest = (self._path / _MANIFEST).exists()
+        manifest = self._load_manifest() if has_manifest else _empty()
         tables, files, merged = {}, {}, {}
         for name, content in manifest["versions"].get(str(manifest["version"]), {}).items():
             layout = Layout.from_json(content["layout"])
@@ -448,7 +447,7 @@ class EmbeddedStore(FeatureStore):
             ) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise UsageError(
-                f"{self._path / _MANIFEST} is not that of a store of features",
+                f"{self._path / _MANIFEST} does not describe a feature store",
                 code="file-format",
                 path=str(self._path),
             )
@@ -486,7 +485,7 @@ class EmbeddedStore(FeatureStore):
             ready = []
             for name, table in changes.items():
                 if name not in contents:
-                    raise no_table(name, list(contents))
+                    raise missing_table_error(name, list(contents))
                 layout = Layout.from_json(contents[name]["layout"])
                 ready.append((name, layout, StoredRows.of(table, layout, f"the table {name}")))
             for name, layout, rows in ready:
@@ -496,7 +495,7 @@ class EmbeddedStore(FeatureStore):
     def _with_change(
         self, name: str, version: int, layout: Layout, files: list[str], rows: StoredRows
     ) -> list[str]:
-        """Return the files of a table with some rows more; many small ones become one."""
+        """Return the files of a table with some rows added; merge many small files."""
         if len(files) <= _MOST_DELTAS:
             return [*files, self._written(name, version, rows)]
         base, *deltas = self._rows_of(files, layout)
@@ -513,14 +512,14 @@ class EmbeddedStore(FeatureStore):
             version = manifest["version"]
             contents = manifest["versions"].get(str(version), {})
             if table not in contents:
-                raise no_table(table, list(contents))
+                raise missing_table_error(table, list(contents))
             layout = Layout.from_json(contents[table]["layout"])
             rows = StoredRows.merged(self._rows_of(contents[table]["files"], layout))
             rows = rows.take(np.flatnonzero(~np.isin(rows.ids, ids)))
             contents[table]["files"] = [self._written(table, version, rows)]
 
     def _written(self, name: str, version: int, rows: StoredRows) -> str:
-        """Write rows to a file of their own, down to the disk; returns its name."""
+        """Write rows to a new file, sync it to disk, and return its name."""
         file = f"v{version}-{name}-{uuid.uuid4().hex}.arrow"
         batch = rows.to_arrow()
         with open(self._path / file, "wb") as sink:
@@ -532,10 +531,10 @@ class EmbeddedStore(FeatureStore):
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[dict[str, Any]]:
-        """The manifest to change, which counts when the block ends without an error.
+        """Yield the manifest for changes; commit it if the block ends without an error.
 
-        Files that no version names are removed: those of old versions, and what a writer left that
-        was killed or had no room.
+        Files that no version lists are removed: those of old versions, and those of writers that
+        were killed or ran out of disk space.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         if not (self._path / _MANIFEST).exists() and any(
@@ -543,7 +542,7 @@ class EmbeddedStore(FeatureStore):
             for each in self._path.iterdir()
         ):
             raise UsageError(
-                f"{self._path} has other files and is no store; choose another folder",
+                f"{self._path} contains other files and no store; choose another folder",
                 code="path-exists",
                 path=str(self._path),
             )
@@ -567,12 +566,12 @@ class EmbeddedStore(FeatureStore):
             self._remove_unnamed(manifest)
 
     def _commit(self, manifest: dict[str, Any]) -> None:
-        aside = self._path / f"{_MANIFEST}.new"
-        with open(aside, "w", encoding="utf-8") as file:
+        temporary = self._path / f"{_MANIFEST}.new"
+        with open(temporary, "w", encoding="utf-8") as file:
             json.dump(manifest, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, self._path / _MANIFEST)
+        os.replace(temporary, self._path / _MANIFEST)
         folder = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(folder)

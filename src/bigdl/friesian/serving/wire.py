@@ -1,13 +1,12 @@
-"""Messages and methods of the gRPC services, made of the descriptors in ``protos``.
+"""Messages and payload encodings of the gRPC services, from the descriptors in ``protos``.
 
-What the fields of type string carry is said by the header
-``bigdl-payload``:
+The header ``bigdl-payload`` gives the encoding of string fields:
 
 ``arrow``
-    Base64 of a stream of Arrow with one record batch: the columns by their names.
+    Base64 of an Arrow stream with one record batch of named columns.
 ``json``
-    Base64 of JSON: of the features of one id a list of values, in the order of ``colNames``; of the
-    inputs of a ranker an object of columns; of its answer a list, or an object of lists.
+    Base64 of JSON. Features of an id are a list of values, in the order of ``colNames``. Inputs of
+    a ranker are an object of columns. Its answer is a list, or an object of lists.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ def handler_of(
     functions: Mapping[str, Callable[[Message, Any], Message]],
     guard: Callable[..., Message],
 ) -> grpc.GenericRpcHandler:
-    """Return what a server of gRPC takes for a service.
+    """Build the gRPC handler of a service.
 
     Parameters
     ----------
     service : str
     functions : dict of str to callable
-        Each gets request and context and returns the answer.
+        Methods of the service; each maps request and context to an answer.
     guard : callable
-        Called with the name, the class of the request, the function, the bytes of a request and
-        its context; returns the answer.
+        Called with the name, the request class, the function, the bytes of a request and its
+        context; returns the answer.
     """
     grpc = require("grpc", "serving")
     handlers = {
@@ -67,29 +66,29 @@ def handler_of(
     return grpc.method_handlers_generic_handler(service, handlers)
 
 
-# -- columns as text -------------------------------------------------------------------------------
+# -- payloads --------------------------------------------------------------------------------------
 
 
-def encoded(batch: pa.RecordBatch) -> str:
-    """Return a batch as Base64 of a stream of Arrow."""
+def encode_arrow(batch: pa.RecordBatch) -> str:
+    """Encode a record batch as Base64 of an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return base64.b64encode(sink.getvalue()).decode("ascii")
 
 
-def encoded_json(value: object) -> str:
-    """Return a value as Base64 of JSON."""
+def encode_json(value: object) -> str:
+    """Encode a value as Base64 of JSON."""
     return base64.b64encode(json.dumps(value).encode()).decode("ascii")
 
 
-def decoded(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a payload, and its columns as arrays.
+def decode_payload(text: str) -> tuple[str, dict[str, Any]]:
+    """Decode a payload; return its encoding and its columns as arrays.
 
     Raises
     ------
     UsageError
-        If it is neither Arrow nor JSON, or not of columns of one length.
+        If it is neither Arrow nor JSON, or its columns have different lengths.
     """
     try:
         content = base64.b64decode(text, validate=True)
@@ -97,7 +96,7 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
         raise UsageError("The payload is not Base64", code="request-invalid") from None
     if content.startswith(_JAVA):
         raise UsageError(
-            "The payload is a serialized object of Java, which is not read; send Arrow or JSON",
+            "The payload is a serialized Java object, which is not supported; send Arrow or JSON",
             code="request-invalid",
         )
     if content[:1] == b"{":
@@ -108,16 +107,16 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UsageError(
-            f"The payload is neither a stream of Arrow nor JSON: {error}", code="request-invalid"
+            f"The payload is neither an Arrow stream nor JSON: {error}", code="request-invalid"
         ) from None
     return ARROW, {name: table[name].combine_chunks() for name in table.column_names}
 
 
 def _table_of(content: bytes) -> pa.Table:
-    """Return the table of a stream of Arrow, whose columns have no more bytes than the stream.
+    """Read the table of an Arrow stream, with at most as many bytes as the stream.
 
-    Compressed buffers are refused before they are unpacked, and so are types whose values may
-    need no bytes of their own: their number would be whatever the stream says.
+    Compressed buffers are rejected before decompression. Types whose values may occupy no bytes are
+    rejected too, because the stream could then declare any number of values.
     """
     declared = 0
     for message in pa.ipc.MessageReader.open_stream(content):
@@ -126,28 +125,27 @@ def _table_of(content: bytes) -> pa.Table:
             declared += size
             if is_compressed:
                 raise UsageError(
-                    "The payload has compressed buffers of Arrow; write the stream without "
-                    "compression",
+                    "The payload has compressed buffers; write the Arrow stream uncompressed",
                     code="request-invalid",
                 )
-            if declared > len(content):  # PyArrow copies buffers of the other byte order, each one
+            if declared > len(content):  # PyArrow copies each buffer of the other byte order
                 raise _too_many_bytes(declared)
         if message.type == "dictionary":
             raise UsageError(
-                "The payload has dictionaries of Arrow; write the values themselves",
+                "The payload has Arrow dictionaries; write plain values",
                 code="request-invalid",
             )
     stream = pa.ipc.open_stream(content)
     if len(stream.schema) > _MOST_COLUMNS:
         raise UsageError(
-            f"The payload has {len(stream.schema)} columns, but may have {_MOST_COLUMNS}",
+            f"The payload has {len(stream.schema)} columns, but may have at most {_MOST_COLUMNS}",
             code="request-limit",
         )
     for each in stream.schema:
         if not _has_bytes(each.type):
             raise UsageError(
                 f"The column {each.name[:60]!r} of the payload is of type {str(each.type)[:60]}, "
-                "which is not taken; send numbers, texts, or lists of them",
+                "which is not supported; send numbers, strings, or lists of them",
                 code="request-invalid",
             )
     table = stream.read_all()
@@ -159,8 +157,8 @@ def _table_of(content: bytes) -> pa.Table:
 
 def _too_many_bytes(size: int) -> UsageError:
     return UsageError(
-        f"The columns of the payload have {size} bytes, more than the payload itself has; write "
-        "each buffer once",
+        f"The columns of the payload have {size} bytes, more than the payload itself; write each "
+        "buffer once",
         code="request-invalid",
     )
 
@@ -168,24 +166,24 @@ def _too_many_bytes(size: int) -> UsageError:
 _MOST_COLUMNS = 4096
 
 
-def _has_bytes(kind: pa.DataType) -> bool:
-    """Return True if each value of a type takes at least a bit of the stream."""
+def _has_bytes(dtype: pa.DataType) -> bool:
+    """Return True if each value of a type occupies at least one bit of the stream."""
     types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _has_bytes(kind.value_type)
-    if types.is_fixed_size_list(kind):
-        return kind.list_size > 0 and _has_bytes(kind.value_type)
-    if types.is_struct(kind):
-        return kind.num_fields > 0 and all(_has_bytes(each.type) for each in kind)
-    if types.is_map(kind):
-        return _has_bytes(kind.key_type) and _has_bytes(kind.item_type)
-    if types.is_fixed_size_binary(kind):
-        return kind.byte_width > 0
+    if types.is_list(dtype) or types.is_large_list(dtype):
+        return _has_bytes(dtype.value_type)
+    if types.is_fixed_size_list(dtype):
+        return dtype.list_size > 0 and _has_bytes(dtype.value_type)
+    if types.is_struct(dtype):
+        return dtype.num_fields > 0 and all(_has_bytes(each.type) for each in dtype)
+    if types.is_map(dtype):
+        return _has_bytes(dtype.key_type) and _has_bytes(dtype.item_type)
+    if types.is_fixed_size_binary(dtype):
+        return dtype.byte_width > 0
     return (
-        types.is_primitive(kind)
-        or types.is_decimal(kind)
+        types.is_primitive(dtype)
+        or types.is_decimal(dtype)
         or any(
-            test(kind)
+            test(dtype)
             for test in (
                 *(types.is_string, types.is_large_string, types.is_binary, types.is_large_binary),
             )
@@ -194,35 +192,35 @@ def _has_bytes(kind: pa.DataType) -> bool:
 
 
 def has_numbers(column: pa.Array) -> bool:
-    """Return True if a column has numbers or truth values, or lists of them."""
-    kind = column.type
+    """Return True if a column holds numbers or booleans, or lists of them."""
+    dtype = column.type
     while (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or (pa.types.is_fixed_size_list(kind))
+        pa.types.is_list(dtype)
+        or pa.types.is_large_list(dtype)
+        or (pa.types.is_fixed_size_list(dtype))
     ):
-        kind = kind.value_type
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        dtype = dtype.value_type
+    return pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)
 
 
-# Of the tables in a message of Arrow, from 0: the header of a message, the batch of a dictionary,
-# and the buffers and the compression of a batch.
+# Field indices in the flatbuffer tables of an Arrow message: type and header of a message, batch of
+# a dictionary, buffers and compression of a batch.
 _TYPE, _HEADER, _DATA, _BUFFERS, _COMPRESSION = 1, 2, 1, 2, 3
-_DICTIONARY = 2  # the type of a header
+_DICTIONARY = 2  # header type
 
 
 def _buffers_of(metadata: pa.Buffer) -> tuple[bool, int]:
-    """Return if a batch, as a message of Arrow describes it, is compressed, and its bytes.
+    """Return whether the batch of an Arrow message is compressed, and its declared bytes.
 
-    PyArrow does not say it before it has unpacked the buffers.
+    PyArrow does not expose this before it decompresses the buffers.
     """
     content = metadata.to_pybytes()
 
-    def number(place: int, code: str = "<i") -> int:
-        return struct.unpack_from(code, content, place)[0]
+    def number(offset: int, code: str = "<i") -> int:
+        return struct.unpack_from(code, content, offset)[0]
 
     def field(table: int, which: int) -> int:
-        """Return where a field of a table is; 0 if it is left out."""
+        """Return the position of a field of a table; 0 if it is absent."""
         known = table - number(table)
         entry = 4 + 2 * which
         if entry >= number(known, "<H"):
@@ -231,23 +229,23 @@ def _buffers_of(metadata: pa.Buffer) -> tuple[bool, int]:
         return table + offset if offset else 0
 
     def child(table: int, which: int) -> int:
-        place = field(table, which)
-        return place + number(place) if place else 0
+        position = field(table, which)
+        return position + number(position) if position else 0
 
     try:
         message = number(0)
         batch = child(message, _HEADER)
-        kind = field(message, _TYPE)
-        if batch and kind and number(kind, "<B") == _DICTIONARY:
+        header_type = field(message, _TYPE)
+        if batch and header_type and number(header_type, "<B") == _DICTIONARY:
             batch = child(batch, _DATA)
         listed = child(batch, _BUFFERS) if batch else 0
         if not listed:
             return bool(batch and field(batch, _COMPRESSION)), 0
         pairs = np.frombuffer(content, "<i8", 2 * number(listed, "<I"), listed + 4)
-        size = sum(map(abs, pairs[1::2].tolist()))  # of offsets and sizes
+        size = sum(map(abs, pairs[1::2].tolist()))  # pairs of offset and size
         return bool(field(batch, _COMPRESSION)), size
     except (struct.error, ValueError):
-        raise ValueError("its metadata are damaged") from None
+        raise ValueError("its metadata is damaged") from None
 
 
 def _of_json(content: bytes) -> dict[str, Any]:
@@ -255,7 +253,9 @@ def _of_json(content: bytes) -> dict[str, Any]:
     try:
         columns = json.loads(content)
         if len(columns) > _MOST_COLUMNS:
-            raise ValueError(f"there are {len(columns)} columns, but may be {_MOST_COLUMNS}")
+            raise ValueError(
+                f"there are {len(columns)} columns, but at most {_MOST_COLUMNS} are allowed"
+            )
         if not all(isinstance(each, list) for each in columns.values()):
             raise ValueError("each column should be a list")
         for each in columns.values():
@@ -265,39 +265,40 @@ def _of_json(content: bytes) -> dict[str, Any]:
             raise ValueError("the columns have different lengths")
     except (ValueError, RecursionError, OverflowError, pa.ArrowException) as error:
         raise UsageError(
-            f"The payload is no JSON of columns: {error}", code="request-invalid"
+            f"The payload is not a JSON object of columns: {error}", code="request-invalid"
         ) from None
     return arrays
 
 
 def _check_nesting(column: list[Any]) -> None:
-    """Refuse objects and deep lists, of which Arrow would make a column for each key and depth.
+    """Raise a ValueError for objects and deeply nested lists.
 
-    Objects of different keys would take as many values as there are keys times objects.
+    Arrow would create a column for each key and each level. Objects with different keys would take
+    as many values as there are keys times objects.
     """
     values: Any = column
     for _ in range(_MOST_LISTS):
         types = set(map(type, values))
         if dict in types:
-            raise ValueError("its values should be numbers, texts, or lists of them, not objects")
+            raise ValueError("its values should be numbers, strings, or lists of them, not objects")
         if list not in types:
             return
         values = list(chain.from_iterable(each for each in values if type(each) is list))
     raise ValueError(f"its lists should be at most {_MOST_LISTS - 1} deep")
 
 
-_MOST_LISTS = 9  # one in another, with the column
+_MOST_LISTS = 9  # maximum nesting depth, including the column
 
 
 def batch_of_arrays(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return arrays of NumPy or Arrow as a batch; matrices become lists of a fixed size."""
+    """Build a record batch from NumPy or Arrow arrays; matrices become fixed-size lists."""
     arrays = []
     for column in columns.values():
         if isinstance(column, np.ndarray):
             column = np.ascontiguousarray(column)
             if column.ndim == 2:
-                flat = pa.array(column.reshape(-1))
-                column = pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
+                items = pa.array(column.reshape(-1))
+                column = pa.FixedSizeListArray.from_arrays(items, column.shape[1])
             else:
                 column = pa.array(column)
         arrays.append(column)
