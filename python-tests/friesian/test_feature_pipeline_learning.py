@@ -132,9 +132,11 @@ def test_one_pass_learns_what_does_not_depend_on_each_other(table, monkeypatch):
     from bigdl.friesian.executors import spark
 
     passes = []
-    answers = spark.answers
+    compute_statistics = spark.compute_statistics
     monkeypatch.setattr(
-        spark, "answers", lambda df, program: passes.append(1) or answers(df, program)
+        spark,
+        "compute_statistics",
+        lambda df, program: passes.append(1) or compute_statistics(df, program),
     )
     names = ["user", "item"]
     independent = FeaturePipeline().fillna(0.0, "price").category_encode(names).fillna(0, names)

@@ -284,7 +284,7 @@ def _top(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 class Popular(_Baseline):
-    """Items with the most rows, of all times or of a recent period.
+    """Baseline that recommends the items with the most rows, of all times or recently.
 
     Parameters
     ----------
@@ -321,9 +321,9 @@ class Popular(_Baseline):
 
 
 class Markov(_Baseline):
-    """Items that most often followed the user's last item; ties by popularity.
+    """Baseline that recommends the items that most often followed the user's last item.
 
-    Rows of a user at equal times are ordered by item.
+    Ties are ordered by popularity. Rows of a user at equal times are ordered by item.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ class _ItemWeights(_Baseline):
 
 
 class ItemKNN(_ItemWeights):
-    """Items similar to the user's items, by cosine similarity of their users.
+    """Baseline that recommends items similar to the user's items, by cosine similarity.
 
     Parameters
     ----------
@@ -414,7 +414,7 @@ class ItemKNN(_ItemWeights):
 
 
 class EASE(_ItemWeights):
-    """Linear item-item weights in closed form (EASE).
+    """Baseline of linear item-item weights, computed in closed form (EASE).
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ class EASE(_ItemWeights):
 
 
 class ALS(_Baseline):
-    """Matrix factorisation of implicit feedback by Spark's alternating least squares.
+    """Baseline of matrix factorisation of implicit feedback, by Spark's ALS.
 
     Parameters
     ----------

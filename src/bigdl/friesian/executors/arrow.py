@@ -453,7 +453,9 @@ def _written(column: Any) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), values)
 
 
-def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple[int, str], Any]:
+def compute_statistics(
+    program: Program, pieces: Sequence[Piece], host: Host
+) -> dict[tuple[int, str], Any]:
     """Compute the statistics of a program over files."""
     for each in program:
         if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
@@ -466,7 +468,7 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
     statistics = _requested(program)
     parts = zip(*host.run(partial(_learned, program), pieces), strict=True)
     return {
-        key: request.answer(request.merged(of_pieces))
+        key: request.result(request.merged(of_pieces))
         for (key, request), of_pieces in zip(statistics.items(), parts, strict=True)
     }
 
@@ -489,7 +491,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
             if isinstance(each, FittedOperator):
                 batch = batch.after(each)
             else:
-                parts += [request.of_batch(batch) for request in each.requests.values()]
+                parts += [request.partial_result(batch) for request in each.requests.values()]
         batches.append(parts)
     of_requests = zip(_requested(program).values(), zip(*batches, strict=True), strict=True)
     return [request.merged(parts) if len(parts) > 1 else parts[0] for request, parts in of_requests]
@@ -588,7 +590,7 @@ def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> li
     return [Bucket(index, path, each, step) for index, each in enumerate(filled)]
 
 
-def transformed(
+def transform_pieces(
     fitted: Sequence[FittedOperator], pieces: Sequence[Piece], path: str, host: Host
 ) -> int:
     """Apply all operators and write the output files; return the number of rows.

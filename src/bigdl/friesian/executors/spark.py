@@ -60,20 +60,20 @@ if TYPE_CHECKING:
 _ACCURACY = 10_000  # accuracy of percentile_approx: the rank error is at most 1 / _ACCURACY
 
 
-def run(df: DataFrame, operator: Operator, state: State | None = None) -> DataFrame:
+def run_operator(df: DataFrame, operator: Operator, state: State | None = None) -> DataFrame:
     """Apply an operator to a DataFrame; fit it on the DataFrame if no state is passed."""
     if state is None:
-        state = learned(df, operator) if operator.is_row_wise else {}
-    return applied(df, operator, schema_of(df), state)
+        state = fit_operator(df, operator) if operator.is_row_wise else {}
+    return apply_operator(df, operator, schema_of(df), state)
 
 
-def learned(df: DataFrame, operator: Operator) -> State:
+def fit_operator(df: DataFrame, operator: Operator) -> State:
     """Return the state of an operator that is fitted on a DataFrame."""
     before = schema_of(df)
-    return operator.fit_state(before, answer(df, operator.requests(before)))
+    return operator.fit_state(before, statistics_of(df, operator.requests(before)))
 
 
-def applied(
+def apply_operator(
     df: DataFrame, operator: Operator, before: Schema, state: Any, is_training: bool = False
 ) -> DataFrame:
     """Apply a fitted operator, through Arrow batches where that is faster."""
@@ -87,13 +87,13 @@ def applied(
     return (remainder.training if is_training else remainder.catalyst)(df, before, state)
 
 
-def answer(df: DataFrame, requests: Mapping[str, Statistic]) -> dict[str, Any]:
+def statistics_of(df: DataFrame, requests: Mapping[str, Statistic]) -> dict[str, Any]:
     """Return the statistics of a DataFrame by name."""
-    results = answers(df, [StatisticsQuery(0, dict(requests))]) if requests else {}
+    results = compute_statistics(df, [StatisticsQuery(0, dict(requests))]) if requests else {}
     return {name: results[0, name] for name in requests}
 
 
-def transformed(
+def transform(
     df: DataFrame, fitted: Sequence[FittedOperator], schema: Schema, is_training: bool = False
 ) -> DataFrame:
     """Apply all fitted operators to a DataFrame.
@@ -124,12 +124,12 @@ def transformed(
             df = apply_in_batches(df, steps)
             continue
         for each in steps:
-            df = applied(df, each.step, each.before, each.state, is_training)
+            df = apply_operator(df, each.step, each.before, each.state, is_training)
     return df
 
 
 @action
-def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
+def compute_statistics(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     """Compute the statistics of a program; one job computes all counts and aggregates.
 
     Each requested column is copied under a temporary name at its step, because later steps may
@@ -139,7 +139,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     outcomes: dict[tuple[int, str], Any] = {}
     for each in program:
         if isinstance(each, FittedOperator):
-            df = applied(df, each.step, each.before, each.state)
+            df = apply_operator(df, each.step, each.before, each.state)
             continue
         for name, request in each.requests.items():
             if isinstance(request, OutputSchema):
@@ -272,7 +272,7 @@ def _counts_of_texts(
 
     def count(batch: LazyBatch) -> Iterator[pa.RecordBatch]:
         for index, request in enumerate(requests):
-            table = request.of_batch(batch)
+            table = request.partial_result(batch)
             source = pa.repeat(pa.scalar(index, pa.int32()), len(table))
             yield from table.add_column(0, "source", source).to_batches()
 

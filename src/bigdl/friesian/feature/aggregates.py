@@ -7,7 +7,7 @@ from typing import Self
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.spark import learned, run
+from bigdl.friesian.executors.spark import fit_operator, run_operator
 from bigdl.friesian.feature.learned import TargetCode, codes_of
 from bigdl.friesian.feature.relations import Table
 from bigdl.friesian.ops import spark, vocabulary
@@ -55,9 +55,9 @@ class AggregateEncoders(Table):
         [0.25, 1.0]
         """
         operator = MinMaxScale(as_names(columns), min, max, False)
-        state = learned(self.df, operator)
+        state = fit_operator(self.df, operator)
         extremes = {name: tuple(each) for name, each in state["extremes"].items()}
-        return self._clone(run(self.df, operator, state)), extremes
+        return self._clone(run_operator(self.df, operator, state)), extremes
 
     def transform_min_max_scale(
         self,
@@ -91,7 +91,7 @@ class AggregateEncoders(Table):
             )
         extremes = {name: min_max_dict[name] for name in names}
         operator = MinMaxScale(names, min, max, clip)
-        return self._clone(run(self.df, operator, {"extremes": extremes}))
+        return self._clone(run_operator(self.df, operator, {"extremes": extremes}))
 
     def quantile_edges(self, columns: str | list[str], parts: int) -> dict[str, list[float]]:
         """Return edges of bins with about equally many rows, for :meth:`cut_bins`.
@@ -125,7 +125,7 @@ class AggregateEncoders(Table):
         """
         parts = check_integer("parts", parts, 2)
         operator = CutBins.of(columns, parts, None, None, drop=True, by_quantiles=True)
-        return learned(self.df, operator)["edges"]
+        return fit_operator(self.df, operator)["edges"]
 
     def count_encode(
         self,

@@ -29,7 +29,7 @@ _AGGREGATES = {
 _SHOWN = {"mean": "avg(", "sum_distinct": "sum(DISTINCT "}
 
 
-class JoinVerbs(Table):
+class JoinMethods(Table):
     """Table methods for joins, group-by, lags and list sampling."""
 
     def join(

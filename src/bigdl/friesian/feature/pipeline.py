@@ -217,7 +217,7 @@ class FeaturePipeline(FeatureMethods):
     # -- fitted state --------------------------------------------------------------------------
 
     def _learn(
-        self, schema: Schema, answer: Callable[[Program], dict[tuple[int, str], Any]]
+        self, schema: Schema, compute: Callable[[Program], dict[tuple[int, str], Any]]
     ) -> Self:
         """Fit all steps; return this pipeline.
 
@@ -225,7 +225,7 @@ class FeaturePipeline(FeatureMethods):
         ----------
         schema : dict of str to Field
             Schema of the data.
-        answer : callable
+        compute : callable
             Computes the statistics of a program over the data; returns them by the index of the
             step and the name of the request.
         """
@@ -237,9 +237,9 @@ class FeaturePipeline(FeatureMethods):
                 self._schema, self._fitted = schema, fitted
                 self.__dict__.pop("_row_executor", None)
                 return self
-            answers = answer(program)
+            statistics = compute(program)
             for each in queries:
-                known = {name: answers[each.step, name] for name in each.requests}
+                known = {name: statistics[each.step, name] for name in each.requests}
                 waiting = fitted[each.step]
                 states[each.step] = waiting.step.fit_state(waiting.before, known)
 
@@ -299,7 +299,7 @@ class FeaturePipeline(FeatureMethods):
             If a column does not exist, or an operator does not accept its type.
         """
         df = _frame(table)
-        return self._learn(schema_of(df), lambda program: spark.answers(df, program))
+        return self._learn(schema_of(df), lambda program: spark.compute_statistics(df, program))
 
     def transform(self, table: Table | DataFrame) -> FeatureTable:
         """Apply the operators to a table by Spark plans.
@@ -312,7 +312,7 @@ class FeaturePipeline(FeatureMethods):
         -------
         FeatureTable
         """
-        return FeatureTable(spark.transformed(_frame(table), self._known(), self._schema))
+        return FeatureTable(spark.transform(_frame(table), self._known(), self._schema))
 
     def fit_transform(self, table: Table | DataFrame) -> FeatureTable:
         """Fit the pipeline on a table and transform the same table.
@@ -322,7 +322,7 @@ class FeaturePipeline(FeatureMethods):
         """
         self.fit(table)
         return FeatureTable(
-            spark.transformed(_frame(table), self._known(), self._schema, is_training=True)
+            spark.transform(_frame(table), self._known(), self._schema, is_training=True)
         )
 
     # -- files ---------------------------------------------------------------------------------
@@ -354,7 +354,9 @@ class FeaturePipeline(FeatureMethods):
         source, schema = arrow.source_of(src)
         with host_of(host) as runner:
             pieces = arrow.pieces_of(source, schema, runner.pieces)
-            return self._learn(schema, lambda program: arrow.answers(program, pieces, runner))
+            return self._learn(
+                schema, lambda program: arrow.compute_statistics(program, pieces, runner)
+            )
 
     def transform_files(
         self,
@@ -396,7 +398,7 @@ class FeaturePipeline(FeatureMethods):
         arrow.prepare_folder(dst, source, mode)
         with host_of(host) as runner:
             pieces = arrow.pieces_of(source, schema, runner.pieces)
-            return arrow.transformed(fitted, pieces, os.fspath(dst), runner)
+            return arrow.transform_pieces(fitted, pieces, os.fspath(dst), runner)
 
     def _check_runs(self, executor: str) -> None:
         others = [step.method for step in self._steps if executor not in step.executors]
@@ -576,7 +578,7 @@ def _frame(table: Any) -> DataFrame:
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
 ) -> tuple[Program, list[FittedOperator]]:
-    """Return the program of the next pass, and the steps that it can bind."""
+    """Plan the next pass: operators to apply, statistics to compute, and the bound steps."""
     program: Program = []
     fitted: list[FittedOperator] = []
     unknown: set[str] = set()

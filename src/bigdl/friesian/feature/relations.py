@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.spark import answer, run
+from bigdl.friesian.executors.spark import run_operator, statistics_of
 from bigdl.friesian.feature.files import TableOutput
 from bigdl.friesian.feature.methods import CellMethods
 from bigdl.friesian.ops import column_types, spark
@@ -51,7 +51,7 @@ class Table(CellMethods, TableOutput):
         return type(self)(df)
 
     def with_operator(self, operator: Operator) -> Self:
-        return self._clone(run(self.df, operator))
+        return self._clone(run_operator(self.df, operator))
 
     # -- columns -------------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class Table(CellMethods, TableOutput):
             Columns ``column`` (string) and ``median`` (double), null for a column of nulls.
         """
         names = None if columns is None else as_names(columns)
-        medians = answer(self.df, medians_of(schema_of(self.df), names))
+        medians = statistics_of(self.df, medians_of(schema_of(self.df), names))
         rows = [(name, each[0] if each else None) for name, each in medians.items()]
         schema = "column string, median double"
         return self._clone(self.df.sparkSession.createDataFrame(rows, schema))

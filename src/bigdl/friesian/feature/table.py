@@ -13,7 +13,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.feature.aggregates import AggregateEncoders
 from bigdl.friesian.feature.files import TableReader
-from bigdl.friesian.feature.joins import JoinVerbs
+from bigdl.friesian.feature.joins import JoinMethods
 from bigdl.friesian.feature.learned import StringIndex, TargetCode
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.relations import Table
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureTable", "StringIndex", "Table", "TargetCode"]
 
 
-class FeatureTable(FeatureMethods, TableReader, JoinVerbs, VocabularyEncoders, AggregateEncoders):
+class FeatureTable(FeatureMethods, TableReader, JoinMethods, VocabularyEncoders, AggregateEncoders):
     """Table of features on Spark, with methods to clean, encode and join data.
 
     Examples

@@ -957,7 +957,7 @@ class AUGRU(nn.Module):
         self.of_state = nn.Linear(width, 3 * width)
 
     def forward(self, inputs: Tensor, attention: Tensor) -> Tensor:
-        """Return the last state.
+        """Return the last hidden state of each sequence.
 
         Parameters
         ----------

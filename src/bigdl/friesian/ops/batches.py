@@ -286,7 +286,7 @@ class Counts(Statistic):
     def merged(self, parts: Sequence[pa.Table]) -> pa.Table:
         return _summed(parts, ["value"])
 
-    def answer(self, part: pa.Table) -> pa.Table:
+    def result(self, part: pa.Table) -> pa.Table:
         return part.filter(pc.greater_equal(part["count"], self.at_least))
 
 
@@ -358,7 +358,7 @@ class Quantiles(Statistic):
         order = np.argsort(values, kind="stable")
         return values[order], weights[order]
 
-    def answer(self, part: tuple[np.ndarray, np.ndarray]) -> list[float]:
+    def result(self, part: tuple[np.ndarray, np.ndarray]) -> list[float]:
         values, weights = part
         if not len(values):
             return []

@@ -145,7 +145,7 @@ class DropNa(TableOperator):
 
 
 class Fill(Function):
-    """Constant that replaces nulls, cast to the type of the column."""
+    """Function that replaces nulls by a constant, cast to the type of the column."""
 
     def __init__(self, value: Any, dtype: str):
         self.value, self.kind = value, dtype
@@ -258,8 +258,8 @@ class FillMedian(Operator):
     def requests(self, before: Schema) -> dict[str, Statistic]:
         return medians_of(before, self.columns)
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        empty = [name for name, medians in answers.items() if not medians]
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
+        empty = [name for name, medians in statistics.items() if not medians]
         if empty:
             raise UsageError(
                 f"The columns {empty} have no median since all their values are null; fill them "
@@ -267,7 +267,7 @@ class FillMedian(Operator):
                 code="data-null",
                 columns=empty,
             )
-        return {name: _cut(medians[0], before[name].kind) for name, medians in answers.items()}
+        return {name: _cut(medians[0], before[name].kind) for name, medians in statistics.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []
@@ -328,7 +328,7 @@ def _number(text: str) -> float | None:
 
 
 class ParseText(Function):
-    """Number or boolean that Spark parses from a string, or null."""
+    """Function that parses a number or boolean from a string as Spark does, or null."""
 
     is_costly = True
 
@@ -354,7 +354,7 @@ class ParseText(Function):
 
 
 class ToText(Function):
-    """String of an integer, a boolean or a date."""
+    """Function that converts an integer, a boolean or a date to a string."""
 
     def array(self, values: pa.Array) -> pa.Array:
         return to_strings(values)
@@ -364,7 +364,7 @@ class ToText(Function):
 
 
 class CastNumber(NumberFunction):
-    """Number or boolean cast to another number type; null where the value does not fit."""
+    """Function that casts to a number type or boolean; null where the value does not fit."""
 
     def __init__(self, dtype: str):
         self.kind = dtype

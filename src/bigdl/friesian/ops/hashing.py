@@ -79,7 +79,10 @@ def fast_bucket(value: Column, bins: int) -> Column:
 
 
 class Hash(Function):
-    """Bucket of a value: the hash of its string modulo the number of buckets."""
+    """Function that hashes the string of a value into a bucket.
+
+    The string is ``str(value)`` of Python; for ``xxhash64`` it is the string of Spark.
+    """
 
     is_costly = True
 
@@ -111,7 +114,10 @@ class Hash(Function):
 
 
 class Cross(Hash):
-    """Bucket of several values: the hash of their joined strings, or of ``None`` if one is null."""
+    """Function that hashes the joined strings of several values into a bucket.
+
+    If one of the values is null, it hashes ``"None"``.
+    """
 
     def __init__(self, bins: int, method: str, separator: str):
         super().__init__(bins, method)

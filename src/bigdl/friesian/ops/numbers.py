@@ -48,7 +48,7 @@ class NumberOperator(Operator):
 
 
 class ClipNumber(NumberFunction):
-    """Number clipped to an interval; nulls and NaN stay."""
+    """Function that clips numbers to an interval; nulls and NaN stay."""
 
     def __init__(self, low: float | None, high: float | None, dtype: str):
         self.low, self.high, self.kind = _bound(low, dtype), _bound(high, dtype), dtype
@@ -116,7 +116,7 @@ class Clip(NumberOperator):
 
 
 class Logarithm(NumberFunction):
-    """``log(x + 1)`` with 0 for negative x, or ``log(x)`` with null for x that is not positive."""
+    """Function ``log(x + 1)``, with 0 for negative x; or ``log(x)``, with null unless x > 0."""
 
     kind = "double"
 
@@ -164,10 +164,11 @@ class Log(NumberOperator):
 
 
 class ScaleNumber(NumberFunction):
-    """Linear rescaling ``(x - low) / span * factor + offset`` as float, optionally clipped.
+    """Function that rescales numbers linearly to a range, as float, optionally clipped.
 
-    Where the extremes are equal, every value becomes the middle of the range. On Spark tables the
-    extremes may be lists; arrays are then scaled by position.
+    It computes ``(x - low) / span * factor + offset``. Where the extremes are equal, every value
+    becomes the middle of the range. On Spark tables the extremes may be lists; arrays are then
+    scaled by position.
     """
 
     kind = "float"
@@ -275,9 +276,9 @@ class MinMaxScale(Operator):
             for name, is_single in are_single.items()
         }
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
         extremes = {}
-        for name, (low, high) in answers.items():
+        for name, (low, high) in statistics.items():
             if isinstance(low, list):
                 extremes[name] = [low, high]
                 continue
@@ -329,7 +330,7 @@ def as_array(value: Column, dtype: str) -> Column:
 
 
 class Bin(NumberFunction):
-    """Number of edges that are less than or equal to a value, or the label of that bin."""
+    """Function that returns the number of edges up to a value, or the label of that bin."""
 
     kind = "int"
 
@@ -445,25 +446,25 @@ class CutBins(NumberOperator):
             }
         return {name: MinMax((name,), is_finite=True) for name in counted}
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
         edges = {
-            name: self._edges(name, bins, answers[name]) if name in answers else bins
+            name: self._edges(name, bins, statistics[name]) if name in statistics else bins
             for name, bins in self.bins.items()
         }
         for name, words in self.labels.items():
             _check_labels(name, edges[name], words)
         return {"edges": edges}
 
-    def _edges(self, name: str, bins: int, answer: Sequence) -> list[float]:
-        if not answer or answer[0] is None:
+    def _edges(self, name: str, bins: int, statistic: Sequence) -> list[float]:
+        if not statistic or statistic[0] is None:
             raise UsageError(
                 f"The column {name} has no values to compute bins from; pass edges",
                 code="data-empty",
                 column=name,
             )
         if self.by_quantiles:
-            return sorted(set(answer))
-        low, high = map(float, answer)
+            return sorted(set(statistic))
+        low, high = map(float, statistic)
         return [*(low + (high - low) * i / bins for i in range(bins)), high]
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
@@ -516,7 +517,7 @@ def _check_bins(bins: Any, least: int) -> None:
 
 
 class Indicator(NumberFunction):
-    """1 for one number, 0 for all others and null."""
+    """Function that returns 1 for one number, and 0 for all others and null."""
 
     kind, of_null = "int", 0
 
@@ -560,9 +561,9 @@ class OneHotEncode(Operator):
         unknown = [name for name in self.columns if before[name].cardinality is None]
         return {name: MinMax((name,)) for name in unknown}
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
         return {
-            name: 0 if high is None else max(high, -1) + 1 for name, (_, high) in answers.items()
+            name: 0 if high is None else max(high, -1) + 1 for name, (_, high) in statistics.items()
         }
 
     def hides_columns(self, before: Schema) -> bool:

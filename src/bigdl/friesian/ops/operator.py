@@ -55,19 +55,19 @@ class Statistic:
 
     columns: tuple[str, ...]
 
-    def of_batch(self, batch: ColumnMapping) -> Any:
-        """Compute the partial result of one batch."""
+    def partial_result(self, batch: ColumnMapping) -> Any:
+        """Compute the partial result of the statistic for one batch."""
         return self._of_columns([batch[name] for name in self.columns])
 
     def _of_columns(self, columns: list[Any]) -> Any:
         raise NotImplementedError
 
     def merged(self, parts: Sequence[Any]) -> Any:
-        """Merge several partial results into one."""
+        """Merge several partial results of the statistic into one."""
         raise NotImplementedError
 
-    def answer(self, part: Any) -> Any:
-        """Convert the merged partial result of all rows to the final result."""
+    def result(self, part: Any) -> Any:
+        """Convert the merged partial result to the value of the statistic."""
         return part
 
 
@@ -267,17 +267,17 @@ class Operator:
         return set()
 
     def check(self, before: Schema) -> None:
-        """Raise a UsageError for columns that only Spark can process.
+        """Raise a UsageError for columns that only Spark tables support, not pipelines.
 
         Pipelines call it before all other methods.
         """
 
     def requests(self, before: Schema) -> dict[str, Statistic]:
-        """Return the statistics to learn from, by name; raise for unsuitable columns."""
+        """Return the statistics that the operator learns from, by name; check the columns."""
         return {}
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        """Return the state learned from the results of :meth:`requests`."""
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
+        """Return the state that the operator learns from the results of :meth:`requests`."""
         return {}
 
     def hides_columns(self, before: Schema) -> bool:
@@ -285,7 +285,7 @@ class Operator:
         return False
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        """Return the output columns; their functions may be None without a state."""
+        """Return the output columns of the operator; functions may be None without a state."""
         return []
 
     def after(self, before: Schema, state: State | None) -> Schema:
@@ -305,14 +305,14 @@ class Operator:
         return replace(df, columns).drop(*self.dropped)
 
     def split_for_arrow(self, state: State) -> tuple[Operator | None, Operator | None]:
-        """Split into a part that is faster as Arrow batches and the remainder.
+        """Split the operator into a part that is faster as Arrow batches, and the remainder.
 
         Either part is None if it is empty.
         """
         return None, self
 
     def training(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        """Apply the operator to the rows that it was fitted on; by default :meth:`catalyst`."""
+        """Transform the rows that the operator was fitted on; by default :meth:`catalyst`."""
         return self.catalyst(df, before, state)
 
 
@@ -464,8 +464,8 @@ class TableOperator(Operator):
     def requests(self, before: Schema) -> dict[str, Statistic]:
         return {"after": OutputSchema(tuple(before), self)}
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        after = answers["after"]
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
+        after = statistics["after"]
         same = [name for name in after if name in before and before[name].kind == after[name]]
         return {"kinds": after, "cardinalities": {name: before[name].cardinality for name in same}}
 

@@ -201,7 +201,7 @@ def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
 
 
 class MaskOfValues(Function):
-    """1 for each value of an array, then 0, up to a fixed length."""
+    """Function that returns 1 for each value of an array, then 0, up to a fixed length."""
 
     def __init__(self, length: int):
         self.length = length
@@ -221,7 +221,7 @@ class MaskOfValues(Function):
 
 
 class Padded(Function):
-    """Last values of an array, padded at the end.
+    """Function that pads arrays at the end, or keeps their last values, for one length.
 
     Parameters
     ----------
@@ -447,7 +447,7 @@ class AddNegativeSamples(TableOperator):
         )
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
-        """Return arrays of the drawn items."""
+        """Return an array column with the drawn negative items of each row."""
         item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
         if self.popularity is None and not histories:

@@ -429,7 +429,7 @@ class TimeStatistics(TargetStatistics):
 
 
 class Codes(Function):
-    """Code of a value, or of a combination of values, from a code table.
+    """Function that looks up the code of a value or combination of values in a table.
 
     Parameters
     ----------
@@ -605,15 +605,15 @@ class TargetEncode(GroupEncode):
             for i, group in enumerate(self.groups)
         }
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        first = next(iter(answers.values()))
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
+        first = next(iter(statistics.values()))
         means = {}
         for i, name in enumerate(self.targets):
             count = _total(first, f"count_{i}")
             mean = _total(first, f"sum_{i}") / count if count else None
             means[name] = self.target_mean.get(name, mean)
         return {"means": means} | {
-            key: self._codes(_known(sums), list(means.values())) for key, sums in answers.items()
+            key: self._codes(_known(sums), list(means.values())) for key, sums in statistics.items()
         }
 
     def _codes(self, sums: pa.Table, means: Sequence[float | None]) -> pa.Table:
@@ -714,9 +714,9 @@ class CountEncode(GroupEncode):
         check_categories(before, self.categories)
         return {str(i): TargetSums(tuple(group), 0) for i, group in enumerate(self.groups)}
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
         tables = {}
-        for key, sums in answers.items():
+        for key, sums in statistics.items():
             known = _known(sums).rename_columns({"rows": "count"})
             share = known["count"].to_numpy() / max(_total(known, "count"), 1)
             tables[key] = known.append_column("frequency", pa.array(share))

@@ -654,7 +654,7 @@ _JOINED_COLUMNS = 6  # maximum number of columns for which joins are faster than
 
 
 class Encode(Function):
-    """Id of a value; unknown values share extra ids after the largest one, if any."""
+    """Function that encodes a value as its id; unknown values share extra ids, if any."""
 
     is_costly = True
 
@@ -679,7 +679,7 @@ class Encode(Function):
 
 
 class EncodeTokens(Function):
-    """Ids of a cell's known tokens; null if none is known."""
+    """Function that encodes a string as the ids of its known tokens; null if none is known."""
 
     is_costly = True
 
@@ -709,7 +709,7 @@ class EncodeTokens(Function):
 
 
 class EncodeLists(Function):
-    """Ids of a list's known values, in order.
+    """Function that encodes a list as the ids of its known values, in order.
 
     It is not marked costly, because Arrow cannot dictionary-encode lists.
     """
@@ -818,8 +818,8 @@ class CategoryEncode(Operator):
             requests[name] = Counts(tuple(names), separator, self.freq_limit.get(name, 0))
         return requests
 
-    def fit_state(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
+    def fit_state(self, before: Schema, statistics: Mapping[str, Any]) -> State:
+        return {name: _ranked(counts, self.order_by_freq) for name, counts in statistics.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []

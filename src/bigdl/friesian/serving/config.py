@@ -211,7 +211,7 @@ class Config:
         return replace(self, values=values)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of ``section.key``."""
+        """Return the configured value of ``section.key``, or a default."""
         return self.values.get(key, default)
 
     def needed(self, key: str, why: str) -> Any:
@@ -243,7 +243,7 @@ class Config:
         )
 
     def checked(self, key: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function; attribute its UsageErrors to the value of a key."""
+        """Call a function; attribute a UsageError that it raises to a configuration key."""
         try:
             return function(*arguments)
         except UsageError as error:

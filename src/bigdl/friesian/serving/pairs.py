@@ -1,4 +1,4 @@
-"""Scores of user-candidate pairs by a split model.
+"""Scores of user-candidate pairs by a ranking model that is split by its inputs.
 
 All candidates of a request share the features of one user. The user part of the model is computed
 once per user and cached for recent users. The item part is computed once per row of the store and
@@ -49,7 +49,7 @@ _TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
 
 class _ItemTable:
-    """Cached item part of a model for the rows of one file of the store."""
+    """Cache of a model's item-side outputs for the rows of one file of the store."""
 
     def __init__(self, rows: int, width: int):
         self._values = np.empty((rows, width), np.float32)  # untouched pages use no memory
@@ -71,7 +71,7 @@ class _ItemTable:
 
 
 class _UserMemory:
-    """Cached user part of a model, by row of a file; the oldest entries are evicted."""
+    """Cache of a model's user-side outputs by row of a file; evicts the oldest entries."""
 
     def __init__(self, most_bytes: int):
         self._most_bytes, self.bytes_kept = most_bytes, 0
@@ -98,7 +98,7 @@ def _size_of(arrays: Sequence[np.ndarray]) -> int:
 
 
 class _SplitModel:
-    """Split model with its caches of user and item parts."""
+    """Model split into user, item and joint parts, with caches of the first two."""
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance
@@ -112,7 +112,7 @@ class _SplitModel:
         self._adding = threading.Lock()
 
     def users(self, rows: StoredRows, most_bytes: int) -> _UserMemory:
-        """Return the user cache of a file."""
+        """Return the cache of user-side outputs for a file of the store."""
         memory = self.users_kept.get(rows)
         if memory is None:
             with self._adding:
@@ -120,7 +120,7 @@ class _SplitModel:
         return memory
 
     def table(self, rows: StoredRows, most_bytes: int) -> _ItemTable | None:
-        """Return the item cache of a file; None if it would be too large."""
+        """Return the cache of item-side outputs for a file; None if it would be too large."""
         if 4 * len(rows) * self.network.width > most_bytes:
             return None
         table = self._tables.get(rows)
@@ -219,7 +219,7 @@ class PairScores:
     # -- models -----------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Split the current model, and fill the item cache.
+        """Split the current model, and fill the cache of item-side outputs.
 
         A model that cannot be split stays whole; the reason is logged.
         """
@@ -271,7 +271,7 @@ class PairScores:
     def prepare(
         self, users: np.ndarray, candidates: Candidates, resources: ExitStack
     ) -> PreparedPairs | None:
-        """Look up cached user parts, and read the features of the other users.
+        """Look up cached user-side outputs, and read the features of the other users.
 
         Parameters
         ----------
@@ -323,7 +323,7 @@ class PairScores:
     def _requested(
         self, split: _SplitModel, users: np.ndarray, candidates: Candidates
     ) -> _Requested:
-        """Look up cached user parts of users with candidates; read features of the others."""
+        """Look up cached user-side outputs; read the features of users without them."""
         with_candidates = np.flatnonzero(candidates.counts)
         counts, ids = candidates.counts[with_candidates].tolist(), users[with_candidates]
         table, columns = self._tables[0], self._columns[0]
@@ -375,7 +375,7 @@ class PairScores:
         return np.asarray(results[output_index], np.float32).reshape(-1)
 
     def _items(self, model: ServedModel, split: _SplitModel, ids: np.ndarray) -> np.ndarray:
-        """Return the item parts of the model, from the cache where possible."""
+        """Return the item-side outputs of the model, from the cache where possible."""
         table_name, columns = self._tables[1], self._columns[1]
         if not hasattr(self._features, "parts"):
             return self._item_part(model, split, self._features.read(table_name, ids, columns))
@@ -415,7 +415,7 @@ class PairScores:
     def _inputs(
         self, model: ServedModel, wanted: set[str], columns: dict[str, Column], side: int
     ) -> list[np.ndarray]:
-        """Return the model inputs that depend on one side, in order."""
+        """Return the model inputs that depend on the user only, or on the item only, in order."""
         if self._pipeline is not None:
             columns = self._transformed(columns, side)
         signature = model.signature
@@ -426,7 +426,7 @@ class PairScores:
         ]
 
     def _transformed(self, columns: dict[str, Column], side: int) -> dict[str, Column]:
-        """Run the pipeline, which reads both sides, on the rows of one side."""
+        """Run the pipeline on user columns or item columns only; fill the others in."""
         assert self._pipeline is not None
         other = 1 - side
         rows = len(next(iter(columns.values())))
@@ -460,5 +460,5 @@ def _sides(
 
 
 def _leased(ranker: ServedRanker | ServedModel) -> AbstractContextManager[ServedModel | None]:
-    """Hold the model of a ranker during a request; None if it must not be split."""
+    """Return a context manager for the ranker's model; None if it must not be split."""
     return nullcontext(ranker) if isinstance(ranker, ServedModel) else ranker.leased()

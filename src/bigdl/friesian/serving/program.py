@@ -491,7 +491,7 @@ class Serving:
     # -- replacement while serving ----------------------------------------------------------------
 
     def _watched(self) -> dict[str, str]:
-        """Return the files whose change means a new index."""
+        """Return the files to watch for a new index."""
         watched = {}
         if "index" in self._parts:
             watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")

@@ -321,7 +321,7 @@ class StageErrors:
 
 
 class _LateError(Exception):
-    """Deadline of a request that passed before a stage began."""
+    """Error that the deadline of a request passed before a stage began."""
 
 
 @dataclass

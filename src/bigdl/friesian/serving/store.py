@@ -91,19 +91,19 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
-        """Implement :meth:`read`; unknown ids get the defaults."""
+        """Return the rows of ids as columns; unknown ids get the defaults."""
 
     @abstractmethod
     def _replace(self, tables: dict[str, tuple[Layout, StoredRows]]) -> int:
-        """Implement :meth:`replace`."""
+        """Write a new version of all tables and activate it."""
 
     @abstractmethod
     def _update(self, changes: Mapping[str, Any]) -> None:
-        """Implement :meth:`update` for Arrow tables."""
+        """Add or replace rows of the current version, from Arrow tables."""
 
     @abstractmethod
     def _delete(self, table: str, ids: np.ndarray) -> None:
-        """Implement :meth:`delete`."""
+        """Remove the rows of some ids from a table of the current version."""
 
     @abstractmethod
     def activate(self, version: int) -> None:
