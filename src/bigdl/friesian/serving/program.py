@@ -73,7 +73,7 @@ logger = logging.getLogger("bigdl.friesian.serving")
 
 _SWITCH = 0.0005  # thread switch interval in seconds
 _WAITING_THREADS = 8  # threads of a recommender whose stages wait for other services
-_POLL_S = 2.0  # seconds between checks for new index and model files
+_POLL_INTERVAL = 2.0  # seconds between checks for new index and model files
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
 
@@ -387,7 +387,7 @@ class Serving:
                 )
                 self._closing.append(repository.close)
                 config.checked("ranking.model", repository.load_all)
-                repository.watch(_POLL_S)
+                repository.watch(_POLL_INTERVAL)
             return InferenceService(
                 repository,
                 limits_of(config),
@@ -499,7 +499,7 @@ class Serving:
 
     def _watch(self) -> None:
         stamps = {name: _stamp(path) for name, path in self._watched().items()}
-        while not self._ended.wait(_POLL_S):
+        while not self._ended.wait(_POLL_INTERVAL):
             for name, path in self._watched().items():
                 stamp = _stamp(path)
                 if stamp is None or stamp == stamps.get(name):
