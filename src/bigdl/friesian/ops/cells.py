@@ -148,7 +148,7 @@ class Fill(Function):
     """Function that replaces nulls by a constant, cast to the type of the column."""
 
     def __init__(self, value: Any, dtype: str):
-        self.value, self.kind = value, dtype
+        self.value, self.dtype = value, dtype
         constant = _cut(value, dtype)
         if dtype.startswith("decimal"):
             _, scale = column_types.digits(dtype)
@@ -159,13 +159,13 @@ class Fill(Function):
     def array(self, values: pa.Array) -> pa.Array:
         if not values.null_count:
             return values
-        return values.fill_null(pa.scalar(self.constant, column_types.to_arrow(self.kind)))
+        return values.fill_null(pa.scalar(self.constant, column_types.to_arrow(self.dtype)))
 
     def single(self, *input_types: str) -> Callable[..., Any]:
         return lambda value: self.constant if value is None else value
 
     def column(self, value: Column) -> Column:
-        return F.coalesce(value, F.lit(self.value).cast(self.kind))
+        return F.coalesce(value, F.lit(self.value).cast(self.dtype))
 
 
 def _cut(constant: Any, dtype: str) -> Any:
@@ -333,21 +333,21 @@ class ParseText(Function):
     is_costly = True
 
     def __init__(self, dtype: str):
-        self.kind = dtype
+        self.dtype = dtype
         self._of_double = CastNumber(dtype).single("double")
 
     def array(self, values: pa.Array) -> pa.Array:
-        return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
+        return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.dtype))
 
     def single(self, *input_types: str) -> Callable[..., Any]:
         return self._value
 
     def _value(self, value: str | None) -> Any:
         text = "" if value is None else value.strip(_SPACE)
-        if self.kind == "boolean":
+        if self.dtype == "boolean":
             return _BOOLEANS.get(text.lower())
-        if column_types.is_integral(self.kind) and _WHOLE.fullmatch(text):
-            low, high = column_types.limits(self.kind)
+        if column_types.is_integral(self.dtype) and _WHOLE.fullmatch(text):
+            low, high = column_types.limits(self.dtype)
             if low <= int(text) <= high:
                 return int(text)
         return self._of_double(_number(text))
@@ -408,7 +408,7 @@ class Cast(Operator):
             )
 
     @property
-    def kind(self) -> str:
+    def spark_type(self) -> str:
         return (
             _SPARK_TYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype.simpleString()
         )
@@ -422,7 +422,7 @@ class Cast(Operator):
         return [self._cell(name, before[name]) for name in self._names(before)]
 
     def _cell(self, name: str, source: Field) -> OutputColumn:
-        wanted = self.kind
+        wanted = self.spark_type
         if source.kind == wanted:
             return OutputColumn((name,), name, source, None)
         keeps_size = column_types.is_integral(source.kind) and column_types.is_integral(wanted)
@@ -442,18 +442,18 @@ class Cast(Operator):
         )
 
     def catalyst(self, df: DataFrame, before: Schema, state: State | None) -> DataFrame:
-        changed = [name for name in self._names(before) if before[name].kind != self.kind]
+        changed = [name for name in self._names(before) if before[name].kind != self.spark_type]
         return spark.replace(
             df, {name: self._column(col(name), before[name].kind) for name in changed}
         )
 
     def _column(self, value: Column, source: str) -> Column:
-        wanted = self.kind if isinstance(self.dtype, str) else self.dtype
+        wanted = self.spark_type if isinstance(self.dtype, str) else self.dtype
         if (
-            column_types.is_text(source) and self.kind == "float"
+            column_types.is_text(source) and self.spark_type == "float"
         ):  # round to double first, as Python does
             return try_cast(try_cast(value, "double"), wanted)
-        if column_types.is_text(source) and column_types.is_integral(self.kind):
+        if column_types.is_text(source) and column_types.is_integral(self.spark_type):
             # truncate fractions, as Spark does without ANSI mode
             return F.coalesce(try_cast(value, wanted), try_cast(try_cast(value, "double"), wanted))
         return try_cast(value, wanted)

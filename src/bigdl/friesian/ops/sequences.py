@@ -236,7 +236,7 @@ class Padded(Function):
 
     def __init__(self, dtype: str, length: int, token: Any, row_len: int):
         inner, depth = column_types.innermost(dtype)
-        self.kind, self.inner, self.length, self.row_len = dtype, inner, length, row_len
+        self.dtype, self.inner, self.length, self.row_len = dtype, inner, length, row_len
         self.has_rows = depth > 1
         is_whole = type(token) is float and token.is_integer() and column_types.is_integral(inner)
         self.token = column_types.coerce_value(
@@ -245,7 +245,7 @@ class Padded(Function):
 
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # the padding depends on the row
-            return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.kind))
+            return pa.array(map(self._value, values.to_pylist()), column_types.to_arrow(self.dtype))
         items, lengths = values.flatten(), list_lengths(values)
         if _is_plain(items) and self.token is not None:
             filled = self._plain(items.to_numpy(zero_copy_only=False), lengths)
@@ -283,8 +283,8 @@ class Padded(Function):
         if self.has_rows:
             first = F.get(value, F.lit(0))
             width = F.when(first.isNotNull(), F.size(first)).otherwise(F.lit(self.row_len))
-            filler = F.array_repeat(filler, width).cast(column_types.element_type(self.kind))
-        value = F.coalesce(value, F.array().cast(self.kind))
+            filler = F.array_repeat(filler, width).cast(column_types.element_type(self.dtype))
+        value = F.coalesce(value, F.array().cast(self.dtype))
         longest = F.slice(value, -self.length, self.length)
         value = F.when(F.size(value) > self.length, longest).otherwise(value)
         return F.concat(value, F.array_repeat(filler, F.lit(self.length) - F.size(value)))

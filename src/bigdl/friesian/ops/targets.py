@@ -490,12 +490,12 @@ class GroupEncode(Operator, ABC):
     Attributes
     ----------
     groups : list of list of str
-    kind : str
-        Type of the codes.
+    code_type : str
+        Spark type name of the codes.
     """
 
     groups: list[list[str]]
-    kind: str
+    code_type: str
 
     @property
     def categories(self) -> list[str]:
@@ -512,7 +512,7 @@ class GroupEncode(Operator, ABC):
         for i, group in enumerate(self.groups):
             for output, code in self.codes(i, state).items():
                 function = None if state is None else Codes(state[str(i)], *code)
-                cells.append(OutputColumn(tuple(group), output, Field(self.kind), function))
+                cells.append(OutputColumn(tuple(group), output, Field(self.code_type), function))
         return cells
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
@@ -530,7 +530,7 @@ class GroupEncode(Operator, ABC):
         """Return the look-up of group `i` in a table with the key columns `keys`."""
         at = {key: col(name) for key, name in zip(keys, self.groups[i], strict=True)}
         outputs = {
-            output: (column, F.lit(default).cast(self.kind))
+            output: (column, F.lit(default).cast(self.code_type))
             for output, (column, default) in self.codes(i, state).items()
         }
         return LookUp(table, at, outputs)
@@ -560,7 +560,7 @@ class TargetEncode(GroupEncode):
     fold_col: str = ""
     drop_fold: bool = True
     method = "target_encode"
-    kind = "double"
+    code_type = "double"
 
     @classmethod
     def of(
@@ -723,7 +723,7 @@ class CountEncode(GroupEncode):
         return tables
 
     @property
-    def kind(self) -> str:  # type: ignore[override]  # depends on an argument
+    def code_type(self) -> str:  # type: ignore[override]  # depends on an argument
         return "double" if self.normalize else "bigint"
 
     def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:

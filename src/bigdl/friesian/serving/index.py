@@ -95,7 +95,7 @@ class Candidates:
 class _IndexState:
     """Immutable state of an index: the base, added items, and ids removed from the base."""
 
-    kind: str
+    index_type: str
     metric: str
     options: dict[str, int | None]
     base: Any  # a Faiss index
@@ -219,7 +219,7 @@ class ItemIndex:
     @property
     def kind(self) -> str:
         """Index type: flat, ivf or hnsw."""
-        return self._state.kind
+        return self._state.index_type
 
     @property
     def metric(self) -> str:
@@ -307,10 +307,10 @@ class ItemIndex:
             return np.zeros((len(users), 0), np.int64)
         faiss = require("faiss", "serving")
         parameters = None
-        if state.kind == "hnsw":
+        if state.index_type == "hnsw":
             ef_search = max(state.options["ef_search"] or 0, fetch)
             parameters = faiss.SearchParametersHNSW(efSearch=ef_search)
-        elif state.kind == "ivf":
+        elif state.index_type == "ivf":
             parts = state.options["nprobe"] or max(8, state.base.nlist // 8)
             parameters = faiss.SearchParametersIVF(nprobe=min(parts, state.base.nlist))
         faiss.omp_set_num_threads(self._threads)  # applies to the calling thread
@@ -421,7 +421,7 @@ class ItemIndex:
             faiss.write_index(state.base, str(inner / "base.faiss"))
             content = {
                 "format": _FORMAT,
-                "kind": state.kind,
+                "kind": state.index_type,
                 "metric": state.metric,
                 "options": state.options,
                 "folder": inner.name,
@@ -585,7 +585,7 @@ def _built(
 
 
 def _rebuilt(state: _IndexState) -> _IndexState:
-    return _built(state.kind, state.metric, state.options, *state.merged())
+    return _built(state.index_type, state.metric, state.options, *state.merged())
 
 
 def _initial_state(
