@@ -1,4 +1,4 @@
-"""One messy table for the tests of all operators, and a certificate for those of servers."""
+"""Shared fixtures: a table with messy values, and a TLS certificate."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def messy(orca_spark, rows):
-    """A FeatureTable of `rows` in two partitions."""
+    """Build a FeatureTable of `rows` in two partitions."""
     from bigdl.friesian.feature import FeatureTable
 
     return FeatureTable(orca_spark.createDataFrame(rows, SCHEMA).coalesce(2).cache())
@@ -21,7 +21,7 @@ def messy(orca_spark, rows):
 
 @pytest.fixture(scope="module")
 def make(orca_spark):
-    """A function that makes a FeatureTable of rows and a schema."""
+    """Return a function that builds a FeatureTable from rows and a schema."""
     from bigdl.friesian.feature import FeatureTable
 
     return lambda rows, schema: FeatureTable(orca_spark.createDataFrame(rows, schema).coalesce(2))
@@ -29,7 +29,7 @@ def make(orca_spark):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Certificate and key of this machine, as files."""
+    """Return the paths of a certificate and its key for this host."""
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]

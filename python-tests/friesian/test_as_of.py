@@ -1,4 +1,4 @@
-"""A join that never looks into the future, beside plain Python and pandas."""
+"""Tests of point-in-time joins against plain Python and pandas."""
 
 import datetime
 

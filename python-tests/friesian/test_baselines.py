@@ -1,4 +1,4 @@
-"""Baselines of recommenders: their definitions, published figures and their comparison."""
+"""Tests of baseline recommenders: definitions, published metrics and cross-validation."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Operators on cells beside plain Python."""
+"""Tests of cell operators against plain Python."""
 
 import math
 import statistics

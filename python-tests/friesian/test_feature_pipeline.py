@@ -1,4 +1,4 @@
-"""Verbs of tables and the three executors of pipelines give the same values, whatever the table."""
+"""Tests that tables and all executors of pipelines give the same values."""
 
 import math
 import re
@@ -72,7 +72,7 @@ def rows_of():
 
 
 class TableVerbs:
-    """A table whose verbs are called as those of a pipeline."""
+    """FeatureTable with the method signatures of a pipeline."""
 
     def __init__(self, table):
         self.table = table
@@ -164,7 +164,7 @@ def wholes(on):
         .target_encode(["city", ["flag", "user"]], ["label", "age"], smooth=2, kfold=1)
         .count_encode(["user", ["city", "flag"]])
         .count_encode("flag", normalize=True)
-        # results in the place of the columns that others are made of
+        # outputs that replace inputs of other outputs
         .count_encode(["user", ["flag", "user"]], out_cols=["flag", "user"])
         .target_encode([["city", "flag"]], "age", out_cols="city", kfold=1, drop_cat=True)
         .rename({"age": "label", "label": "age"})

@@ -1,4 +1,4 @@
-"""Steps on many columns of text, which go through Arrow batches on Spark."""
+"""Tests of pipelines with many string columns, which run in Arrow batches on Spark."""
 
 import datetime
 import decimal
@@ -15,7 +15,7 @@ TEXTS = [f"t{i}" for i in range(8)]
 
 @pytest.fixture(scope="module")
 def rows():
-    """Rows with texts of few and of many values, and columns that no step reads."""
+    """Build rows with low- and high-cardinality strings, and unused columns."""
     return [
         {
             "at": datetime.datetime(2024, 5, 1, 12, 0, n),

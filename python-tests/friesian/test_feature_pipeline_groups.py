@@ -1,4 +1,4 @@
-"""Histories of files: the rows of a user meet without Spark, with the values that Spark gives."""
+"""Tests of histories from files: local shuffles give the values of Spark."""
 
 import os
 
@@ -14,7 +14,7 @@ from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 
 def visits(count=400):
-    """Visits with users, times and values of many types, some of them null, some times equal."""
+    """Generate visits with values of many types, nulls and equal times."""
     rng = np.random.default_rng(2)
     places = rng.integers(0, 25, count)
     reals = np.array([0.0, -0.0, np.nan, 1.5])[places % 4]
@@ -51,7 +51,7 @@ def table(orca_spark, folder):
 
 
 def rows_of(table, key="row"):
-    """The rows in the order of a column that is different in all."""
+    """Return the rows sorted by a column of distinct values."""
     return [repr(row) for row in sorted(table.to_pylist(), key=lambda row: row[key])]
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: what they learn, keep, tell, and refuse."""
+"""Tests of pipelines: fitting, saving, explaining and errors."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 @pytest.fixture(scope="module")
 def clicks():
-    """Clicks with skewed categories, in a table of Arrow."""
+    """Return an Arrow table of clicks with skewed categories."""
     rng = np.random.default_rng(3)
     count = 600
     users = rng.zipf(1.4, count).clip(0, 60)
@@ -38,7 +38,7 @@ def clicks():
 
 @pytest.fixture(scope="module")
 def folder(clicks, tmp_path_factory):
-    """The clicks in two Parquet files of several row groups."""
+    """Write the clicks as two Parquet files of several row groups."""
     folder = tmp_path_factory.mktemp("clicks")
     pq.write_table(clicks.slice(0, 350), folder / "a.parquet", row_group_size=100)
     pq.write_table(clicks.slice(350), folder / "b.parquet")
@@ -63,7 +63,7 @@ PIPELINE = (
 
 
 def learned(pipeline):
-    """The steps with what they have learned, as others load them."""
+    """Return the fitted operators of a saved and loaded pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline.save(f"{folder}/p")
         return storage.load(f"{folder}/p")[2]
@@ -77,7 +77,7 @@ def states(pipeline):
 
 
 def copy_of(pipeline):
-    """A pipeline of the same steps that has learned nothing."""
+    """Return an unfitted pipeline with the same steps."""
     return pipeline.drop("no such column")
 
 
@@ -312,7 +312,7 @@ def test_a_saved_pipeline_serves_rows_without_spark(table, clicks, tmp_path):
 def test_a_loaded_pipeline_is_the_one_that_was_saved(table, tmp_path):
     pipeline = copy_of(PIPELINE).fit(table)
     pipeline.save(str(tmp_path / "saved"))
-    pipeline.save(str(tmp_path / "saved"))  # in the place of the first
+    pipeline.save(str(tmp_path / "saved"))  # replaces the first
     loaded = FeaturePipeline.load(str(tmp_path / "saved"))
     assert states(loaded) == states(pipeline)
     assert loaded.explain() == pipeline.explain()
@@ -590,7 +590,7 @@ def test_explain_says_what_is_read(table):
 
 
 def _reads(pipeline):
-    """The second column of ``explain``."""
+    """Return the second column of ``explain``."""
     heads, *lines = pipeline.explain().splitlines()
     begin, end = heads.index("reads"), heads.index("makes")
     return [line[begin:end].strip() for line in lines if not line.startswith("result")]

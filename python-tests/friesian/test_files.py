@@ -1,4 +1,4 @@
-"""Files, frames of pandas and XShards."""
+"""Tests of files, pandas DataFrames and XShards."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""Hashes beside hashlib."""
+"""Tests of hashes against hashlib."""
 
 import datetime
 import hashlib
@@ -74,7 +74,7 @@ def test_cross_hashes_the_values_behind_each_other(messy, rows):
 
 
 def test_the_fast_hash_is_that_of_spark(make):
-    """For every way in which XXH64 treats a length."""
+    """Test XXH64 for each class of input lengths."""
     texts = ["Zürich"[: n % 7] + "x" * n for n in range(100)]
     found = make([(text,) for text in texts], "v string")
     bins = 2**31 - 1

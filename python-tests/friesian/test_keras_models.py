@@ -1,4 +1,4 @@
-"""Models of recommenders in Keras: shapes, unknown numbers, what they learn, files."""
+"""Tests of Keras recommender models: shapes, unknown ids, convergence and files."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def two_tower(**options):
 
 
 def rows(count=256, seed=0):
-    """Columns, and a label that the product of user and item decides."""
+    """Generate columns, and a label that the product of user and item decides."""
     rng = np.random.default_rng(seed)
     columns = {name: rng.integers(0, SCHEMA.cardinality(name), count) for name in ("user", "item")}
     columns["cross"] = rng.integers(0, 50, count)
@@ -76,7 +76,7 @@ def test_a_number_that_was_not_there_stands_for_the_unknown_one(name):
 
 
 def sharded(name):
-    """The model of this name with embeddings in slices."""
+    """Build the model of this name with sharded embeddings."""
     makers = {
         "ncf": lambda: models.ncf(SCHEMA, factors=4, hidden=(16, 8), sharded=True),
         "wide and deep": lambda: models.wide_and_deep(
@@ -93,7 +93,7 @@ def sharded(name):
 
 @pytest.mark.parametrize("name", ["ncf", "wide and deep", "deepfm", "mmoe", "two tower"])
 def test_sharded_embeddings_are_the_same_model(name):
-    """With the rows of the tables that each column has, one after the other."""
+    """Test that a sharded table holds the rows of all columns, one table after the other."""
     keras.utils.set_random_seed(1)
     model, other = {**MODELS, "mmoe": mmoe, "two tower": two_tower}[name](), sharded(name)
 

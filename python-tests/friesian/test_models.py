@@ -1,4 +1,4 @@
-"""The models: shapes, gradients, what they can learn, and that they can be exported."""
+"""Tests of PyTorch recommender models: shapes, gradients, convergence and export."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
-    """More threads cost more than they bring to matrices this small."""
+    """Limit PyTorch to one thread, which is faster for small matrices."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,7 +90,7 @@ def _one_thread():
 
 
 def columns(names, rows, seed=0):
-    """Columns as an Estimator feeds them."""
+    """Return columns as an Estimator passes them."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for name in names:
@@ -346,7 +346,7 @@ def test_what_does_not_fit_is_named(call, message):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_with_sharded_tables_is_the_same_model(name):
-    """A file of one is read by the other, so what serves a model needs no sharded tables."""
+    """Test that plain and sharded models load each other's weights."""
     torch.manual_seed(0)
     sharded, ordinary = MODELS[name](sharded=True).eval(), MODELS[name]().eval()
     assert any(isinstance(each, ShardedEmbedding) for each in sharded.modules())

@@ -1,4 +1,4 @@
-"""Scaling, indicators and bins beside NumPy and pandas."""
+"""Tests of scaling, indicators and bins against NumPy and pandas."""
 
 import math
 
@@ -125,7 +125,7 @@ def test_an_int_makes_equal_parts(make):
     table = make([(age,) for age in ages], "age int")
     found = table.cut_bins("age", 4).to_list("age_bin")
     assert found == [int(np.searchsorted(edges, age, side="right")) for age in ages]
-    assert found[3] == 5  # the largest value has its own bin
+    assert found[3] == 5  # the largest value has a separate bin
     assert found[5] == 1
 
 

@@ -1,4 +1,4 @@
-"""Import lines of programs for BigDL 2.x."""
+"""Tests of the import lines of BigDL 2.x programs."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Every operator of this project keeps the published contract of operators."""
+"""Tests that every operator passes the published operator contract."""
 
 import datetime
 
@@ -52,7 +52,7 @@ class OfCells(OperatorContract):
 
     @pytest.fixture(autouse=True)
     def _session(self, orca_spark):
-        """The session of the other tests."""
+        """Return the shared Spark session."""
 
 
 class TestNumbers(OfCells):

@@ -1,4 +1,4 @@
-"""The tables of docs/friesian/operators.md: each operator makes the right side of the left one."""
+"""Tests of the tables in docs/friesian/operators.md: each operator gives the right-hand table."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ARROW = "→"
 
 
 def tables(text):
-    """Pairs of the words in front of a table and its rows, the first of which is the header."""
+    """Yield the text before each table of the page, and the table's rows, header first."""
     words, rows = [], []
     for line in [*text.splitlines(), ""]:
         if line.startswith("|"):
@@ -26,7 +26,7 @@ def tables(text):
 
 
 def examples(text):
-    """Of each operator its call, the tables that the call names, and both sides."""
+    """Yield the call of each operator, the tables that it names, and both sides of its table."""
     call, named = None, {}
     for words, rows in tables(text):
         lines = words.strip().split("\n\n")[-1]
@@ -42,7 +42,7 @@ def examples(text):
 
 
 def cell(text):
-    """The value that a cell shows; what is behind ``, the`` explains it."""
+    """Parse the value that a cell of the page shows."""
     text = re.sub(r", the .*", "", text)
     try:
         return ast.literal_eval(text.replace("null", "None"))
@@ -51,7 +51,7 @@ def cell(text):
 
 
 def table_of(make, header, rows):
-    """A FeatureTable of what a page shows."""
+    """Build a FeatureTable from a table of the page."""
     columns = [[cell(row[i]) for row in rows] for i in range(len(header))]
     columns = [
         [str(v) if isinstance(v, tuple) else v for v in each] if _is_text(each) else each
@@ -73,7 +73,7 @@ def _type(values):
 
 
 def shown(value):
-    """A value in a form that can be compared and sorted."""
+    """Convert a value to a form that can be compared and sorted."""
     if isinstance(value, list):
         return tuple(map(shown, value))
     if isinstance(value, float):

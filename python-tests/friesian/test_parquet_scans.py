@@ -1,4 +1,4 @@
-"""DataFrames that are columns of Parquet files reach Arrow without rows of Spark."""
+"""Tests of DataFrames over Parquet files that are read by pyarrow instead of Spark."""
 
 import datetime
 import math
@@ -66,7 +66,7 @@ def table_of(count, start=0):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three files, one of them empty and one with several row groups."""
+    """Write three files, one of them empty and one with several row groups."""
     path = tmp_path_factory.mktemp("a folder of 100%")
     pq.write_table(table_of(30), path / "part-0.parquet", row_group_size=7)
     pq.write_table(table_of(0), path / "part-1.parquet")
@@ -80,7 +80,7 @@ def df(orca_spark, folder):
 
 
 def assert_equal(found, wanted):
-    """The same rows in the same order, NaN being equal to itself, and the same types."""
+    """Check that rows, order and types are equal; NaN equals NaN."""
     assert found.schema.simpleString() == wanted.schema.simpleString()
     found, wanted = to_arrow(found), to_arrow(wanted)
     assert found.num_rows == wanted.num_rows
@@ -102,7 +102,7 @@ def test_texts_come_by_their_different_values(df):
 
     rows = scans.from_files(df, kinds, "kind string, values long").collect()
     assert {row["kind"] for row in rows} == {"DictionaryColumn"}
-    assert sum(row["values"] for row in rows) < 41  # rows that there are
+    assert sum(row["values"] for row in rows) < 41  # existing rows
 
 
 def test_selected_renamed_and_doubled_columns(df):
@@ -390,7 +390,7 @@ def test_files_that_are_gone(orca_spark, tmp_path):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Files with many columns of text, and numbers."""
+    """Write files with many string columns and some numbers."""
     path = tmp_path_factory.mktemp("texts")
     for part in range(3):
         numbers = range(part * 20, part * 20 + 20)

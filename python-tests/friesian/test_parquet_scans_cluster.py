@@ -1,4 +1,4 @@
-"""Executors of a cluster read columns of Parquet files without rows of Spark."""
+"""Tests that executors of a cluster read Parquet columns by pyarrow."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Whole preparations: what the examples of recommenders do, from files to files."""
+"""Tests of complete data preparations, as in the recommender examples."""
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ def clicks():
 
 @pytest.mark.slow
 def test_wide_and_deep(orca_spark, clicks, tmp_path):
-    """Read, fill, encode, scale, cross, shuffle, write; then the same for new data."""
+    """Test reading, filling, encoding, scaling, crossing and writing, also for new data."""
     path = str(tmp_path / "clicks.parquet")
     clicks.to_parquet(path)
     table = FeatureTable.read_parquet(path).cast("price", "double").fillna("none", "category")
@@ -57,7 +57,7 @@ def test_wide_and_deep(orca_spark, clicks, tmp_path):
 
 
 def test_sessions_with_negatives(orca_spark, clicks):
-    """Histories, their negatives and categories, padding and masks, as for DIEN."""
+    """Test histories with negatives, categories, padding and masks, as for DIEN."""
     table = FeatureTable.from_pandas(clicks).fillna("none", "category")
     indices = table.gen_string_idx(["user", "item", "category"], order_by_freq=True)
     table = table.encode_string(["user", "item", "category"], indices)
@@ -113,7 +113,7 @@ def test_small_tables_stay_in_few_partitions(orca_spark, clicks):
 
 @pytest.mark.slow
 def test_targets_of_one_table_for_another(orca_spark, clicks):
-    """Target encoding that is learned on a part and applied to the rest, as for boosted trees."""
+    """Test target encoding that is learned on one part and applied to the other."""
     train, test = FeatureTable.from_pandas(clicks).random_split([0.7, 0.3], seed=3)
     names = ["user", "item", ["user", "category"]]
     encoded, codes = train.target_encode(names, "label", kfold=5, fold_seed=1)

@@ -1,4 +1,4 @@
-"""Negative samples by popularity and without what a user had."""
+"""Tests of negative sampling by popularity, and without the user's items."""
 
 from collections import Counter, defaultdict
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ SCHEMA = "user int, item int, seen array<int>"
 
 @pytest.fixture(scope="module")
 def clicks(make):
-    """300 records of 20 users, of whom one is unknown; item 1 is in every third record."""
+    """Return 300 records of 20 users, one of them null; every third record has item 1."""
     rng = np.random.default_rng(3)
     items = np.where(rng.random(300) < 1 / 3, 1, rng.integers(2, 10, 300))
     rows = [

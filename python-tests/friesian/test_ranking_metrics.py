@@ -1,4 +1,4 @@
-"""Ranking metrics: published values, every kind of table, and sums that no partitioning changes."""
+"""Tests of ranking metrics: published values, table types and exact sums."""
 
 import json
 import math
@@ -168,7 +168,7 @@ def test_gini_tells_even_lists_from_concentrated_ones():
 
 
 def reference(reco: dict, truth: dict, k: int) -> dict[str, float]:
-    """Return some metrics by their definitions."""
+    """Compute some metrics by their definitions."""
     sums = {"recall": 0.0, "map": 0.0, "mrr": 0.0, "ndcg": 0.0}
     for user, relevant in truth.items():
         top = reco.get(user, [])[:k]

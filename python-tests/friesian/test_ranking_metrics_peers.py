@@ -1,7 +1,7 @@
-"""Ranking metrics beside those of RecTools, RePlay and trec_eval, on the same random lists.
+"""Tests of ranking metrics against RecTools, RePlay and trec_eval on random lists.
 
-The libraries run in environments of their own, which ``make test-recommenders`` makes and names in
-``BIGDL_RECOMMENDERS``.
+The libraries run in separate environments. ``make test-recommenders`` creates them, and
+``BIGDL_RECOMMENDERS`` names them.
 """
 
 import json
@@ -88,7 +88,7 @@ print(json.dumps({f"{names[name]}@{k}": value for (name, k), value in split.item
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Random lists, truth, graded truth and training rows, and the folder that has them as JSON."""
+    """Generate random lists, truth, graded truth and training rows, and write them as JSON."""
     random, folder = np.random.default_rng(5), tmp_path_factory.mktemp("peers")
     users = np.repeat(np.arange(200), random.integers(1, 16, 200))
     reco = pd.DataFrame({"user": users})
@@ -117,7 +117,7 @@ def run(environment: str, program: str, folder: Path) -> dict[str, float]:
 
 
 def ours(tables: dict[str, pd.DataFrame], key: str, **options) -> float:
-    """Return our metric by the name that the programs above give it."""
+    """Compute our metric by the name that the other libraries use."""
     name, _, k = key.partition("@")
     name, _, choice = name.partition(":")
     if name in ("map", "ndcg") and choice:

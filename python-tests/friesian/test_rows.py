@@ -1,4 +1,4 @@
-"""Operators on rows, and the table itself."""
+"""Tests of row operators and of the table itself."""
 
 import copy
 import pickle

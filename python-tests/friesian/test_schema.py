@@ -1,4 +1,4 @@
-"""The schema of a table that models are sized from."""
+"""Tests of table schemas for sizing models."""
 
 import pytest
 from table_reference import column, is_present

@@ -1,4 +1,4 @@
-"""Histories, arrays and differences beside plain Python."""
+"""Tests of histories, arrays and differences against plain Python."""
 
 from collections import Counter, defaultdict
 
@@ -9,7 +9,7 @@ from table_reference import column
 
 
 def histories(events, min_len=1, max_len=100, last=None):
-    """(user, item, time, history) of events (user, item, time) in their order."""
+    """Return (user, item, time, history) of sorted events (user, item, time)."""
     by_user = defaultdict(list)
     for event in events:
         by_user[event[0]].append(event)
@@ -157,7 +157,7 @@ def test_negative_samples_come_before_their_record(make):
         "item"
     )
     assert other.to_list("item") == other.to_list("item")
-    replaced = other.add_negative_samples(1000)  # a label that is there keeps its place
+    replaced = other.add_negative_samples(1000)  # an existing label keeps its position
     assert replaced.columns == other.columns
 
 

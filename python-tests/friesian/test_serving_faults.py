@@ -1,4 +1,4 @@
-"""Friesian's servers where something is killed, late, full, damaged or hostile."""
+"""Tests of servers under faults: kills, timeouts, full disks, damage and hostile clients."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(folder):
-    """A server of all stages in a process of its own; returns it and its ports."""
+    """Start a server of all stages in a separate process; return it and its ports."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else 1 << 16
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, 1 << 16)), hard))
@@ -72,7 +72,7 @@ def program(folder):
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """A store, an index and a recommender in this process."""
+    """Build a store, an index and a recommender in this process."""
     users, items = users_frame(), items_frame()
     store = EmbeddedStore(tmp_path_factory.mktemp("store") / "s")
     store.replace({"user": users, "item": items.drop(columns="vector")})
@@ -82,14 +82,14 @@ def stages(tmp_path_factory):
 
 
 def answered(ports):
-    """Items of known users, by a client of its own."""
+    """Recommend items to known users through a new client."""
     with RecommenderClient(f"127.0.0.1:{ports['recommender']}", timeout=20) as client:
         return [each.item_ids.tolist() for each in client.recommend(KNOWN, K)]
 
 
 @contextmanager
 def load(port, threads=4):
-    """Clients that ask without end; gives a list of all answers and the names of errors."""
+    """Run clients that send requests in a loop; return all answers and error names."""
     outcomes, ending = [], threading.Event()
 
     def ask():
@@ -171,7 +171,7 @@ def test_popular_items_are_answered_while_redis_is_gone(folder, tmp_path):
 
 @pytest.mark.slow
 def test_fifty_reloads_under_load_lose_no_request_and_damaged_ones_are_refused(folder, tmp_path):
-    """Index and model are replaced in turn; an answer is of the one or the other of each."""
+    """Test that each answer uses one version of the index and of the model during swaps."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
     made, _, ports, model = folder
@@ -272,7 +272,7 @@ def test_a_body_that_does_not_come_is_given_up(stages):
 
 
 class Stalled:
-    """A connection to a server whose answers are not read."""
+    """Open a connection to a server and never read its answers."""
 
     def __init__(self, port):
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -376,7 +376,7 @@ def test_garbage_and_oversize_messages_on_every_port_harm_nobody(program, folder
 
 
 def requests_of_services():
-    """By method a right request, to be damaged."""
+    """Return a valid request per method, to be damaged."""
     columns = {"age": [20.0], "price": [0.5], "kind": [1], "user": [1], "item": [3]}
     from_arrays = {name: np.array(each) for name, each in columns.items()}
     arrow = wire.encode_arrow(wire.batch_of_arrays(from_arrays))
@@ -399,7 +399,7 @@ def requests_of_services():
 
 @pytest.mark.slow
 def test_damaged_messages_of_every_service_are_refused_or_answered(program, folder, tmp_path):
-    """Bytes of the message are damaged, and bytes inside of a payload of Base64."""
+    """Yield requests with damaged message bytes, and with damaged Base64 payloads."""
     import base64
 
     process, ports = program

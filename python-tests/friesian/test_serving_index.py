@@ -1,4 +1,4 @@
-"""Candidates by an index: exact, filtered, changed while it is searched, saved and loaded."""
+"""Tests of the item index: exact search, filters, concurrent changes, saving and loading."""
 
 import threading
 
@@ -17,7 +17,7 @@ QUERIES = RNG.standard_normal((50, 12)).astype(np.float32)
 
 
 def exact(ids, vectors, query, metric, k, exclude=()):
-    """The best items by comparing all."""
+    """Return the best items by comparing all vectors."""
     vectors, query = vectors.astype(np.float64), query.astype(np.float64)
     if metric == "cosine":
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -191,7 +191,7 @@ def test_what_is_no_index_or_query_is_told(make, message):
 
 
 def test_faiss_and_torch_compute_in_one_process_at_the_same_time():
-    """Both bring OpenMP; a search beside a model has to end and to be right."""
+    """Test a search next to a model: Faiss and PyTorch both load OpenMP."""
     index = ItemIndex(IDS, VECTORS, threads=2)
     model, rows, ended = torch.nn.Linear(512, 512), torch.rand(512, 512), threading.Event()
 

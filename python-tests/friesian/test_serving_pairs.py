@@ -1,4 +1,4 @@
-"""Scores by the parts of a model: those of the whole model, whatever changes while it serves."""
+"""Tests that a split model gives the scores of the whole model, also during changes."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ CATEGORIES = {"age": 100, "kind": 9, "item": 1300}
 
 
 def perturbed(module, seed=0):
-    """A module whose weights are so large that scores of items differ."""
+    """Scale up the weights of a module, so that the scores of items differ."""
     torch.manual_seed(seed)
     for each in module.parameters():
         torch.nn.init.normal_(each, std=0.4)
@@ -69,7 +69,7 @@ def store(catalogue, tmp_path):
 
 
 def both(store, index, ranker, **options):
-    """A recommender whose model is split, and one whose model is whole."""
+    """Build a recommender with a split model, and one with the whole model."""
     recall = IndexRecall(store, index, seen_col="seen")
     options = {"candidates": CANDIDATES, "popular": [3]} | options
     split, whole = (Recommender(store, recall, ranker, split=s, **options) for s in (True, False))
@@ -78,7 +78,7 @@ def both(store, index, ranker, **options):
 
 
 def is_split(recommender):
-    """True if the model answers in parts, which the first request has confirmed."""
+    """Return True if the model is split and the first request has confirmed its scores."""
     recommender.recommend([1, 3], BEST)
     models = recommender._features.pairs().split_models
     return [*models.values()][-1] is not None and [*models.values()][-1].is_checked
@@ -96,7 +96,7 @@ def check_equal(split, whole, users):
 
 @pytest.mark.slow
 def test_answers_equal_those_of_the_whole_model(store, index, model):
-    """10,000 users, repeated and unknown ones, in any order."""
+    """Test 10,000 users with repeated and unknown ones, in any order."""
     split, whole = both(store, index, model)
     assert is_split(split)
     users = random_users(10_000)
@@ -115,7 +115,7 @@ def test_updated_added_and_removed_items_are_those_of_the_store(store, index, mo
     assert [each.scores.tolist() for each in split.recommend(users, BEST)] != before
     store.update({"item": changed.iloc[::3].assign(kind=np.int8(1))})
     check_equal(split, whole, users)
-    store.delete("item", items["item"].iloc[:50])  # what is asked for has the defaults then
+    store.delete("item", items["item"].iloc[:50])  # these items get the default features
     check_equal(split, whole, users)
     store.replace({"user": catalogue[0], "item": items.assign(price=np.float32(0.5))})
     check_equal(split, whole, users)
@@ -194,7 +194,7 @@ def test_a_pipeline_makes_the_inputs_of_each_side(tmp_path, catalogue, index):
 
 
 def pipeline_of_both(folder):
-    """A pipeline one of whose columns is made of a user's and an item's."""
+    """Return a pipeline with a column that depends on a user and an item column."""
     crossed = FeaturePipeline().category_encode(["city", "sort"]).fillna(0, ["city", "sort"])
     crossed = crossed.cross_columns([["city", "sort"]], [9]).select(["city_sort", "sort", "price"])
     crossed = crossed.rename({"city_sort": "city"})
@@ -202,7 +202,7 @@ def pipeline_of_both(folder):
 
 
 class OfAllRows(torch.nn.Module):
-    """Its score of a row depends on the other rows."""
+    """Module whose score of a row depends on the other rows."""
 
     feature_cols = ("age", "price")
 

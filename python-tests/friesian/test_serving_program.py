@@ -1,4 +1,4 @@
-"""The program: its configuration, what it loads and builds, and how it ends and comes back."""
+"""Tests of the serving program: configuration, loading, shutdown and restart."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.fault
 def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, capsys):
-    """At the end SIGTERM in the middle of requests: none is lost."""
+    """Test the answers of the program; SIGTERM during requests loses none."""
     _, config, ports, _ = folder
     users = [1, 3, 2, 1]
     process = started(config)
@@ -154,7 +154,7 @@ def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, caps
 
 @pytest.mark.slow
 def test_versions_of_the_ranker_answer_by_the_open_inference_protocol(folder, tmp_path):
-    """Two versions share the requests of the recommender; each is reached by HTTP and gRPC."""
+    """Test two model versions that share requests, by HTTP and by gRPC."""
     from bigdl.friesian.serving.program import Serving
     from bigdl.nano.pytorch import InferenceOptimizer
     from bigdl.nano.serving import Client
@@ -218,7 +218,7 @@ def test_a_killed_server_answers_right_when_it_is_back(folder):
 
 @pytest.mark.slow
 def test_what_changes_is_used_and_what_is_damaged_is_refused(folder, tmp_path):
-    """A new version of the store, a new index, a damaged one: while requests are answered."""
+    """Test new and damaged versions of store and index during requests."""
     made, _, ports, _ = folder
     copy = tmp_path / "copy"
     shutil.copytree(made, copy)

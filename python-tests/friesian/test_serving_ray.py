@@ -1,4 +1,4 @@
-"""A recommender as a deployment of Ray Serve: the answers of one process, by handle and by HTTP."""
+"""Tests of a recommender on Ray Serve, by handle and by HTTP."""
 
 import json
 import urllib.error

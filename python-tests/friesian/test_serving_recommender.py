@@ -1,4 +1,4 @@
-"""Answers of the recommender: equal to those of frames alone, in one process and by services."""
+"""Tests of the recommender against plain DataFrames, in one process and by services."""
 
 import contextlib
 import subprocess
@@ -103,7 +103,7 @@ def test_answers_with_redis_equal_those_of_frames_alone(catalogue, index, tmp_pa
 
 @contextlib.contextmanager
 def four_services(store, index):
-    """A client of a recommender whose stages are services of their own."""
+    """Return a client of a recommender whose stages are separate services."""
     with (
         GrpcServer([FeatureService(store)]) as features_at,
         GrpcServer([RankingService(Linear())]) as ranking_at,
@@ -203,7 +203,7 @@ def test_functions_join_and_rerank(catalogue, store, index):
 
 
 class Cheapest:
-    """Ranks by price, and does something else where a function says so."""
+    """Ranker by price, whose scores a function may change."""
 
     columns = ("user", "item", "price")
 
@@ -216,7 +216,7 @@ class Cheapest:
 
 @pytest.fixture(scope="module")
 def known(store, index):
-    """Six users that have candidates."""
+    """Return six users that have candidates."""
     answers = recommender_of(store, index).recommend(list(range(40)), 1)
     return [each.user_id for each in answers if each.source == "ranked"][:6]
 

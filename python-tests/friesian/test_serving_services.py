@@ -1,4 +1,4 @@
-"""The services by gRPC and HTTP: old stubs, wrong requests, limits, tokens and TLS."""
+"""Tests of the gRPC and HTTP services: old stubs, invalid requests, limits, tokens and TLS."""
 
 import base64
 import json
@@ -71,7 +71,7 @@ def stages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(stages):
-    """All services on one port."""
+    """Start all services on one port."""
     store, index, recommender = stages
     services = [
         FeatureService(store, limits=LIMITS),
@@ -205,7 +205,7 @@ def test_requests_that_are_too_large_are_refused(channel):
 
 
 def stub_of(channel, service, messages=wire):
-    """An object with a method for each one of a service."""
+    """Return an object with one method per method of a service."""
     made = {
         name: channel.unary_unary(
             f"/{service}/{name}",
@@ -367,7 +367,9 @@ def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refuse
         pair = struct.pack("<4q", number * size, 0, number * size, size)
         content[(at := content.index(pair)) : at + 32] = struct.pack("<4q", 0, 0, 0, size)
     content = content[: -8 - (columns - 1) * size] + content[-8:]
-    table = content.index(struct.pack("<4H", 8, 8, 0, 4)) + 8  # of the schema, behind its fields
+    table = (
+        content.index(struct.pack("<4H", 8, 8, 0, 4)) + 8
+    )  # vtable of the schema, after its fields
     one = content.index(struct.pack("<I", 1) + b"a\0") - table  # 1 stands for big endian
     content[table - 4 : table - 2] = struct.pack("<H", one)
     assert pa.ipc.open_stream(content).read_all().nbytes == columns * size
@@ -431,7 +433,7 @@ def test_users_times_candidates_are_bounded(stages):
 
 
 class Waiting(Linear):
-    """A ranker that counts its calls, and waits before it ends."""
+    """Ranker that counts its calls and waits before it returns."""
 
     def __init__(self):
         self.calls = 0
@@ -503,7 +505,7 @@ def test_features_come_as_arrow_with_the_columns_asked_for(server, stages):
 
 
 def test_answers_may_be_long(stages):
-    """Nothing that grows with the request travels in headers."""
+    """Test that headers do not grow with the request."""
     store, index, _ = stages
     recall = IndexRecall(store, index)
     with (
@@ -735,7 +737,7 @@ def test_a_port_in_use_is_told():
 
 
 def asked(web, path, content=None, headers=()):
-    """Status and body of an answer."""
+    """Return status and body of an HTTP answer."""
     data = (
         content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
     )

@@ -1,4 +1,4 @@
-"""Shards: their answers equal those of one process, and what a lost one has is missed."""
+"""Tests that shards answer like one process, and that lost shards are reported."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def one_process(tmp_path_factory):
 
 
 class Cluster:
-    """Shards as servers of this process, each of which can be stopped."""
+    """Start shards as servers in this process that can be stopped one by one."""
 
     def __init__(self, folder, replicas=1):
         self.servers, self.shards = [], []
@@ -136,7 +136,7 @@ def test_items_of_a_lost_shard_are_missing_and_the_answer_says_so(cluster, one_p
 
 
 def test_candidates_whose_features_are_lost_are_left_out(cluster, one_process):
-    """Only the features of a shard are away: its candidates come, but have no rows."""
+    """Test a shard without features: its candidates have no rows."""
     with ExitStack() as stack:
         gone = [
             Shard(each.items, each.recall, ("127.0.0.1:1",) if i == 1 else each.features)
@@ -191,7 +191,7 @@ def started(config, *options):
 
 
 def write_sources(folder):
-    """Write files of users, items and vectors, and a model; returns the model."""
+    """Write files of users, items and vectors, and a model; return the model."""
     import torch
 
     from bigdl.friesian.models import DeepFM
@@ -209,7 +209,7 @@ def write_sources(folder):
 
 
 def stages_in_config(model):
-    """The sections of a configuration that say what `write_sources` has written."""
+    """Return the configuration sections for the files of `write_sources`."""
     return f"""
 recall: {{index: index, seen: seen}}
 ranking: {{model: model, inputs: {json.dumps(model.feature_cols)}}}

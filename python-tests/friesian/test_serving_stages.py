@@ -1,4 +1,4 @@
-"""Stages of a recommender: a further one in one class and one line, and what it may not break."""
+"""Tests of custom stages: one class, one line of configuration, and isolation of failures."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ STOCK = {item: item % 2 for item in items_frame()["item"].tolist()}  # a half is
 
 
 class InStock:
-    """Leaves out the items that are out of stock."""
+    """Stage that removes items that are out of stock."""
 
     name = "in_stock"
 
@@ -53,7 +53,7 @@ class ByPrice:
 
 @pytest.fixture(scope="module")
 def catalogue(tmp_path_factory):
-    """The configuration of a server whose store and index have a small catalogue."""
+    """Write the configuration of a server with a small catalogue."""
     frames = users_frame(), items_frame()
     folder = tmp_path_factory.mktemp("stages")
     store = catalogue_store(folder / "store", frames)
@@ -63,7 +63,7 @@ def catalogue(tmp_path_factory):
 
 @pytest.fixture
 def shop(monkeypatch):
-    """A module of another package that has the stage."""
+    """Write a module of another package that has the stage."""
     module = types.ModuleType("shop_stages")
     module.InStock, module.price = InStock, lambda: ByPrice()
     monkeypatch.setitem(sys.modules, "shop_stages", module)
@@ -109,7 +109,7 @@ def test_a_stage_is_found_by_its_entry_point(monkeypatch):
 
 @contextlib.contextmanager
 def served(catalogue, stage, place, **options):
-    """A recommender with a stage at a place, by gRPC and by HTTP."""
+    """Serve a recommender with a custom stage at an index, by gRPC and by HTTP."""
     _, store, index = catalogue
     stages = ["recall", "features", "ranking"]
     stages.insert(place, stage)

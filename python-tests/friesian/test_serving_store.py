@@ -1,4 +1,4 @@
-"""Features by id: in a folder and in Redis, while they change and when writers die."""
+"""Tests of feature stores in folders and in Redis, during changes and writer crashes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def store(request, tmp_path):
 
 
 def assert_rows_equal(features, frame, ids, id_col):
-    """Each row is that of its id, or the defaults."""
+    """Check that each row belongs to its id, or has the defaults."""
     known = frame.set_index(id_col)
     assert features.ids.tolist() == list(ids)
     assert features.found.tolist() == [each in known.index for each in ids]
@@ -414,7 +414,7 @@ def _when_ready(make):
 
 
 def test_nothing_is_held_open(tmp_path):
-    """Files of versions that are gone are closed, so that a server can run for long."""
+    """Test that files of removed versions are closed."""
     store = EmbeddedStore(tmp_path / "s", keep=1)
     for age in range(30):
         store.replace({"user": pd.DataFrame({"user": [1], "age": [age]})})

@@ -1,4 +1,4 @@
-"""Several processes of one server: they share ports, know of each other, and are kept."""
+"""Tests of several worker processes of one server: ports, peers and restarts."""
 
 import re
 import signal

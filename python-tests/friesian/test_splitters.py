@@ -1,4 +1,4 @@
-"""Splits of interactions by users and time, and how a test leaks into the training."""
+"""Tests of splits by users and time, and of leakage from test rows into training."""
 
 import datetime
 
@@ -23,7 +23,7 @@ from bigdl.friesian.splitters import (
 
 @pytest.fixture(scope="module")
 def clicks(orca_spark):
-    """Rows of twelve users, at many equal times, in three partitions."""
+    """Return rows of twelve users with many equal times, in three partitions."""
     random = np.random.default_rng(3)
     rows = pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""Target encoding beside plain Python."""
+"""Tests of target encoding against plain Python."""
 
 import pytest
 from table_reference import assert_same, column, is_present

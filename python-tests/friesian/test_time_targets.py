@@ -1,4 +1,4 @@
-"""Target encoding by folds of time, and counts of categories, beside pandas."""
+"""Tests of target encoding by time folds, and of counts, against pandas."""
 
 import datetime
 
@@ -35,7 +35,7 @@ def table(make, frame):
 
 
 def codes_by_time(frame, keys, edges, smooth):
-    """Row by row: the smoothed mean of the rows of earlier folds with the same keys."""
+    """Compute the smoothed mean of the rows in earlier folds with the same keys, row by row."""
     fold = np.searchsorted(edges, frame["time"], "right")
     present = frame[keys].astype(object).where(frame[keys].notna(), None)
     values = list(present.itertuples(index=False, name=None))

@@ -1,4 +1,4 @@
-"""Vocabularies and what is looked up in them, beside plain Python."""
+"""Tests of vocabularies and look-ups against plain Python."""
 
 import re
 from collections import Counter

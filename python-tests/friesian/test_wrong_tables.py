@@ -1,4 +1,4 @@
-"""What a user can get wrong is answered by one sentence."""
+"""Tests of the error messages for invalid arguments and tables."""
 
 import time
 
@@ -10,7 +10,7 @@ from bigdl.friesian.feature.table import Table
 
 
 def _at_dates(table):
-    """Facts at times that are dates."""
+    """Return facts whose times are dates."""
     from pyspark.sql import functions as F
 
     facts = table.select("user").append_column("time", F.current_date())
