@@ -369,7 +369,7 @@ def test_arrow_of_the_other_byte_order_with_one_buffer_for_all_columns_is_refuse
     content = content[: -8 - (columns - 1) * size] + content[-8:]
     table = (
         content.index(struct.pack("<4H", 8, 8, 0, 4)) + 8
-    )  # vtable of the schema, after its fields
+    )  # table of the schema, after its vtable
     one = content.index(struct.pack("<I", 1) + b"a\0") - table  # 1 stands for big endian
     content[table - 4 : table - 2] = struct.pack("<H", one)
     assert pa.ipc.open_stream(content).read_all().nbytes == columns * size
