@@ -230,7 +230,7 @@ class Piece:
             if name not in self.partition_values
         }
         texts = [name for name, dtype in read.items() if dtype == "string"]
-        with opened(self.path, texts) as file:
+        with open_parquet(self.path, texts) as file:
             known = {each.name: column_types.of_arrow(each.type) for each in file.schema_arrow}
             for name, dtype in read.items():
                 if known.get(name, dtype) != dtype:
@@ -530,7 +530,7 @@ class Bucket:
     def batches(self) -> Iterator[LazyBatch]:
         tables = []
         for part, groups in self.parts.items():
-            with opened(part_path(self.path, part)) as file:
+            with open_parquet(part_path(self.path, part)) as file:
                 tables.append(file.read_row_groups(groups, use_threads=False))
         for table in self.step.of_users(pa.concat_tables(tables)):
             yield lazy_batch({name: table[name] for name in table.column_names})

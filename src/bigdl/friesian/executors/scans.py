@@ -117,14 +117,14 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
     return map_items(df.sparkSession, pieces, work, schema)
 
 
-def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile) -> bool:
+def _is_read_alike(columns: dict[str, str], rebase_mode: str, file: pq.ParquetFile) -> bool:
     """Return True if pyarrow reads a file as Spark does and all row groups are small enough.
 
     Parameters
     ----------
     columns : dict of str to str
         Types of the needed columns, by their names in the file.
-    old_dates : str
+    rebase_mode : str
         See :class:`~bigdl.orca.cluster.scan.Scan`.
     file : pyarrow.parquet.ParquetFile
     """

@@ -47,7 +47,7 @@ from bigdl.friesian.ops.spark import (
 )
 from bigdl.friesian.ops.targets import target_aggregates
 from bigdl.friesian.ops.vocabulary import (
-    ValueSource,
+    VocabularySource,
     count_values,
     counts_of_sources,
     keep_frequent,

@@ -499,7 +499,7 @@ def learn(
 @spark.action
 def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
     """Return the distinct values of columns, sorted, null last."""
-    sources = [ValueSource(name, (name,)) for name in columns]
+    sources = [VocabularySource(name, (name,)) for name in columns]
     counted, fields = count_values(df, sources, None, nulls=True)
     distinct: dict[str, list] = {name: [] for name in columns}
     for row in counted.collect():
@@ -562,7 +562,7 @@ def count_values(
     if not nulls:
         rows = rows.filter(reduce(lambda a, b: a | b, (F.col(v).isNotNull() for v in values)))
     counted = rows.groupBy("source", *values).agg(F.count("*").alias("count"))
-    return keep_frequent(counted, (source.at_least for source in sources)), fields
+    return keep_frequent(counted, (source.min_count for source in sources)), fields
 
 
 @spark.action
