@@ -6,7 +6,7 @@ with a limit of what each sends and gets. A vector of float32 is summed over the
 * ``gloo by hand``: ``torch.distributed.all_reduce`` of a flat tensor, in processes without Spark;
 * ``halving and doubling``: the same by what Estimators of many workers do;
 * ``torch.distributed``: what Estimators do in every step, in workers of a Spark stage;
-* ``behind the backward pass``: the same, while a backward pass goes on that sleeps: the seconds of
+* ``during the backward pass``: the same, while a backward pass goes on that sleeps: the seconds of
   a step in which a gradient takes one;
 * ``barrier``: a step of the parameter layer, which also makes the update: gradients to the owners
   of the slices, weights to everybody.

@@ -59,7 +59,7 @@ def curves(options) -> None:
         model,
         {
             "barrier": fits["barrier"].costs,
-            "overlap": costs["behind the backward pass"],
+            "overlap": costs["during the backward pass"],
             "overlap-halving": costs["halving and doubling"],
         },
         iterations=options.iterations,

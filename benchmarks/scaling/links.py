@@ -21,7 +21,7 @@ from .simulator import simulate
 __all__ = ["LIMIT", "POLICIES", "Exchanges", "Setting", "check", "costs_of", "error_of"]
 
 LIMIT = 0.15  # of a prediction's error
-OVERLAPPED = "behind the backward pass"
+OVERLAPPED = "during the backward pass"
 POLICIES = {
     "gloo by hand": "ring",
     "halving and doubling": "halving",

@@ -18,8 +18,8 @@ _LINES = (
     ("two jobs per iteration", "plain", 1),
     ("groups of 10, by shuffle", "group", 10),
     ("groups of 100, in a barrier stage", "barrier", 100),
-    ("all-reduce in a ring, behind the backward pass", "overlap", 1),
-    ("by halving and doubling, behind the backward pass", "overlap-halving", 1),
+    ("all-reduce in a ring, during the backward pass", "overlap", 1),
+    ("by halving and doubling, during the backward pass", "overlap-halving", 1),
     ("reduce at the driver", "driver", 1),
     ("treeReduce", "tree", 1),
 )
