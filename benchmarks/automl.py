@@ -9,7 +9,7 @@ Both sides try the same configurations of a small network, drawn by the same see
 each for all its epochs, the second stops those that fall behind.  ``best`` is the accuracy for the
 held-out rows, one of every 5, in per cent, of the best model that ``get_best_model`` gives;
 ``epochs`` are those of all trials, also of those that are trained again as finalists.  What is not
-given is what ``AutoEstimator`` does by default.  Figures do not depend on the speed of the machine,
+given is what ``AutoEstimator`` does by default.  Results do not depend on the speed of the machine,
 with one trial at a time not on its load either; ``seconds`` do.
 """
 
@@ -113,10 +113,14 @@ def main(arguments=None):
     parser.add_argument("--backend", default="local", choices=["local", "ray"])
     parser.add_argument("--scheduler", default="AsyncHyperBand")
     parser.add_argument("--grace", type=int, help="epochs that every trial gets")
-    parser.add_argument("--factor", type=int, help="one in so many trials goes on")
+    parser.add_argument(
+        "--factor", type=int, help="reduction factor: one in this number of trials continues"
+    )
     parser.add_argument("--finalists", type=int, help="stopped trials that go on in the end")
-    parser.add_argument("--every", type=int, default=5, help="one row in so many is held out")
-    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument(
+        "--every", type=int, default=5, help="one in this number of rows is held out"
+    )
+    parser.add_argument("--json", help="file for the results")
     options = parser.parse_args(arguments)
 
     if options.backend == "ray":

@@ -7,7 +7,7 @@
   asking for one after another;
 * ``128 group``: the same, each asking for all at once, as gloo does in BigDL's workers.
 
-Each worker is a process of its own, except for the last.  Run it with no arguments; it prints
+Each worker is a separate process, except for the last.  Run it with no arguments; it prints
 medians and ranges of interleaved repeats.
 """
 

@@ -9,7 +9,7 @@ Estimators do in every step,
   workers of a host add up by shared memory, and its numbers leave it once;
 * ``gloo by hand``: ``all_reduce`` of a flat tensor over the same ranks side by side.
 
-All sides are asked in turn, in every repetition.
+All implementations run in turn, in every repeat.
 
     sudo python benchmarks/crowded_hosts.py [--quick]
 

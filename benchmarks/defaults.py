@@ -4,18 +4,18 @@
         [--repeats 7] [--threads 2] [--json results.json]
 
 ============  ====================================================================================
-``trainer``   plain Lightning's Trainer beside Nano's: a fit that is too short to measure anything
+``trainer``   plain Lightning's Trainer and Nano's: a fit that is too short to measure anything
               (``nano``), and one whose precision and layout a measurement has chosen
               (``nano, measured``), with what it chose
-``loop``      a loop of plain torch beside the same in ``TorchNano``
-``trace``     eager beside ``trace(accelerator="openvino")``, and OpenVINO by hand in fp32 and with
+``loop``      a plain torch loop and the same in ``TorchNano``
+``trace``     eager and ``trace(accelerator="openvino")``, and OpenVINO by hand in fp32 and with
               the precision that it takes by default on this processor
-``quantize``  eager beside ``quantize`` in bf16, without a runtime and in OpenVINO, and in int8;
+``quantize``  eager and ``quantize`` in bf16, without a runtime and in OpenVINO, and in int8;
               what is slower than eager warns of it
 ``decoder``   ``generate`` of a decoder, eager and in OpenVINO: processor seconds of all threads
 ============  ====================================================================================
 
-Each side lives in a process of its own with as many threads. A repeat asks all of them in turn, so
+Each side runs in a separate process with as many threads. Each repeat runs all of them in turn, so
 that the noise of a shared machine meets all of them. Ratios are medians over the repeats of the
 ratio within one repeat, with their range; above 1 is faster than the first side. Models are small
 and have random weights: with its settings as they are the whole takes about ten minutes.
@@ -44,7 +44,7 @@ MODELS = {
 SIDES = {
     "trainer": ("plain Lightning", "nano", "nano, measured"),
     "loop": ("plain torch", "nano", "nano, measured"),
-    "trace": ("eager", "nano openvino", "openvino fp32 by hand", "openvino's own default"),
+    "trace": ("eager", "nano openvino", "openvino fp32 by hand", "openvino's default"),
     "quantize": ("eager", "nano bf16", "nano openvino bf16", "nano openvino int8"),
     "decoder": ("eager", "nano openvino"),
 }
@@ -106,7 +106,7 @@ def decoder_of(name):
     return transformers.LlamaForCausalLM(config).eval()
 
 
-# -- the sides: each returns a function that is timed, and what is told of it ---------------------
+# -- the sides: each returns a function that is timed, and its report ---------------------
 
 
 def data_of(name):
@@ -192,7 +192,7 @@ def inference_side(name, side):
             model = InferenceOptimizer.quantize(net, "bf16", input_sample=x, thread_num=threads)
         elif side.startswith("nano openvino"):
             precision = side.split()[-1]
-            # random weights differ more in int8 than trained ones, which is not what is asked here
+            # random weights differ more in int8 than trained ones, which is not measured here
             data = {"calib_data": x, "strict_check": False} if precision == "int8" else {}
             model = InferenceOptimizer.quantize(
                 net, precision, accelerator="openvino", input_sample=x, thread_num=threads, **data
@@ -364,7 +364,7 @@ def main(argv=None):
         worker(json.loads(options.worker))
         return
     print(f"{machine()}; {versions()}; {options.threads} threads\n", flush=True)
-    print("| part | model | side | ms | × the first side | told |\n|---|---|---|---|---|---|")
+    print("| part | model | side | ms | × the first side | report |\n|---|---|---|---|---|---|")
     results = {}
     for part in options.only:
         for model in MODELS[part]:

@@ -29,7 +29,7 @@ rank on all vectors, and an MLP. Every side has the same model, batch size, lear
 ``keras.fit``       the same with ``keras.layers.Embedding`` and Adagrad, by ``fit`` of Keras
 ==================  =============================================================================
 
-Every run is a process of its own. Samples per second are those of the last epoch; the start, the
+Every run is a separate process. Samples per second are those of the last epoch; the start, the
 first values of the tables and the checkpoint are not in it, and neither are they in the seconds of
 CPU that all processes of a side use for a million samples. Memory is what they have beyond the same
 side with tables of a few rows, as a multiple of table and state.
@@ -631,7 +631,7 @@ def main():
     parser.add_argument("--auc", type=int, default=0, help="seeds; instead of speeds")
     parser.add_argument("--auc-rows", type=int, default=100_000)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -347,7 +347,7 @@ def main():
     parser.add_argument("--memory", default="8g")
     parser.add_argument("--tables", nargs="+", help="only tables whose names hold one of these")
     parser.add_argument("--sides", nargs="+", help="only these sides")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args()
 
     import pyarrow

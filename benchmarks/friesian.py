@@ -334,7 +334,7 @@ def polars_sessions(_, source, target):
     place = pl.int_range(pl.len(), dtype=pl.Int64).over("user")
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     frame = frame.with_columns(place.alias("place"), row.alias("row")).collect(engine="streaming")
-    # A window of lists is not to be had without a loop over the rows, arrays by places are.
+    # A window of lists is not to be had without a loop over the rows, arrays by position are.
     kept = np.flatnonzero(frame["place"].to_numpy() > 0)
     length = np.minimum(frame["place"].to_numpy()[kept], HISTORY)
     columns = np.arange(HISTORY)
@@ -460,12 +460,12 @@ def check_equal(folder, sides, is_sessions):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000])
-    parser.add_argument("--repeats", type=int, default=3, help="warm ones, behind the cold one")
+    parser.add_argument("--repeats", type=int, default=3, help="warm ones, after the cold one")
     parser.add_argument("--sessions", action="store_true")
     parser.add_argument("--only", nargs="*", help="sides to run")
     parser.add_argument("--memory", default="6g", help="of Spark")
     parser.add_argument("--data", help="folder that keeps the data for the next time")
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     options = parser.parse_args()
     known = [*(SESSIONS if options.sessions else WIDE_AND_DEEP), "local"]
     if set(options.only or ()) - set(known):

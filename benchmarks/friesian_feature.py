@@ -221,7 +221,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 100_000, 1_000_000])
     parser.add_argument("--columns", type=int, default=4, help="of the first table")
     parser.add_argument("--only", choices=["lookup", "pipeline"])
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     options = parser.parse_args()
 
     from bigdl.orca import OrcaContext, init_orca_context

@@ -7,7 +7,7 @@ The table has 8 numeric columns, as the first one of benchmarks/feed.py.  Every 
 sides in turn for an epoch of its rows, spooling included:
 
 * ``path``: ``ParquetFeed``, whose workers read HDFS by HTTP (WebHDFS);
-* ``DataFrame``: ``spark.read.parquet`` and ``SparkDataFrameFeed``: Spark's own reader;
+* ``DataFrame``: ``spark.read.parquet`` and ``SparkDataFrameFeed``: Spark's reader;
 * ``path, local``: as the first, from the disk of this machine.
 """
 

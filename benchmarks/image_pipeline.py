@@ -13,7 +13,7 @@ connector        Spark writes a file for each picture; a pool of processes decod
                  writes the cut-outs; a pool extracts the features; Spark reads what they wrote and
                  writes the table. Eager PyTorch in batches, a thread per process, Pillow; the pools
                  stand ready before the clock starts
-mapInPandas      a function of one's own for ``mapInPandas``: Pillow and eager PyTorch in batches,
+mapInPandas      a custom function for ``mapInPandas``: Pillow and eager PyTorch in batches,
                  networks loaded once per task
 ===============  ==================================================================================
 
@@ -301,7 +301,7 @@ def main():
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--accelerate", default="openvino_fp32", help="a method of Nano, or none")
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     parser.add_argument("--quick", action="store_true", help="200 pictures, once")
     options = parser.parse_args()
     if options.quick:

@@ -192,7 +192,7 @@ def main(argv=None):
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2, 4, 8], help="clients")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="of a side in each repeat")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "openvino"))

@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--of "JVM, fit" disk ...] [--times 5] [--json out.json]
 
-Each case is a program of its own with a temporary folder of its own. What it needs is killed with
+Each case is a separate program with a temporary folder. What it needs is killed with
 SIGKILL, stopped or used up, ``--times`` times in a row; after each kill ``stop_orca_context`` and
 ``init_orca_context`` must work in the same program. A trial is good if the call ends with an error
 of BigDL in one sentence within the bound of its case, counted from the kill, and nothing that the

@@ -3,7 +3,7 @@
     python benchmarks/lakes.py [--rows 5000000] [--repeats 5] [--mosaic PYTHON] [--json FILE]
 
 What is timed is what a fit does before its first step: the table is opened, two workers read
-their shares and write them to their spools. Beside it, in one process, what the readers of the two
+their shares and write them to their spools. For comparison, in one process, the readers of the two
 libraries need for the same columns as an Arrow table. All sides are interleaved; medians and
 ranges. The rows that the workers read are compared with those of the libraries.
 

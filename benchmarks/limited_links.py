@@ -11,7 +11,7 @@ with a limit of what each sends and gets. A vector of float32 is summed over the
 * ``barrier``: a step of the parameter layer, which also makes the update: gradients to the owners
   of the slices, weights to everybody.
 
-All sides are asked in turn, in every repetition. The simulator of benchmarks/scaling, whose costs
+All implementations run in turn, in every repeat. The simulator of benchmarks/scaling, whose costs
 are fitted to the exchanges without a limit, predicts those with one; ``--json`` keeps what it
 needs.
 
@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--millions", type=int, nargs="+", default=[5, 25], choices=BUCKETS)
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 5, 20], metavar="MS")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="also write all results to this file"
+    )
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.delays = 3, [0]

@@ -5,9 +5,9 @@
 
 Eight columns of float32 in batches of 4,096 rows, shuffled over all rows where the loader can
 (LitData shuffles within windows of 256 rows, Mosaic within blocks, Ray Data within a buffer), and
-JPEG files of 96 x 96 pixels in batches of 128. Each side runs in processes of its own, interleaved
+JPEG files of 96 x 96 pixels in batches of 128. Each side runs in separate processes, interleaved
 with the others, by the settings that its documentation calls the fastest: Hugging
-Face datasets by a batch sampler over mapped Arrow, LitData over files of its own format, Lance and
+Face datasets by a batch sampler over mapped Arrow, LitData over files of its format, Lance and
 torchdata by whole batches. The first batch of a side is timed with what it writes before.
 
 PEERS is the Python of an environment with datasets, litdata, torchdata and pylance, MOSAIC that of

@@ -288,7 +288,7 @@ def main(argv=None):
     parser.add_argument("--photo-epochs", type=int, default=4)
     parser.add_argument("--limit", type=int, help="photographs of a class; default all")
     parser.add_argument("--threads", type=int, default=1, help="of everything")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--quick", action="store_true", help="one seed, fewer copies and epochs")
     options = parser.parse_args(argv)
     if options.quick:

@@ -13,9 +13,9 @@
 ``nano …``                 ``InferenceOptimizer.trace`` or ``quantize``, run in ``get_context``
 =========================  ======================================================================
 
-Every side lives in a process of its own on the same cores, once with glibc's allocator as it is
-and once told to keep freed memory (``bigdl.common.memory.tune_allocator``), which is per process.
-A repeat asks all of them in turn over a pipe to run for a moment, so that the noise of a shared
+Every side runs in a separate process on the same cores, once with glibc's allocator as it is
+and once set to keep freed memory (``bigdl.common.memory.tune_allocator``), which is per process.
+Each repeat runs all of them in turn over a pipe to run for a moment, so that the noise of a shared
 machine meets all of them. Ratios are medians over the repeats of the ratio within one repeat, with
 their range. Weights are random: speed does not depend on them, but the accuracy of int8 does; the
 column of the error is the relative L2 distance of the outputs to eager's.
@@ -599,7 +599,9 @@ def machine():
 def options_of(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="*", choices=BATCHES, default=list(BATCHES))
-    parser.add_argument("--batches", nargs="*", type=int, help="instead of each model's own")
+    parser.add_argument(
+        "--batches", nargs="*", type=int, help="instead of the default of each model"
+    )
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--methods", nargs="*", choices=SIDES, default=SIDES)
     parser.add_argument("--repeats", type=int, default=7)
@@ -611,7 +613,7 @@ def options_of(argv):
         default="wall",
         help="cpu: processor time, which a busy machine disturbs less; for one core only",
     )
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.methods = [side for side in SIDES if side == "eager" or side in options.methods]

@@ -5,11 +5,11 @@
 
 A convolutional network for images of 32 x 32 is trained for a moment, so that its predictions mean
 something. Sides are ``model(x)``, ``model.predict(x)`` and, for each method of Nano, both calls of
-the accelerated model, in one process on the same cores. A repeat asks all of them in turn, so that
-the noise of a shared machine meets all of them. Ratios are medians over the repeats of the ratio
-within one repeat, with their range: ``model.predict`` over ``fast.predict``, and ``model(x)`` over
-``fast(x)``. On a machine that others use, ``--clock cpu`` compares the time of all threads on their
-cores instead. Agreement is the part of new images that get the original's class.
+the accelerated model, in one process on the same cores. Each repeat runs all of them in turn, so
+that the noise of a shared machine meets all of them. Ratios are medians over the repeats of the
+ratio within one repeat, with their range: ``model.predict`` over ``fast.predict``, and ``model(x)``
+over ``fast(x)``. On a machine that others use, ``--clock cpu`` compares the time of all threads on
+their cores instead. Agreement is the part of new images that get the original's class.
 """
 
 import argparse

@@ -4,7 +4,7 @@
         [--json results.json] [--quick]
 
 ResNet18 learns random images of 3 x 96 x 96 by Nano's Trainer with its defaults. One process has
-one core; of several each has cores of its own and batches of the same size, and the rows of an
+one core; of several each has separate cores and batches of the same size, and the rows of an
 epoch are shared. The first epoch of every run starts and warms up and does not count: an epoch is
 timed in the process of rank 0, from its first to its last step. Runs alternate; a ratio is that of
 one repeat.
@@ -91,7 +91,7 @@ def options_of(argv):
     parser.add_argument("--epochs", type=int, default=4, help="the first does not count")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="2 repeats of short epochs")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--worker", choices=["one", "all"], help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.quick:

@@ -1,7 +1,7 @@
 """Memory allocators for a PyTorch program: default, tuned at run time, and preloaded.
 
-Each side is a process of its own; all are asked in turn for one repetition of each job, so that
-what else the machine does meets all of them. The figure is the CPU time of one thread, which other
+Each side is a separate process; all run in turn, one repeat of each job at a time, so that
+what else the machine does meets all of them. The result is the CPU time of one thread, which other
 programs disturb less than the time on the clock. jemalloc and tcmalloc take part where they are
 found; CONDA_PREFIX may name a directory with a folder ``lib`` that holds them.
 
@@ -29,7 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--size", type=int, default=224, help="pixels of the side of an image")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="also write all results to this file"
+    )
     parser.add_argument("--worker", choices=["default", "tune"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

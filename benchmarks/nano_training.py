@@ -572,7 +572,7 @@ def options_of(argv):
     )
     parser.add_argument("--cores", type=int, help="of each side; by default all")
     parser.add_argument("--quick", action="store_true", help="2 short repeats of the main sides")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:

@@ -215,7 +215,7 @@ def main(argv=None):
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--data-dir", help="the recordings; default: $BIGDL_DATA/spoken-digits")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--quick", action="store_true", help="one seed, 3 epochs")
     options = parser.parse_args(argv)
     if options.quick:

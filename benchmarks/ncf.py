@@ -3,8 +3,8 @@
     python benchmarks/ncf.py --data-dir ml-100k [--repeats 5] [--json results.json] [--quick]
 
 Two data sets: MovieLens 100K (with ``--data-dir``), and a generated one of the shape of MovieLens
-1M in which users choose by taste and popularity. Every repeat has its own seed and runs all sides
-one after another (interleaved). All have the same model, optimizer, batch size, number of epochs
+1M in which users choose by taste and popularity. Every repeat has a different seed and runs all
+sides one after another (interleaved). All have the same model, optimizer, batch size, epochs
 and cores, and train on the very same rows: the negatives are a function of the seed.
 
 ==============  =================================================================================
@@ -14,7 +14,7 @@ and cores, and train on the very same rows: the negatives are a function of the 
                 program; its negatives are drawn by vectorised numpy, which is not usual
 ``loader, N``   the same with ``num_workers=N``
 ``tensors``     (c) by hand: tensors in memory and one ``index_select`` per column and batch
-``..., tuned``  the same with glibc told to keep freed memory (``bigdl.common.memory``)
+``..., tuned``  the same with glibc set to keep freed memory (``bigdl.common.memory``)
 ==============  =================================================================================
 
 End to end is from the file to trained weights; the loop is the epochs alone. Imports, the start of
@@ -288,13 +288,13 @@ def report(name, rows, found, options):
         parts = {k: statistics.median(r[k] for r in results) for k in results[0]}
         shown = ", ".join(f"{k} {v:.4g}" for k, v in parts.items() if k.endswith("_s"))
         rest = parts["seconds"] - parts["loop"]
-        print(f"{side}: {rest:.1f} s beside the loop (Spark, spooling, result); {shown}")
+        print(f"{side}: {rest:.1f} s in addition to the loop (Spark, spooling, result); {shown}")
 
 
 def options_of(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", help="folder of MovieLens 100K's u.data")
-    parser.add_argument("--repeats", type=int, default=5, help="each with a seed of its own")
+    parser.add_argument("--repeats", type=int, default=5, help="each with a different seed")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=6e-3)
@@ -306,7 +306,7 @@ def options_of(argv):
     parser.add_argument("--memory", default="4g")
     parser.add_argument("--fused", action="store_true", help="torch.optim.Adam(fused=True)")
     parser.add_argument("--quick", action="store_true", help="two seeds, one small data set")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)

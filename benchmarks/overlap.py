@@ -4,11 +4,11 @@ Two hosts (scripts/clusters/hosts.py: network namespaces of this machine), one p
 thread each. Seconds of a step of ResNet-18, without the optimizer:
 
 * ``computing``: forward and backward, nothing is sent;
-* ``after``: gradients meet after the backward pass;
+* ``after``: gradients are all-reduced after the backward pass;
 * ``overlap``: buckets meet while it goes on, as in every Estimator on torch.distributed;
 * ``DDP``: ``torch.nn.parallel.DistributedDataParallel`` by hand.
 
-All sides are asked in turn, in every repetition. Hidden is the part of what ``after`` adds to
+All implementations run in turn, in every repeat. Hidden is the part of what ``after`` adds to
 ``computing`` that a side does not add.
 
     sudo python benchmarks/overlap.py [--rates 10gbit 1gbit] [--repeats 7]

@@ -14,7 +14,7 @@ A second table shows what a step costs inside a group, which is what longer grou
 how much goes through the driver.
 
 ``groups``: a small network, so that a step is nothing but scheduling, by groups of more and more
-steps, beside the best of all sides that make a job of every step.
+steps, compared with the best of all that make a job of every step.
 
 ``cnn``: ResNet-18 with 2 and 4 ranks: what is not computing, as a fraction of computing.
 
@@ -25,10 +25,10 @@ thousand: with ``sparse=True``, so that rows travel alone, and as a weight like 
 accuracy on held-back rows of scikit-learn's digits after some epochs, by every ``compression=``,
 and with "int8" without what rounding took being added to the next gradient.
 
-All sides of a part are asked in turn for one repetition, so that what else the machine does meets
-all of them. The time of a group includes the launch of its job; that of DDP has no launch. The JVM
-compiles its code during the first hundreds of steps, which take up to twice as long; so steps of a
-small network come before all that is measured, for as long as ``--warm-up`` says.
+All implementations of a part run in turn, one repeat at a time, so that what else the machine does
+meets all of them. The time of a group includes the launch of its job; that of DDP has no launch.
+The JVM compiles its code during the first hundreds of steps, which take up to twice as long; so
+steps of a small network come before all that is measured, for as long as ``--warm-up`` says.
 
     python benchmarks/parameter_layer.py [--quick] [--parts steps groups ...] [--json out.json]
 """
@@ -72,7 +72,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="of a repetition without groups")
     parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="also write all results to this file"
+    )
     options = parser.parse_args()
     if options.quick:
         options.sizes, options.groups = [100_000, 5_000_000], [1, 10, 50]

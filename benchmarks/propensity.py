@@ -19,8 +19,9 @@ train       one epoch (``--epochs``) of Wide & Deep by the Orca Estimator on the
 score       ``predict`` of all rows of the table, from Parquet to Parquet
 ==========  =======================================================================================
 
-The AUC is that of the last fifth, beside the AUC of the planted chances, which nothing can pass.
-A run on 20,000 rows, which starts workers and compiles, comes before all and is not counted.
+The AUC is that of the last fifth, compared with the AUC of the true probabilities, which nothing
+can pass. A run on 20,000 rows, which starts workers and compiles, comes before all and is not
+counted.
 
 ``growth`` is how much longer ten times the rows take, over ten (in general: over the ratio of the
 rows): 1 is linear, below 1 fixed costs are spread over more rows.
@@ -294,7 +295,7 @@ def main():
     parser.add_argument("--memory", default="6g", help="of Spark")
     parser.add_argument("--published-rows", type=float, default=2e11)
     parser.add_argument("--published-cores", type=int, default=300 * 56)
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     parser.add_argument("--quick", action="store_true", help="20,000 and 100,000 rows, once")
     options = parser.parse_args()
     if options.quick:

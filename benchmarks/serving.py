@@ -7,13 +7,13 @@
 
 100,000 items with vectors of 64 numbers (IVF, 8 of 400 parts searched), 26 categories of users and
 items, 500 candidates for a user, the 10 best are the answer.  All sides have the same network of
-OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each is asked by gRPC:
+OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each receives gRPC requests:
 
 ``two workers``   bigdl-friesian-serve with all stages in two processes on one port; also without
                   keeping what the model makes of users, who ask again and again here;
 ``one process``   the same in one process, also with the model as a whole (``not split``);
 ``four services`` bigdl-friesian-serve four times, one stage each;
-``pytriton``      Faiss, rows in Redis and the network, in two processes behind Triton;
+``pytriton``      Faiss, rows in Redis and the network, in two processes with Triton;
 ``Ray Serve``     the same in two replicas;
 ``plain gRPC``    the same in threads of one process, or of two on one port, behind grpc.server,
                   without limits, metrics, deadlines or reload.
@@ -21,7 +21,7 @@ OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each is a
 Our side splits the model: what depends on the user is computed once, what depends on an item is
 kept.  By hand the whole model scores each pair.
 
-A PYTHON is one of an environment of its own with the other library (nvidia-pytriton; ray[serve];
+A PYTHON is one of a separate environment with the other library (nvidia-pytriton; ray[serve];
 feast[redis]; each with faiss-cpu, openvino and redis).  That of ``--load`` may have
 mlcommons-loadgen, whose Server scenario is the load then.  Needs ``redis-server``.
 
@@ -299,7 +299,7 @@ def processor_seconds(numbers):
 def start_load(stack, folder, options):
     load = Program(stack, [options.load, SIDES / "load.py"], folder / "load.log")
     is_loadgen = json.loads(load.process.stdout.readline())["loadgen"]
-    print("load:", "MLCommons LoadGen, Server scenario" if is_loadgen else "Poisson, our own")
+    print("load:", "MLCommons LoadGen, Server scenario" if is_loadgen else "Poisson, this script's")
     return load
 
 

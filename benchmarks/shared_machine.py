@@ -6,7 +6,7 @@ A small network learns by ``Estimator.fit`` on a ``LocalEngine``: one worker wit
 threads, and one worker on each core with one thread. Beside it run ``--busy`` processes that
 compute without end, as other programs of the machine do. ``spinning`` are OpenMP's
 threads as its library sets them, which was the default here, too; ``passive`` is the default now.
-``torch`` is a plain loop in a process of its own, which spins.
+``torch`` is a plain loop in a separate process, which spins.
 
 Sides run alternately. An epoch's time is half of what a fit of three takes more than one of one.
 Ratios are to ``passive`` of the same threads and the same neighbours; a run of more than
@@ -41,9 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100, help="of an epoch")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--busy", type=int, nargs="+", default=[0, 2], help="processes that compute beside it"
-    )
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="other busy processes")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of a run")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all times there, too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -153,7 +151,9 @@ def plain(x, y) -> float:
 def report(seconds: dict[str, dict[str, list[float]]]) -> None:
     """Print the tables, in Markdown."""
     for neighbours, times in seconds.items():
-        print(f"\n| beside {neighbours} | seconds of an epoch | times as long as passive |")
+        print(
+            f"\n| other processes {neighbours} | seconds of an epoch | times as long as passive |"
+        )
         print("|---|---|---|")
         for side, values in times.items():
             what = side.partition(", ")[2]

@@ -71,7 +71,7 @@ WARM = 100  # the number of the first camera whose frames are not counted
 
 # -- the services ----------------------------------------------------------------------------------
 #
-# Each takes chunks from a queue. READY comes behind those before the clock starts, and at the end a
+# Each takes chunks from a queue. READY follows those before the timing starts, and at the end a
 # number: what core-seconds the services before have used since then.
 
 
@@ -299,7 +299,7 @@ def main():
     parser.add_argument("--accelerate", default="openvino_bf16")
     parser.add_argument("--networks", help="a file that keeps the networks for another run")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     parser.add_argument("--quick", action="store_true", help="400 frames, once")
     options = parser.parse_args()
     if options.quick:

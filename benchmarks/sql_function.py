@@ -12,7 +12,7 @@ of ``array<float>`` on a Spark of two cores, in batches of 256 rows:
 * by ``Estimator.as_udf()``, which computes with torch.
 
 All sides are interleaved; medians and ranges. The memory is the largest resident size of a Python
-worker of Spark that a side has started, each in workers of its own.
+worker of Spark that a side has started, each in separate workers.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def network() -> torch.nn.Module:
 def by_hand(path: str, precision: str):
     """Return a typical ``predict_batch_udf`` with an OpenVINO network.
 
-    On a processor with AMX it computes in bf16 unless it is told not to.
+    On a processor with AMX it computes in bf16 by default.
     """
 
     def make():
@@ -156,7 +156,7 @@ def main() -> None:
         memory: dict[str, float] = {}
         for repeat in range(chosen.repeats + 1):
             for name, side in sides.items():
-                if not repeat:  # in workers of its own, which also warms up
+                if not repeat:  # in separate workers, which also warms up
                     end_python_workers()
                     with PeakMemory() as used:
                         seconds(frame, side)

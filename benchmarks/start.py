@@ -1,6 +1,6 @@
 """Startup of Spark and its first Python job, with and without the archive of ``bigdl-prepare``.
 
-Each start is a process of its own, and the sides take turns.  Sides:
+Each start is a separate process, and the sides take turns.  Sides:
 
 ``pyspark``           ``SparkSession.builder`` in local mode with Spark's defaults;
 ``bigdl``             ``init_orca_context`` on a machine that has not been prepared;

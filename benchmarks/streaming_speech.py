@@ -227,7 +227,7 @@ def restarts(servers, control, model, sounds, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", help="a folder of WAV files")
-    parser.add_argument("--servers", help="of Kafka; default: a broker of its own")
+    parser.add_argument("--servers", help="of Kafka; default: starts a broker")
     parser.add_argument("--connector", default="python", choices=["auto", "spark", "python"])
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
@@ -235,7 +235,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=40, help="of each measurement")
     parser.add_argument("--restarts", type=int, default=10)
     parser.add_argument("--only", choices=["rates", "restarts"])
-    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--json", help="write all results to this file")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)

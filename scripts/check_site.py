@@ -78,7 +78,7 @@ FAINT_TEXTS = """
   return Array.from(faint.values());
 }
 """
-# Returns what reaches beyond the right edge and lies in no box of its own that scrolls.
+# Returns what reaches beyond the right edge and is in no scrollable box.
 WIDE_PARTS = """
 () => {
   const edge = document.documentElement.clientWidth + 1;

@@ -3,7 +3,7 @@
     python scripts/compile_protos.py
 
 The messages are made of the descriptors when they are needed: generated code would ask for one
-version of protobuf, and would clash with a user's own stubs of the services.
+version of protobuf, and would clash with a user's stubs of the services.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ SERVERS = SOURCES / "nano/serving"
 def compiled(target, folder=PROTOS, pattern="*.proto"):
     """Write the descriptors of the protos in a folder to a file and return them."""
     names = sorted(each.name for each in folder.glob(pattern))
-    # In a process of its own: it clashes with the protobuf of TensorFlow.
+    # In a separate process: it clashes with the protobuf of TensorFlow.
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", "--include_imports"]
     subprocess.run([*command, f"--descriptor_set_out={target}", *names], check=True)
     return FileDescriptorSet.FromString(Path(target).read_bytes())

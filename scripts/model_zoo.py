@@ -1,6 +1,6 @@
 """Accelerate third-party models, compare each with the original, and print a table.
 
-``make test-zoo`` runs it in an environment of its own, with timm, transformers,
+``make test-zoo`` runs it in a separate environment, with timm, transformers,
 segmentation_models_pytorch and torch_geometric from PyPI. Weights are random; nothing is loaded
 from a hub. Each model is converted by each method with one input and compared on others: of other
 values, of more rows, of one row. Exits with 1 if a result is wrong or something is raised that is
@@ -347,7 +347,7 @@ def add_lightning() -> None:
 
 def fill() -> None:
     """Register the models of third-party packages; a missing package is an error."""
-    # PyPI's torchvision is built for CUDA: beside a CPU torch its operators are missing, and its
+    # PyPI's torchvision is built for CUDA: with a CPU torch its operators are missing, and its
     # import needs their names only.
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):

@@ -75,7 +75,7 @@ def main() -> int:
         if arguments is None:
             print(f"{name:44} skipped: needs --data-dir", flush=True)
             continue
-        # a notebook finds what is beside it, as in Jupyter
+        # a notebook finds files in its folder, as in Jupyter
         path = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | ({"PYTHONPATH": path} if program.suffix == ".ipynb" else {})
         with tempfile.TemporaryDirectory(prefix="bigdl-example-") as folder:

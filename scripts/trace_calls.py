@@ -25,7 +25,7 @@ FUNCTION = 0x3  # CO_OPTIMIZED and CO_NEWLOCALS: not the body of a class or a mo
 class CallTrace:
     """Trace of entered functions and calls between files, written to a file immediately.
 
-    Processes may end without notice, so every new function is a line of its own.
+    Processes may end without notice, so every new function is a separate line.
 
     Parameters
     ----------

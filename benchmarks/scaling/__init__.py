@@ -4,7 +4,7 @@ Run it in the folder ``benchmarks``::
 
     python -m scaling calibrate              # measures this machine, some two minutes
     sudo python limited_links.py --quick --json scaling/links.json  # and exchanges over networks
-    python -m scaling curves [--chart f.png] # to 1024 nodes, beside published points
+    python -m scaling curves [--chart f.png] # to 1024 nodes, compared with published points
 
 ``curves`` fits the costs of the model to one part of the measured runs and predicts the other part.
 If a prediction is off by more than 10 %, of an exchange over limited links by 15 %, it says so and

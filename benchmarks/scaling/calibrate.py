@@ -107,7 +107,7 @@ def measured(
     seconds : float
         For the rounds that count, of all points together.
     say : callable
-        Is told of the progress.
+        Receives progress messages.
 
     Returns
     -------

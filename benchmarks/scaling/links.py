@@ -130,7 +130,7 @@ def error_of(side: str, setting: Setting, costs: dict[str, Costs], exchanges: Ex
 def costs_of(exchanges: Exchanges) -> dict[str, Costs]:
     """Return the costs that reproduce each implementation's exchanges without a limit.
 
-    What hides behind a backward pass tells little of its own costs: they are those of
+    What hides behind a backward pass says little about its costs: they are those of
     ``torch.distributed``, which is what does it.
     """
     costs = {side: _fitted(side, exchanges) for side in POLICIES if side != OVERLAPPED}

@@ -50,7 +50,7 @@ class Cluster:
     nodes : int
         Task n runs on node ``n % nodes``.
     cores : int
-        Of a node; shared by what its tasks do beside computing gradients.
+        Of a node; shared by all its tasks except computing gradients.
     bandwidth : float
         Bytes per second of a node's network, in each direction; the driver has the same.
     latency_s : float
@@ -60,7 +60,7 @@ class Cluster:
     others : float
         Processes of other programs that compete for the cores of a node.
     machines : int, optional
-        That the nodes are on, where several have a network of their own each but share cores, of
+        That the nodes are on, where several have a separate network each but share cores, of
         which `cores` is the number on a machine then. Default: one for each node.
     """
 
@@ -122,7 +122,7 @@ class Workload:
     compute_s : float
         A gradient of a worker's part of the batch.
     element_bytes : int
-        Of a number on its way.
+        Bytes of a number in a message.
     jitter : Jitter
     buckets : int
         In which gradients leave while others are computed.

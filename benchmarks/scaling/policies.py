@@ -196,7 +196,7 @@ class Parts:
     def ring(self, _first: bool, _last: bool) -> Iterator:
         """Return an iteration with a ring all-reduce.
 
-        Two halves of every part are on their way at once: one is summed while the other is sent.
+        Two halves of every part are in flight at once: one is summed while the other is sent.
         """
         yield self._together(_COMPUTE)
         yield self._in_ring(self.workload.vector_bytes)

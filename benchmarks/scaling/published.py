@@ -2,7 +2,7 @@
 
 Dai et al., "BigDL: A Distributed Deep Learning Framework for Big Data" (SoCC 2019), figure of
 Inception-v1's throughput: BigDL 0.3 on a Cray cluster of two-socket Broadwell nodes.  The values
-are read off the figure.
+are read from the chart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Event loop of tasks that start together, share resources, and end one after another.
 
-A task is a row of *legs*.  A leg takes so many seconds of a *server*, which serves in the order of
+A task is a row of *legs*.  A leg takes some seconds of a *server*, which serves in the order of
 arrival; waiting for it counts as part of the leg.  So the legs of the task that ends last add up to
 the time of the stage, and say what it was spent on.
 """

@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-REQUESTS = 2000  # users that are asked for, one a request
+REQUESTS = 2000  # requested users, one per request
 
 
 def requests_of(folder, name, encode):

@@ -2,16 +2,14 @@
 
     python examples/applications/image_pipeline.py --data-dir cats-dogs --pictures 2000
 
-A Parquet table of JPEGs becomes a table of boxes, features and codes of 64 bits, by which pictures
-of the same animal are found again. In between, each picture is decoded at a fraction of its size, a
-detector says where the animal is, the box is cut out, and a second network describes it. All of
-that is one stage of Spark; no picture is written to a file, and each worker loads the networks
-once.
+The program converts a Parquet table of JPEGs to a table of boxes, features and 64-bit codes for
+similarity search. Each picture is decoded at a reduced size, a detector locates the animal, the box
+is cropped, and a second network computes its features. All of that is one Spark stage: no picture
+is written to a file, and each worker loads the networks once.
 
-The scenes are generated, with the photographs of ``--data-dir`` in them or with drawn animals, so
-that the boxes are known. Both networks are trained first, in less than a minute. For pictures of
-your own, pass a table of ``id`` and ``picture`` as ``--table``, and networks of your own to
-:func:`described`.
+The scenes are generated from the photographs of ``--data-dir`` or from drawn animals, so that the
+true boxes are known. Both networks are trained first, in less than a minute. For your own pictures,
+pass a table of ``id`` and ``picture`` as ``--table``, and your own networks to :func:`described`.
 """
 
 import argparse

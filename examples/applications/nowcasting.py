@@ -2,13 +2,13 @@
 
     python examples/applications/nowcasting.py --events 60 --epochs 10 --picture forecast.png
 
-Scans of rain are generated: cells that move with a wind of each event's own, and grow and decay.
-Spark cuts their series into windows on its workers, a ConvLSTM encoder-decoder learns from them by
-the Estimator, and its forecasts of held-out events are compared by the critical success index (CSI:
-hits of all that was forecast or came) with two others: that nothing changes (persistence), and that
-the last scan moves on as OpenCV's optical flow says.
+Rain scans are generated: cells that move with a random wind per event, and grow and decay. Spark's
+workers cut their series into windows, the Estimator trains a ConvLSTM encoder-decoder, and its
+forecasts of held-out events are compared by the critical success index (CSI: hits divided by all
+pixels with forecast or observed rain) with two baselines: persistence, and extrapolation by
+OpenCV's optical flow.
 
-For scans of your own, make a DataFrame of ``event``, ``step`` and ``scan`` (height times width
+For your own scans, make a DataFrame of ``event``, ``step`` and ``scan`` (height times width
 numbers from 0 to 1) for :func:`windows_of`.
 """
 

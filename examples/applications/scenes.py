@@ -1,8 +1,8 @@
 """Generated scenes with one animal each, as JPEGs in a Parquet table.
 
-The animals are the photographs of a folder, or drawn ones. Each is pasted at a random place and
-size, as an ellipse with a soft edge, into a background of clouds, boxes and lines, so that its box
-is known.
+The animals are photographs from a folder, or drawn. Each is pasted at a random position and size,
+as an ellipse with a soft edge, onto a background of clouds, boxes and lines, so that its box is
+known.
 """
 
 import os

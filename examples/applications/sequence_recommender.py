@@ -2,18 +2,18 @@
 
     python examples/applications/sequence_recommender.py --data-dir ml-100k --users 943 --epochs 10
 
-Spark cuts the clicks of each user into sequences and adds the context (hour and weekday). A
-transformer reads the sequence, another one the context, and their product is compared with the
-vectors of all items; it is trained on Ray's workers with Spark's DataFrame, in the same program.
-The idea is that of TxT, the transformer cross transformer of Burger King (Wang et al.,
-"Context-Aware Drive-thru Recommendation Service at Fast Food Restaurants", 2020). Two towers learn
-from the same clicks, to compare, and to find candidates quickly. Of each user the last click is
-held out; NDCG@10 ranks it among all items that she has not clicked.
+Spark converts the clicks of each user to sequences and adds the context (hour and weekday). One
+transformer reads the sequence and another reads the context; the scores are the products of their
+combined output with the item embeddings. The model is trained on Ray workers with the Spark
+DataFrame, in the same program. It follows TxT, the transformer cross transformer of Burger King
+(Wang et al., "Context-Aware Drive-thru Recommendation Service at Fast Food Restaurants", 2020). A
+two-tower model is trained on the same clicks as a baseline and for candidate retrieval. The last
+click of each user is held out; NDCG@10 ranks it among all items that the user has not clicked.
 
-What is served: two towers find candidates, the transformer ranks them. OpenVINO runs it in two
-parts, so what it makes of a user's clicks is computed once for all candidates of a request.
+For serving, the two-tower model retrieves candidates and the transformer ranks them. OpenVINO runs
+it in two parts, so the output for a user's clicks is computed once for all candidates of a request.
 
-Without a folder the clicks are generated. For clicks of your own, make a FeatureTable of ``user``,
+Without a folder the clicks are generated. For your own clicks, make a FeatureTable of ``user``,
 ``item`` (numbers from 1) and ``time`` (seconds since 1970) for :func:`sequences`.
 """
 

@@ -3,15 +3,15 @@
     python examples/applications/smart_transportation.py
     python examples/applications/smart_transportation.py --cameras 4 --seconds 120 --picture a.png
 
-Frames come as files with some seconds of one camera each. One Structured Streaming query decodes
-them, finds the vehicles, reads their plates, and joins the boxes to tracks, in the order of the
-frames of each camera and each frame exactly once. Spark then takes the plate of a track by a vote
-of its frames, and binds the tracks of one vehicle before several cameras by plate and travel time.
+Each file contains the frames of some seconds of one camera. One Structured Streaming query decodes
+them, detects vehicles, reads their plates, and joins the boxes to tracks, in frame order per camera
+and each frame exactly once. Spark then votes on the plate of each track, and matches the tracks of
+one vehicle across cameras by plate and travel time.
 
-The video is generated (``traffic.py``), so that all of it is known, and the figures are those of
-scenes that the networks were not trained on. Both networks are trained first. For video of your
-own, write Parquet files of ``camera``, ``frame`` and ``picture`` (a JPEG) to a folder for
-:func:`seen` and :func:`tracked`.
+The video is generated (``traffic.py``), so the ground truth is known. The metrics are computed on
+scenes that were not used for training. Both networks are trained first. For your own video, write
+Parquet files of ``camera``, ``frame`` and ``picture`` (a JPEG) to a folder for :func:`seen` and
+:func:`tracked`.
 """
 
 import argparse
@@ -460,7 +460,7 @@ def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
 def with_plates(tracks):
     """Aggregate tracks to one row each: camera, track, plate, first and last frame, readings.
 
-    Each reading votes for the glyph at each place with the square of its chance: a few sure
+    Each reading votes for the glyph at each position with the square of its chance: a few sure
     readings count for more than many from far away.
     """
     glyphs = F.arrays_zip(F.split("reading", "").alias("glyph"), F.col("chances").alias("chance"))
@@ -627,7 +627,7 @@ def main(argv=None):
 
     init_orca_context("local", cores=options.cores, conf=QUICK_JVM)
     spark = OrcaContext.get_spark_session()
-    spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has states of its own
+    spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has separate states
     begun = time.perf_counter()
     *modules, images, looks = networks(
         options.training_frames,

@@ -3,13 +3,15 @@
     python examples/applications/streaming_speech.py --data-dir spoken-digits
     python examples/applications/streaming_speech.py --data-dir spoken-digits --servers kafka:9092
 
-With ``--servers``, sounds (WAV files) come as records of a topic of Kafka, and the answers go to
-another, each exactly once. Without, they come as Parquet files in a folder, and the answers go to
-another folder. In between is one Structured Streaming query: log-mel spectra and a convolutional
-network, which the Estimator trains first and which runs in OpenVINO in Spark's tasks.
+With ``--servers``, sounds (WAV files) are records of a Kafka topic, and the answers are written to
+another topic, each exactly once. Otherwise they are Parquet files in a folder, and the answers are
+written to another folder. One Structured Streaming query computes log-mel spectra and classifies
+them with a convolutional network, which the Estimator trains first and which runs in OpenVINO in
+Spark tasks.
 
-``--data-dir`` holds files ``{digit}_{speaker}_{number}.wav`` of 8 kHz; numbers below 5 are the test
-set. Without it tones take the place of speech. For sounds of your own, change :func:`read_sounds`.
+``--data-dir`` contains files ``{digit}_{speaker}_{number}.wav`` of 8 kHz; numbers below 5 are the
+test set. Without it, generated tones replace speech. For your own sounds, change
+:func:`read_sounds`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Multi-object tracking for one camera, and tracking metrics.
 
-:class:`Tracker` joins boxes to tracks as SORT does (Bewley et al., "Simple online and realtime
-tracking", 2016): a Kalman filter says where each track is in the next frame, and the Hungarian
-method finds the pairs of tracks and boxes that overlap most. A track that is not seen for a while
-moves on by its speed, and is taken up again where it comes into sight.
+:class:`Tracker` follows SORT (Bewley et al., "Simple online and realtime tracking", 2016): a Kalman
+filter predicts the position of each track in the next frame, and the Hungarian method matches
+tracks and boxes by overlap. A track that is not detected for a while moves with its speed, and is
+resumed when it is detected again.
 """
 
 import numpy as np
@@ -42,7 +42,8 @@ class Tracker:
     """Tracker of one camera, updated frame by frame.
 
     The state of a track are its four sides and their speeds in pixels per frame. All sides have the
-    same noise, in shares of the box's height, so one covariance of place and speed serves the four.
+    same noise, in shares of the box's height, so one covariance of position and speed serves the
+    four.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ class Tracker:
             setattr(self, name, getattr(self, name)[stay])
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 #
 # Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and counts (whether
 # it must be found), tracks have track. The numbers of tracks are those of their camera.

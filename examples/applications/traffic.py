@@ -1,12 +1,12 @@
 """Generated video of a road with several cameras, with ground truth.
 
-The cameras stand one after another along a road of three lanes and look against the traffic, each
-from its own height and side. Cars, vans and trucks come towards them at speeds of their own, so
-that one overtakes another and hides it, and a sign in front of each camera hides them all for a
-while. Each vehicle has a plate of six glyphs. It comes to the next camera after the time that it
-takes to get there, unless it leaves the road; others come in between.
+The cameras are placed along a road with three lanes and look against the traffic, from different
+heights and sides. Cars, vans and trucks drive towards them at different speeds, so they overtake
+and occlude each other, and a sign in front of each camera occludes all of them for a while. Each
+vehicle has a plate of six characters. It reaches the next camera after its travel time, unless it
+leaves the road; other vehicles enter in between.
 
-:class:`Scene` gives frames and truth. A scene is a function of its seed.
+:class:`Scene` returns frames and ground truth. A scene is a function of its seed.
 """
 
 from dataclasses import dataclass, field

@@ -2,9 +2,9 @@
 
     python examples/friesian/rank_trees.py --data-dir ml-100k --library xgboost
 
-The features are means of ratings and counts: of the film, of the user, of genres for users and for
-their occupations.  No mean of a training row has the rating of this row.  Without a folder the
-ratings are generated; the test are the last ratings of each user.  ``--library`` is ``xgboost`` or
+The features are means of ratings and counts: of the film, of the user, and of genres per user and
+per occupation. The means of a training row exclude its rating. Without a folder the ratings are
+generated; the test set is the last ratings of each user. ``--library`` is ``xgboost`` or
 ``lightgbm``, which must be installed.
 """
 

@@ -2,9 +2,9 @@
 
     python examples/friesian/recall_items.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
-Two towers learn the vectors.  The films are an index, of Faiss if it is installed, which goes to
-the workers of Spark; each searches it for its part of the users.  What a user has seen already is
-no candidate.  Without a folder the ratings are generated.
+A two-tower model is trained. The film vectors form an index, of Faiss if installed, which is sent
+to the Spark workers; each searches it for its part of the users. Seen films are not candidates.
+Without a folder the ratings are generated.
 """
 
 import importlib.util

@@ -2,11 +2,11 @@
 
     python examples/friesian/serve_films.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
-Two towers learn vectors of users and films, DeepFM learns how likely a user chooses a film.  Facts
-and vectors go into a store, the films' vectors into an index.  A recommender answers by all of
-them: by function calls in this process, and by gRPC with each stage behind a service of its own.
-What is served is compared with the same computed offline, and with the film that each user really
-chose next.  Without a folder the ratings are generated.
+A two-tower model computes vectors of users and films, and DeepFM predicts the probability of a
+choice. Features and vectors are written to a store, and film vectors to an index. A recommender
+uses them by function calls in this process, and over gRPC with each stage in a separate service.
+Its answers are compared with an offline computation, and with the held-out film of each user.
+Without a folder the ratings are generated.
 """
 
 import os
@@ -90,7 +90,7 @@ def prepare(options):
     pipeline = pipeline_of(pairs)
     pairs = pipeline.transform(pairs).cache()
 
-    # all users and films as the pipeline sees them, each beside facts that do not matter
+    # all users and films as the pipeline sees them, each with irrelevant features
     age = F.lit(0).cast(users.schema["age"].dataType)
     people = users.append_column("genre", F.lit(""))
     titles = items.append_column("age", age).append_column("occupation", F.lit(""))

@@ -1,7 +1,7 @@
 """Generated data with four schemas and a signal of known strength.
 
-Each function returns the chance of every row, or of every pair, with the data: what an ideal model
-would predict.  So every program knows the best figure that it can reach.
+Each function also returns the true probability of every row, or of every pair: the prediction of an
+ideal model. So every program knows the best possible metric.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
     python examples/friesian/train_dien.py
 
-The history of each purchase is what the same user bought before; the last purchase of every user
-is the test.
+The history of each purchase is the previous purchases of the user; the last purchase of every user
+is the test set.
 """
 
 import programs

@@ -3,13 +3,13 @@
     python examples/friesian/train_din.py --data-dir ml-100k --batch-size 1024 --epochs 2
 
 =========================  =====================================================================
-``--pooling weights``      each thing of the history has a weight of its own, as in the paper
+``--pooling weights``      each thing of the history has a separate weight, as in the paper
 ``--pooling softmax``      the same, and the weights of a history sum up to 1
 ``--pooling mean``         every thing counts the same: a model without attention, to compare
 =========================  =====================================================================
 
 Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.  Without a folder
-the purchases are generated.  The last choice of every user is the test.
+the purchases are generated.  The last choice of every user is the test set.
 """
 
 import films

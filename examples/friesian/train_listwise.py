@@ -7,7 +7,7 @@
 ``--lists pad``          of each user one list of all her films, padded to one length
 =======================  ========================================================================
 
-Without a folder the ratings are generated.  The test are the last ratings of each user.
+Without a folder the ratings are generated.  The test set is the last ratings of each user.
 """
 
 import films

@@ -33,7 +33,7 @@ def main(argv=None):
         train.df, epochs=options.epochs, label_cols=engagements.LABELS, seed=options.seed, **columns
     )
 
-    # every task has a column of its own
+    # every task has a separate column
     found = est.predict(test.df, **columns)
     return programs.report(engagements.figures(found, tasks, chance))
 

@@ -2,8 +2,8 @@
 
     python examples/friesian/train_trees.py --library xgboost
 
-The features are those of ``tree_features.py``: means and counts of categories, made of earlier rows
-alone.  ``xgboost`` needs that package, ``lightgbm`` SynapseML, a package of Spark.
+The features are those of ``tree_features.py``: means and counts of categories, computed from
+earlier rows only.  ``xgboost`` needs that package, ``lightgbm`` needs SynapseML, a Spark package.
 """
 
 import programs

@@ -2,8 +2,8 @@
 
     python examples/friesian/train_two_tower.py --data-dir ml-100k --batch-size 1024 --lr 0.002
 
-Trained on what users chose alone: the other films of a batch are the negatives.  The towers are
-models of their own, so each predicts its own table; the vectors can go into a vector index.
+The model is trained on positive rows only: the other films of a batch are the negatives.  The
+towers are separate models, so each predicts its table; the vectors can be stored in a vector index.
 """
 
 import films

@@ -2,7 +2,8 @@
 
     python examples/friesian/train_wide_and_deep.py
 
-Vocabularies, medians and extremes are learned from the first days only; the last ones are the test.
+Vocabularies, medians and extremes are fitted on the first days only; the last days are the test
+set.
 """
 
 import programs

@@ -2,8 +2,8 @@
 
     python examples/friesian/tree_features.py --output features
 
-Writes the Parquet files ``train`` and ``test``, for XGBoost, LightGBM and others; trains XGBoost on
-them if it is installed.
+Write the Parquet files ``train`` and ``test``, for XGBoost, LightGBM and others, and train XGBoost
+on them if it is installed.
 """
 
 import importlib.util

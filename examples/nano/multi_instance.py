@@ -2,8 +2,8 @@
 
     python examples/nano/multi_instance.py --processes 4
 
-The model is traced for a runtime, then each process runs a copy of it on cores of its own. The
-outputs are those of the model itself, in the order of the inputs.
+The model is converted to a runtime, and each process runs a copy of it on separate cores. The
+outputs equal those of the model, in the order of the inputs.
 """
 
 import argparse

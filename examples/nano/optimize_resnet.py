@@ -2,9 +2,9 @@
 
     python examples/nano/optimize_resnet.py --data-dir cats-dogs
 
-A ResNet-18 is trained for a moment, every method that Nano tries unasked is tried on it, and the
-best one that keeps the accuracy is saved, loaded and used. ``--data-dir`` has ``train`` and
-``val``, each with a folder of image files per class; without it images are generated.
+A ResNet-18 is trained briefly, Nano's default methods are measured, and the best one that keeps the
+accuracy is saved, loaded and used. ``--data-dir`` contains ``train`` and ``val``, each with a
+folder of image files per class; without it images are generated.
 """
 
 import argparse

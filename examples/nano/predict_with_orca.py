@@ -2,8 +2,8 @@
 
     python examples/nano/predict_with_orca.py --accelerate openvino_int8
 
-An Estimator of Orca trains on a DataFrame and predicts it twice: as it is, and with a method of
-Nano. The model is converted and calibrated once, on the driver, and runs in Spark's tasks.
+An Orca Estimator is trained on a DataFrame and predicts it twice: with the original model, and with
+a Nano method. The model is converted and calibrated once, on the driver, and runs in Spark tasks.
 """
 
 import argparse

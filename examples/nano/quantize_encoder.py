@@ -2,9 +2,9 @@
 
     python examples/nano/quantize_encoder.py --accelerator openvino
 
-An encoder in the manner of BERT learns whether a word of a group comes before one of another group
-in a sentence of random words. Then it is quantized twice: as a whole, and so that a metric
-keeps its value, for which layers may stay in floating point.
+A BERT-like encoder learns whether a word of one group precedes a word of another group in a
+sentence of random words. Then it is quantized twice: completely, and with a metric that keeps
+layers in floating point until the accuracy is preserved.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python examples/nano/serve.py                    # all of it, on a free port of this machine
     python examples/nano/serve.py --folder model --port 8000 --serve
 
-The folder is complete: the server knows neither the class of the model nor its weights in fp32.
-A request is a POST of a NumPy array as ``np.save`` writes it, and so is the answer. Connections
-have threads of their own; the runtime runs their requests one after the other, or with
-``streams`` several at a time.
+The folder is complete: the server needs neither the class of the model nor its fp32 weights. A
+request is a POST of a NumPy array in the format of ``np.save``, and so is the answer. Connections
+have separate threads; the runtime computes their requests one after the other, or with ``streams``
+several at a time.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/nano/switch_runtime.py
 
-The Trainer quantizes a trained model for ONNX Runtime. What it returns is still the model: it runs
-in PyTorch until ``eval_onnx``, and again after ``exit_onnx`` or ``train``. The calls are those of
-the paper on BigDL 2.0 (Dai et al., CVPR 2022).
+The Trainer quantizes a trained model for ONNX Runtime. The returned model runs in PyTorch until
+``eval_onnx``, and again after ``exit_onnx`` or ``train``. The calls are those of the BigDL 2.0
+paper (Dai et al., CVPR 2022).
 """
 
 import argparse

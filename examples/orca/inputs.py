@@ -1,6 +1,6 @@
 """Train one model on three input types: a PyTorch DataLoader, a Spark DataFrame and XShards.
 
-Run it with ``python examples/orca/inputs.py``. The data is made up: two numbers, and whether the
+Run it with ``python examples/orca/inputs.py``. The data are generated: two numbers, and whether the
 first is greater.
 """
 

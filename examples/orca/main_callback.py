@@ -1,7 +1,7 @@
 """Custom training step: a variational autoencoder with a MainCallback.
 
-Run it with ``python examples/orca/main_callback.py``. The model returns a dict and the loss needs
-all of it, which the usual ``loss(model(*features), target)`` cannot say.
+Run it with ``python examples/orca/main_callback.py``. The model returns a dict and the loss uses
+all of it, which the default ``loss(model(*features), target)`` does not support.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """Train a model with torch.distributed and with three settings of BigDL's parameter layer.
 
-Run it with ``python examples/orca/parameter_layer.py``; ``--help`` lists the options. The data is
-made up: points of the plane in two intertwined spirals. All make the same updates, so their losses
-agree up to rounding; what differs is who runs the workers, how gradients meet and what a lost
-worker costs.
+Run it with ``python examples/orca/parameter_layer.py``; ``--help`` lists the options. The data are
+generated: points of two intertwined spirals. All settings make the same updates, so their losses
+agree up to rounding. They differ in how workers run, how gradients are all-reduced, and in the cost
+of a lost worker.
 
 ===================  ==============================================================================
 ``spark``            ``backend="spark"``: one barrier stage, all-reduce by torch.distributed
-``ray``              ``backend="ray"``: the same by actors of a Ray that is started beside Spark
+``ray``              ``backend="ray"``: the same by actors of a Ray that is started on Spark
 ``bigdl, shuffle``   ``backend="bigdl"``: stateless Spark tasks, everything through Spark's shuffle
 ``bigdl, barrier``   ``backend="bigdl"``: a barrier stage for each group of steps, peer to peer
 ===================  ==============================================================================

@@ -1,7 +1,7 @@
 """Image segmentation with XShards: train a small U-Net on image and mask files.
 
-Run it with ``python examples/orca/segmentation.py``. The images are made up: discs and squares on a
-noisy background; the discs are to be found.
+Run it with ``python examples/orca/segmentation.py``. The images are generated: discs and squares on
+a noisy background; the masks mark the discs.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Clean a CSV file with XShards of pandas frames, then train and predict.
 
-Run it with ``python examples/orca/tabular.py``. The table is made up: flats with gaps, rows that
-occur twice and a column of words; the label is whether a flat is expensive.
+Run it with ``python examples/orca/tabular.py``. The table is generated: flats with missing values,
+duplicate rows and a string column; the label is whether a flat is expensive.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/orca/transfer_learning.py --data-dir cats-dogs
 
-The backbone learns without labels which way up a photograph is. Then it is frozen, and a head is
-trained on its features to tell cats from dogs. ``--data-dir`` has ``train`` and ``val``, each with
-a folder of JPEG files per class.
+The backbone learns to predict the rotation of photographs, without labels. Then it is frozen, and a
+head is trained on its features to distinguish cats from dogs. ``--data-dir`` contains ``train`` and
+``val``, each with a folder of JPEG files per class.
 """
 
 import argparse

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 """Simulated hosts: network namespaces on a bridge, which can be cut off and limited.
 
-python scripts/clusters/hosts.py start DIR [N]         # driver, host1 ... hostN (4)
-python scripts/clusters/hosts.py spark DIR [CORES]     # a standalone cluster: spark://10.76.1.10:7077
-python scripts/clusters/hosts.py worker DIR HOST       # the Spark worker of a host, again
-python scripts/clusters/hosts.py exec DIR HOST COMMAND ARG ...
-python scripts/clusters/hosts.py cut DIR HOST          # its network is down; its processes live on
-python scripts/clusters/hosts.py mend DIR HOST
-python scripts/clusters/hosts.py limit DIR HOST RATE   # of what it sends and gets: 100mbit, none
-python scripts/clusters/hosts.py delay DIR HOST MS     # of what it gets; 0 for none
-python scripts/clusters/hosts.py pause DIR HOST        # SIGSTOP to all that runs there
-python scripts/clusters/hosts.py resume DIR HOST
-python scripts/clusters/hosts.py kill DIR HOST         # SIGKILL to all that runs there
-python scripts/clusters/hosts.py stop DIR              # end what runs on them and remove them
+python scripts/clusters/hosts.py start DIR [N]         # driver, host1 ... hostN (4) python
+scripts/clusters/hosts.py spark DIR [CORES]     # a standalone cluster: spark://10.76.1.10:7077
+python scripts/clusters/hosts.py worker DIR HOST       # the Spark worker of a host, again python
+scripts/clusters/hosts.py exec DIR HOST COMMAND ARG ... python scripts/clusters/hosts.py cut DIR
+HOST          # its network is down; its processes live on python scripts/clusters/hosts.py mend DIR
+HOST python scripts/clusters/hosts.py limit DIR HOST RATE   # of what it sends and gets: 100mbit,
+none python scripts/clusters/hosts.py delay DIR HOST MS     # of what it gets; 0 for none python
+scripts/clusters/hosts.py pause DIR HOST        # SIGSTOP to all that runs there python
+scripts/clusters/hosts.py resume DIR HOST python scripts/clusters/hosts.py kill DIR HOST         #
+SIGKILL to all that runs there python scripts/clusters/hosts.py stop DIR              # end what
+runs on them and remove them
 
 Host n is 10.76.1.(10+n), the driver's 10.76.1.10, and this machine 10.76.1.1 to them. Nothing
 leaves it: there is no route from the bridge to anywhere else. The driver's host and every second
@@ -40,7 +39,7 @@ from daemons import Daemons, end_processes, java_home, run_command, spark_home
 BRIDGE, NETWORK = "bigdl-hosts0", "10.76.1"
 DRIVER = "driver"
 _FIRST = "192.168.76.1/24"  # of the network that comes first on some hosts
-_ALIVE = "hosts"  # a daemon that is there as long as the hosts are
+_ALIVE = "hosts"  # a daemon that lives as long as the hosts
 _BURST = "256kb"  # of a limited link
 _QUEUE = "50ms"  # that a limited link keeps
 _START_S = 60
@@ -109,7 +108,7 @@ def _running_hosts() -> str | None:
 def _add(folder: Path, host: str, hosts: list[str]) -> None:
     name, link = namespace(host), _link(host)
     _ip("netns", "add", name)
-    # `ip netns exec` shows these files in the place of those of this machine
+    # `ip netns exec` shows these files instead of those of this machine
     settings = Path("/etc/netns", name)
     settings.mkdir(parents=True, exist_ok=True)
     known = {other: address(other) for other in ("here", *hosts)}

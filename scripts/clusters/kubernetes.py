@@ -13,7 +13,7 @@ python scripts/clusters/kubernetes.py machine DIR          # the image localhost
 python scripts/clusters/kubernetes.py kubectl DIR ARG ...
 
 The image localhost/machine:1 is nothing but links: pods that are made by the template DIR/pod.json
-have this machine's own /usr, Python and BigDL, so that nothing is built and little is loaded.
+have this machine's /usr, Python and BigDL, so that nothing is built and little is loaded.
 
 DIR/admin.conf is the KUBECONFIG of an administrator. The API server is https://10.77.0.1:6443, the
 nodes are 10.77.0.11 and on, pods 10.79.N.0/24, services 10.78.0.0/24; all of this stays on this
@@ -229,7 +229,7 @@ def _starter(folder: Path) -> Callable[..., None]:
 
 # -- nodes -------------------------------------------------------------------------------------
 
-# Network, mounts, processes and cgroups of its own: to kill its first process is to lose the node.
+# Network, mounts, processes and separate cgroups: to kill its first process is to lose the node.
 # The sysctls that the kubelet wants are files of the node, bound over those of this machine.
 _NODE = r"""
 set -eu

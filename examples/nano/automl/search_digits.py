@@ -3,7 +3,7 @@
 python examples/nano/automl/search_digits.py
 python examples/nano/automl/search_digits.py --processes 2 --storage sqlite:///digits.db
 
-With a storage, the same command with ``--resume`` goes on with a search that was stopped or killed.
+With a storage, the same command with ``--resume`` resumes a search that was stopped or killed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/nano/keras/keras_digits.py --processes 2
 
-A small convolutional network learns the digits of scikit-learn in several processes, which make the
-steps of one. Then every method that Nano has for Keras is tried on it, and the fastest that keeps
+A small convolutional network is trained on scikit-learn's digits in several processes, which make
+the same steps as one. Then all of Nano's Keras methods are measured, and the fastest one that keeps
 the accuracy is saved, loaded and used.
 """
 

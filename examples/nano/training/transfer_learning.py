@@ -3,15 +3,14 @@
     python examples/nano/training/transfer_learning.py --data-dir cats-dogs --weights resnet18.pth
 
 The pipeline is that of Fig. 2 of Dai et al. (BigDL 2.0, CVPR 2022) with Nano's imports. The trunk
-needs no gradients, so ``FrozenPrefixCallback`` lets it run as inference does. ``--data-dir`` has
-``train/cat/*.jpg``, ``train/dog/*.jpg`` and so on, and perhaps the same below ``val``; or the
-classes directly, of which every fifth image is then kept for the test. Without it discs and squares
-are drawn into a temporary directory.
+needs no gradients, so ``FrozenPrefixCallback`` runs it as inference. ``--data-dir`` contains
+``train/cat/*.jpg``, ``train/dog/*.jpg`` and so on, and optionally the same in ``val``; or the
+classes directly, of which every fifth image is held out for testing. Without it, discs and squares
+are drawn to a temporary directory.
 
-``--weights`` is a state dict under torchvision's names, such as the one that it publishes for
-ImageNet. Nothing is downloaded here: without the argument the trunk first learns to tell some other
-shapes apart for a moment. That shows how the program works, but such a trunk knows nothing of cats
-and dogs.
+``--weights`` is a state dict with torchvision's names, such as the one published for ImageNet.
+Nothing is downloaded: without the argument the trunk is first trained briefly on other shapes,
+which demonstrates the program but is not useful for cats and dogs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/orca/keras/ncf_keras.py --data-dir ml-100k --input dataframe
 
-Ratings are MovieLens' ``u.data``, or made up without ``--data-dir``. Of every user the items that
-she has rated are told from others, which are drawn: by a plan of Spark SQL where the input is a
-DataFrame, by a function of pandas on every shard where it is XShards.
+Ratings are MovieLens' ``u.data``, or generated without ``--data-dir``. The model learns to
+distinguish rated items from random negatives, which are drawn by a Spark SQL plan if the input is a
+DataFrame, or by a pandas function on every shard if it is XShards.
 """
 
 import argparse

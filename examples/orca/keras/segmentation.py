@@ -2,9 +2,9 @@
 
     python examples/orca/keras/segmentation.py --data-dir pets --epochs 20
 
-The folder has ``train/images``, ``train/masks``, ``test/images`` and ``test/masks``; the mask of
-``x.jpg`` is ``x.png``. Without ``--data-dir`` images are made up: discs and squares on a noisy
-background, of which the discs are to be found.
+The folder contains ``train/images``, ``train/masks``, ``test/images`` and ``test/masks``; the mask
+of ``x.jpg`` is ``x.png``. Without ``--data-dir`` images are generated: discs and squares on a noisy
+background; the masks mark the discs.
 """
 
 import argparse

@@ -1,12 +1,11 @@
 """Model and data functions shared by the three NeuMF programs on MovieLens.
 
-The model is NeuMF (He et al., "Neural Collaborative Filtering", WWW 2017).  Of every user the last
-rating is held out; the model learns to tell the items that a user has rated from items that she
-has not (negatives), and HR@10 is the share of users whose held-out item is among the ten best of
-it and 99 items that she has not rated.
+The model is NeuMF (He et al., "Neural Collaborative Filtering", WWW 2017).  The last rating of
+every user is held out. The model learns to distinguish rated items from unrated ones (negatives),
+and HR@10 is the share of users whose held-out item is among the top ten of it and 99 unrated items.
 
-Negatives are a function of (seed, user, item, number) alone: the Spark plan and the numpy functions
-draw the same ones, whatever the cluster.
+Negatives are a function of (seed, user, item, number) only: the Spark plan and the numpy functions
+draw the same ones on any cluster.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python examples/orca/ncf/train_dataframe.py --data-dir ml-100k
 
-Ids are indexed by Spark ML, negatives are drawn by a plan of Spark SQL, the Estimator trains on the
-DataFrame, and predictions come back as a column of it.
+Spark ML indexes the ids, a Spark SQL plan draws negatives, the Estimator trains on the DataFrame,
+and predictions are returned as a column of it.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     python examples/orca/ncf/train_dataloader.py --data-dir ml-100k
 
-The data set is a plain ``torch.utils.data.Dataset``: the program of one process, put in functions
-that every worker calls. Each worker takes its share of the rows of every batch.
+The data set is a plain ``torch.utils.data.Dataset``: the code of a single-process program, in
+functions that every worker calls. Each worker takes its share of the rows of every batch.
 """
 
 import os

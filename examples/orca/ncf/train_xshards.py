@@ -2,8 +2,8 @@
 
     python examples/orca/ncf/train_xshards.py --data-dir ml-100k
 
-Ids are indexed over all shards, the ratings of a user are brought together, and a function of
-pandas draws the negatives of each shard. The Estimator trains on the shards and predicts on them.
+Ids are indexed over all shards, the ratings of a user are moved to one shard, and a pandas function
+draws the negatives of each shard. The Estimator trains on the shards and predicts them.
 """
 
 import os

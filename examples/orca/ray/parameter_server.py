@@ -1,13 +1,14 @@
 """Synchronous and asynchronous parameter server in plain Ray, on the Ray of Orca.
 
 Run it with ``python examples/orca/ray/parameter_server.py``; ``--help`` lists the options.  Orca
-starts Ray beside Spark (``--runtime spark``) or alone; what follows is ordinary Ray: an actor holds
-the weights of a softmax regression on scikit-learn's digits, and other actors compute gradients.
+starts Ray on Spark (``--runtime spark``) or alone. The remaining code is ordinary Ray: an actor
+holds the weights of a softmax regression on scikit-learn's digits, and other actors compute
+gradients.
 
 synchronous
     All workers compute with the same weights, and their mean gradient makes the step.
 asynchronous
-    Every gradient makes a step when it arrives, and its worker goes on with the newest weights.
+    Every gradient makes a step when it arrives, and its worker continues with the newest weights.
 """
 
 import argparse

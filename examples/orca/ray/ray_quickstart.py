@@ -1,7 +1,7 @@
 """Train a network on Ray from arrays, a Ray Dataset and XShards.
 
 Run it with ``python examples/orca/ray/ray_quickstart.py``; ``--help`` lists the options.  With
-``--address`` it runs on a Ray cluster, else on a Ray that is started for it.  The data is made up.
+``--address`` it runs on a Ray cluster, otherwise it starts Ray.  The data are generated.
 """
 
 import argparse
