@@ -189,7 +189,7 @@ def test_models_of_nano(orca_spark, tmp_path, accelerator):
     [
         (lambda: InferenceModel().load_nano("/nowhere"), "a model that InferenceOptimizer.save"),
         (lambda: InferenceModel(0), "should be a positive integer"),
-        (lambda: InferenceModel().predict(X), "There is no model yet"),
+        (lambda: InferenceModel().predict(X), "No model is loaded"),
         (lambda: InferenceModel().load_module(3), "Expected a PyTorch module"),
         (lambda: InferenceModel().load_module(Pair()).predict([]), "got none"),
         (lambda: InferenceModel().load_module(Pair()).predict([X, X[:3]]), r"\[10, 3\]"),

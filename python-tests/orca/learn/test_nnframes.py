@@ -512,7 +512,7 @@ def test_images_are_read_and_scaled(orca_spark, tmp_path):
         (lambda s: s.setOptimMethod("adamm"), "has no optimizer 'adamm'"),
         (lambda s: s.setOptimMethod(3), "setOptimMethod takes"),
         (lambda s: s.setEndWhen("never"), "a trigger is expected"),
-        (lambda s: s.setConstantGradientClipping(1, -1), "from low to high"),
+        (lambda s: s.setConstantGradientClipping(1, -1), "min must be at most max"),
         (lambda s: s.setGradientClippingByL2Norm(0), "greater than 0"),
         (lambda s: s.setDataCacheLevel("TAPE"), "dataCacheLevel should be"),
         (lambda s: s.setTrainSummary("dir"), "A TrainSummary is expected"),

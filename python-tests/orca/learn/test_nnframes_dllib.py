@@ -116,7 +116,7 @@ def test_wrong_frames_are_named(frame):
         (([], 3), "validation_data should have the same type"),
         ((frame, None, ["i"], None), "label_cols is required"),
         ((frame, None, ["nothing"], ["i"]), "no column 'nothing'"),
-        ((frame, None, ["text"], ["i"]), "Column 'text' holds texts"),
+        ((frame, None, ["text"], ["i"]), "Column 'text' holds strings"),
         ((frame, None, ["i"], ["i"], "guess"), "mode should be"),
     ):
         arguments = (*arguments, None, None)[: max(4, len(arguments))]

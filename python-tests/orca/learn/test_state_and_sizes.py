@@ -106,7 +106,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_by_name(tmp_path):
         return linear
 
     first = fit(lambda m, config: torch.optim.SGD(m.parameters(), lr=0.01), epochs=1)
-    message = "has the state of the optimizer SGD, but the program makes Adam; go on with SGD"
+    message = "has the state of the optimizer SGD, but the program creates Adam; use SGD"
     with pytest.raises((UsageError, WorkerError), match=message):
         fit(lambda m, config: torch.optim.Adam(m.parameters()), epochs=2, resume="auto")
     schedule = estimator(
