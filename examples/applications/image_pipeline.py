@@ -27,7 +27,7 @@ from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.inference import InferenceModel, map_batches
 from bigdl.orca.learn.pytorch import Estimator
 
-HEIGHT, WIDTH = 96, 128  # what the detector sees
+HEIGHT, WIDTH = 96, 128  # input size of the detector
 CROP = 64
 BITS = 64
 RETURNS = "box array<int>, score float, feature array<float>, code binary"
@@ -217,7 +217,7 @@ def described(table, models, **options):
     )
 
 
-# -- how good it is --------------------------------------------------------------------------------
+# -- accuracy -------------------------------------------------------------------------------------
 
 
 def overlaps(found, truth):
@@ -244,9 +244,9 @@ def main(argv=None):
     )
     parser.add_argument("--data-dir", help="train and val, each with a folder per class")
     parser.add_argument("--table", help="a Parquet table of id and picture instead of scenes")
-    parser.add_argument("--output", help="where the result goes, as Parquet")
+    parser.add_argument("--output", help="output folder, as Parquet")
     parser.add_argument("--pictures", type=int, default=400)
-    parser.add_argument("--animals", type=int, default=100, help="that the scenes show in turn")
+    parser.add_argument("--animals", type=int, default=100, help="number of animals in the scenes")
     parser.add_argument("--training-scenes", type=int, default=1500)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")

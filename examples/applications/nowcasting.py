@@ -148,7 +148,7 @@ class BalancedLoss(nn.Module):
         return ((1 + 4 * target) * losses).mean()
 
 
-# -- other forecasts, and the index ----------------------------------------------------------------
+# -- baselines and the metric ---------------------------------------------------------------------
 
 
 def persistence(past):
@@ -205,14 +205,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--events", type=int, default=120, help="to train with")
+    parser.add_argument("--events", type=int, default=120, help="number of training events")
     parser.add_argument("--test-events", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--picture", help="a file for a picture of one forecast")
+    parser.add_argument("--picture", help="file for a chart of one forecast")
     options = parser.parse_args(argv)
 
     init_orca_context("local", cores=options.cores)

@@ -215,7 +215,7 @@ def compare(train, last, items, options):
         scores = model(*tensors(last, model.feature_cols)).numpy()
         users = towers.user(*tensors(last, towers.user.feature_cols)).numpy()
         vectors = towers.item(torch.arange(items)).numpy()
-    # training took off how popular an item is, but that is a part of what is chosen
+    # training removed the popularity of items, which affects choices
     popular = TEMPERATURE * np.log(np.maximum(counts, 1))
     users = np.column_stack([users, np.ones(len(users))]).astype(np.float32)
     vectors = np.column_stack([vectors, popular]).astype(np.float32)

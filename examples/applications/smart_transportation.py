@@ -37,11 +37,11 @@ from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.inference import InferenceModel, map_batches
 from bigdl.orca.learn.pytorch import Estimator
 
-SMALL = (HEIGHT // 2, WIDTH // 2)  # what the detector sees
+SMALL = (HEIGHT // 2, WIDTH // 2)  # input size of the detector
 CELL = 8  # pixels of that
 MOST = 16  # vehicles of a frame, to train the detector
 CUT_OUT, AROUND = (36, 128), (2.0, 1.33)  # pixels, and height and width in those of the plate
-PLATE, CLOSE = (24, 96), (1.5, 1.16)  # the same of what the reader sees
+PLATE, CLOSE = (24, 96), (1.5, 1.16)  # the same for the reader
 LEGIBLE = 28  # pixels: least width of a plate that is read
 NEAR = np.ones((3, 3), np.uint8)
 FRAMES = "camera int, frame int, picture binary"
@@ -85,7 +85,7 @@ class Detector(nn.Module):
         )
         self.head = nn.Sequential(block(some, 64, 3, padding=1), nn.Conv2d(64, 11, 1))
         with torch.no_grad():
-            self.head[-1].bias[[0, 7]] = -4.0  # most cells have no centre
+            self.head[-1].bias[[0, 7]] = -4.0  # most cells have no center
 
     def forward(self, frames):
         x = self.eighth(self.quarter(frames.permute(0, 3, 1, 2).float() / 127.5 - 1))
@@ -222,7 +222,7 @@ def plates_to_train(count, seed):
         middle = np.array([x + wide / 2, y + tall / 2]) - places[i, :2] * size
         box = [*(middle - size / 2), *(middle + size / 2)]
         images[i] = closer(cut_out(image, box), np.zeros(3))
-    texts[first_look] = -100  # what cross-entropy leaves out
+    texts[first_look] = -100  # ignored by cross-entropy
     return images, np.concatenate([texts, places], 1).astype(np.float32)
 
 
@@ -294,7 +294,7 @@ def _in_cells(output, least, alike):
     boxes = _boxes(centre, np.exp(part[:, 2:4]))
     again = np.triu(tracking.overlaps(boxes, boxes) >= alike, 1).any(
         0
-    )  # of one with a better score
+    )  # of a box with a better score
     boxes, coarse = boxes[~again], (centre + part[:, 4:6] * np.exp(part[:, 2:4]))[~again]
     middle, part = _peaks(output[7:], least)
     plates = np.full((len(boxes), 4), np.nan)
@@ -426,7 +426,7 @@ def follow(key, parts, state):
         if following not in early:
             if len(early) < 20 * RATE:
                 break
-            following = min(early)  # what is in between is lost
+            following = min(early)  # intermediate values are lost
         values = [*zip(*early.pop(following), strict=True)]
         made += tracker.update(following, [box for box, *_ in values], values)
         following += 1
@@ -490,7 +490,7 @@ def bound(tracks, slack=12.0):
     so many seconds more in a jam. Where several fit, the nearest camera is taken, then the plate
     with the fewest differences, then the shortest time; both tracks must choose each other.
     """
-    # plates that differ by at most a glyph have one form in common in which a glyph is left out
+    # plates that differ by one glyph share a form with one glyph removed
     forms = F.transform(
         F.sequence(F.lit(1), F.lit(LENGTH)), lambda i: F.overlay("plate", F.lit("_"), i, F.lit(1))
     )
@@ -516,7 +516,7 @@ def bound(tracks, slack=12.0):
     return pairs.where("from_choice = 1 and to_choice = 1").drop("from_choice", "to_choice")
 
 
-# -- how good it is --------------------------------------------------------------------------------
+# -- accuracy -------------------------------------------------------------------------------------
 
 
 def legible_passages(truth):
@@ -613,16 +613,22 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cameras", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40, help="of video of each camera")
+    parser.add_argument("--seconds", type=float, default=40, help="seconds of video per camera")
     parser.add_argument("--training-frames", type=int, default=1920)
-    parser.add_argument("--plates", type=int, default=20_000, help="to train the reader")
+    parser.add_argument(
+        "--plates", type=int, default=20_000, help="number of plates to train the reader"
+    )
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--width", type=int, default=1, help="of the detector's layers")
+    parser.add_argument(
+        "--width", type=int, default=1, help="width multiplier of the detector's layers"
+    )
     parser.add_argument("--accelerate", default="openvino_bf16", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2, help="that train")
-    parser.add_argument("--picture", help="a file for a frame with its tracks and plates")
+    parser.add_argument("--workers", type=int, default=2, help="number of training workers")
+    parser.add_argument(
+        "--picture", help="file for a picture of a frame with its tracks and plates"
+    )
     options = parser.parse_args(argv)
 
     init_orca_context("local", cores=options.cores, conf=QUICK_JVM)
@@ -649,7 +655,7 @@ def main(argv=None):
         query = start(spark, models, str(arrived), str(output), f"{folder}/checkpoint")
         for number, (chunk, truth) in enumerate(scene.chunks()):
             chunk.to_parquet(Path(folder, "part"))
-            Path(folder, "part").rename(arrived / f"{number:06d}.parquet")  # whole, or not there
+            Path(folder, "part").rename(arrived / f"{number:06d}.parquet")  # written atomically
             truths.append(truth)
         query.processAllAvailable()
         query.stop()

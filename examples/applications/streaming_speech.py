@@ -192,7 +192,7 @@ def by_files(spark, model, sounds, folder):
             }
         )
         frame.to_parquet(Path(folder, "part"), coerce_timestamps="us")
-        Path(folder, "part").rename(arrived / f"{low:06d}.parquet")  # whole, or not there
+        Path(folder, "part").rename(arrived / f"{low:06d}.parquet")  # written atomically
         time.sleep(0.1)
     query.processAllAvailable()
     query.stop()
@@ -267,9 +267,9 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", help="a folder of WAV files")
-    parser.add_argument("--servers", help="of Kafka, host:port; default: files in a folder")
+    parser.add_argument("--servers", help="Kafka servers, host:port; default: files in a folder")
     parser.add_argument("--connector", default="auto", choices=["auto", "spark", "python"])
-    parser.add_argument("--rate", type=float, default=100.0, help="sounds in a second, by Kafka")
+    parser.add_argument("--rate", type=float, default=100.0, help="sounds per second, with Kafka")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--cores", type=int, default=2)
     options = parser.parse_args(argv)

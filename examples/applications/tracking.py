@@ -66,7 +66,7 @@ class Tracker:
         self.numbers, self.seen, self.missed = (np.zeros(0, int) for _ in range(3))
         self.sides, self.speeds = np.zeros((0, 4)), np.zeros((0, 4))
         self.covariance = np.zeros((0, 2, 2))
-        self.early = {}  # what was seen of tracks that do not count yet
+        self.early = {}  # detections of unconfirmed tracks
 
     def update(self, frame, boxes, values=None):
         """Update the tracks with the boxes of the next frame.
@@ -121,7 +121,7 @@ class Tracker:
         is_near = (self.missed == 0) & (self.seen >= self.confirm)
         least = np.where(is_near, self.least_next, self.least)[:, None]
         alike[(alike < least) | (np.maximum(ratio, 1 / ratio) > most)] = 0.0
-        # tracks that are seen go before those that are not, new ones last
+        # detected tracks first, then undetected ones, new ones last
         worth = (
             alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
         )

@@ -16,14 +16,18 @@ import numpy as np
 import pandas as pd
 
 HEIGHT, WIDTH = 352, 640
-RATE = 10  # frames in a second
-GLYPHS = "0123456789ABCDEFGHJKLMNPRSTUVWXY"  # without letters that look like others
+RATE = 10  # frames per second
+GLYPHS = "0123456789ABCDEFGHJKLMNPRSTUVWXY"  # without similar letters
 LENGTH = 6  # of a plate
 LANES = (-3.3, 0.0, 3.3)  # metres from the middle of the road
 DISTANCE = 150.0  # metres from a camera to the next
-SLOWEST, FASTEST = 6.0, 16.0  # metres in a second
-FIRST, LAST, COUNTS = 56.0, 3.0, 45.0  # metres: where a vehicle comes, goes, and is first counted
-VISIBLE = 0.35  # least share of a vehicle that is counted
+SLOWEST, FASTEST = 6.0, 16.0  # meters per second
+FIRST, LAST, COUNTS = (
+    56.0,
+    3.0,
+    45.0,
+)  # meters: where a vehicle enters, leaves, and is first counted
+VISIBLE = 0.35  # minimum visible share of a counted vehicle
 FOCUS = 800.0  # pixels
 KINDS = {  # width, height and length in metres, and how common
     "car": (1.8, 1.5, 4.2, 0.6),

@@ -57,7 +57,7 @@ def figures(predicted, tasks, chance):
     found = predicted.select("id", *LABELS, *tasks).toPandas()
     by_name = {}
     for i, (label, task) in enumerate(zip(LABELS, tasks, strict=True)):
-        # a model whose output has a dimension gives vectors of one number
+        # a model with a 2D output returns vectors of one number
         score = [getattr(each, "values", [each])[0] for each in found[task]]
         by_name[f"{label} auc"] = float(synthetic.auc(found[label], score))
         by_name[f"ideal {label} auc"] = float(synthetic.auc(found[label], chance[found["id"], i]))

@@ -183,7 +183,7 @@ def hit_rates(found, chance):
     """
     if not isinstance(found, pd.DataFrame):
         found = found.select("user", "item", "label", "prediction").toPandas()
-    # a model whose output has a dimension gives vectors of one number
+    # a model with a 2D output returns vectors of one number
     score = [getattr(each, "values", [each])[0] for each in found["prediction"]]
     figures = {"hr@10": synthetic.hit_rate(found["user"], found["label"], score)}
     if chance is not None:

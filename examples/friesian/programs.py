@@ -42,7 +42,7 @@ def parse(
     if data is not None:
         parser.add_argument("--data-dir", help=f"folder of {data}, instead of generated data")
     if output:
-        parser.add_argument("--output", help="folder for what the program writes")
+        parser.add_argument("--output", help="output folder")
     parser.add_argument("--cluster-mode", default="local")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--memory", default="2g")

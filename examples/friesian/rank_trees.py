@@ -49,7 +49,7 @@ def main(argv=None):
     train, test, value = prepare(options)
     inputs = [name for name in train.columns if name.endswith(("_te_rating", "_count"))]
     groups = {"qid": train["user"]}
-    if options.library == "lightgbm":  # the rows of a user stand together
+    if options.library == "lightgbm":  # the rows of a user are contiguous
         groups = {"group": train.groupby("user").size()}
     trees.fit(train[inputs], train["rating"], **groups)
     found = test.assign(prediction=trees.predict(test[inputs]))

@@ -122,7 +122,7 @@ def main(argv=None):
     if options.output:
         found.write_parquet(os.path.join(options.output, "candidates"))
 
-    # the films that most users chose, of those that this user has not seen
+    # the most popular films that the user has not seen
     found = found.join(last, on="user").join(seen, on="user").to_pandas()
     popular = np.argsort(-counts)
     popular = [popular[~np.isin(popular, each)][:CANDIDATES] for each in found["seen"]]

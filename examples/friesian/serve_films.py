@@ -110,7 +110,7 @@ def prepare(options):
     users = users.to_pandas().merge(seen.to_pandas(), on="user")
     users = users.merge(embedded(towers.user, people, "user"), on="user")
     items = items.to_pandas().merge(embedded(towers.item, titles, "item"), on="item")
-    # training took off how popular a film is, but that is a part of what is chosen
+    # training removed the popularity of films, which affects choices
     popular = TEMPERATURE * np.log(np.maximum(counts, 1))
     users["prediction"] = [np.append(each, 1) for each in users["prediction"]]
     items["prediction"] = [

@@ -91,7 +91,7 @@ def criteo(rows=4000, numbers=13, categories=26, seed=0):
         frame[f"C{i}"] = np.where(rng.random(rows) < 0.05, None, words[code])
         if i <= 4:
             score += rng.normal(0, 0.8, size + 1)[code]
-    if categories > 1:  # what only a cross knows
+    if categories > 1:  # a signal that only a cross can learn
         score += rng.normal(0, 1.2, (400, 400))[codes[0] % 400, codes[1] % 400]
     chance = 1 / (1 + np.exp(-score))
     frame.insert(1, "label", (rng.random(rows) < chance).astype(np.int32))

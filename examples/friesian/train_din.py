@@ -125,7 +125,7 @@ def main(argv=None):
     est.fit(train.df, epochs=options.epochs, seed=options.seed, **fit)
     found = est.evaluate(test.df, **fit)
 
-    # what can be known without the user: what others chose often
+    # popularity, which does not depend on the user
     _, counts = train.filter("label = 1").count_encode("item")
     counted = test.count_encode("item", counts=counts)[0].to_pandas()
     often = float(synthetic.auc(counted["label"], counted["item_count"]))

@@ -25,7 +25,7 @@ def prepare(options):
     A row of lists has a user, and arrays of her films, their means and ratings.
     """
     train, test, value = films.opinions(options)
-    # no mean of a training row has the rating of this row
+    # means of a training row exclude its rating
     mean = {"cat_cols": "item", "target_cols": "rating", "out_cols": "mean"}
     train, codes = train.target_encode(**mean, kfold=5, fold_seed=options.seed, smooth=5)
     test = test.encode_target(codes, drop_cat=False).cache()
@@ -97,7 +97,7 @@ def main(argv=None):
     columns = {"feature_cols": ["user", "item", "mean"], "batch_size": options.batch_size}
     est.fit(lists.df, epochs=options.epochs, label_cols="rating", seed=options.seed, **columns)
 
-    # what is predicted are lists of one film
+    # predicts lists of one film
     for name in ("item", "mean"):
         test = test.merge_cols([name], name)
     found = est.predict(test.df, **columns).toPandas()

@@ -111,7 +111,7 @@ def main(argv=None):
     found = est.predict(test.df, **columns)
     figures = engagements.figures(found, tasks, chance)
 
-    # what can be known of the author alone
+    # the mean of the author
     _, codes = train.target_encode("author", engagements.LABELS, kfold=1)
     coded = test.encode_target(codes, drop_cat=False).to_pandas()
     for label in engagements.LABELS:

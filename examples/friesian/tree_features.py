@@ -25,7 +25,7 @@ def prepare(options):
     table = FeatureTable.from_pandas(frame).repartition(options.cores).fillna("none", "media")
     begin = options.rows * 6 // 7
     train, test = (table.filter(f"id {side} {begin}").cache() for side in ("<", ">="))
-    # a code is made of earlier rows alone, in the training rows too
+    # encodings use only earlier rows, also in the training rows
     train, codes = train.target_encode_by_time(CODED, "like", "timestamp", folds=20, smooth=10)
     train, counts = train.count_encode(CODED)
     test, _ = test.encode_target(codes, drop_cat=False).count_encode(CODED, counts=counts)

@@ -42,7 +42,7 @@ def main(argv=None):
         one = time.perf_counter() - started
 
     with InferenceOptimizer.to_multi_instance(model, num_processes=options.processes) as several:
-        several(batches[: options.processes])  # each process has run the model once
+        several(batches[: options.processes])  # warm up each process
         started = time.perf_counter()
         outputs = several(batches)
         many = time.perf_counter() - started

@@ -79,11 +79,11 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--accelerator", choices=["openvino", "onnxruntime"], default="openvino")
-    parser.add_argument("--size", type=int, default=64, help="of a hidden state")
+    parser.add_argument("--size", type=int, default=64, help="size of a hidden state")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--sentences", type=int, default=2000)
-    parser.add_argument("--drop", type=float, default=0.005, help="of the accuracy at most")
+    parser.add_argument("--drop", type=float, default=0.005, help="maximum loss of accuracy")
     options = parser.parse_args(argv)
 
     train, test = sentences(options.sentences, 0), sentences(1000, 1)

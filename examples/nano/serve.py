@@ -44,7 +44,7 @@ def handler_for(model):
             try:
                 given = decoded(self.rfile.read(int(self.headers["Content-Length"])))
                 status, answer = 200, encoded(model(given))
-            except Exception as error:  # a wrong request is no reason to stop
+            except Exception as error:  # an invalid request must not stop the server
                 status, answer = 400, f"{type(error).__name__}: {error}".encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
@@ -96,9 +96,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", help="of the model; a temporary one by default")
-    parser.add_argument("--port", type=int, default=0, help="0 is any free one")
-    parser.add_argument("--serve", action="store_true", help="only serve what is in the folder")
+    parser.add_argument("--folder", help="folder of the model; temporary by default")
+    parser.add_argument("--port", type=int, default=0, help="0 for a free port")
+    parser.add_argument("--serve", action="store_true", help="only serve the model in the folder")
     parser.add_argument("--epochs", type=int, default=60)
     options = parser.parse_args(argv)
     if options.serve:

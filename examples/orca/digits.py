@@ -85,7 +85,7 @@ def main():
         other.load(path)
         again = other.predict(test, batch_size=256, feature_cols=["image"])
         same = predicted.select("id", "prediction").exceptAll(again.select("id", "prediction"))
-        assert same.count() == 0, "the loaded model predicts otherwise"
+        assert same.count() == 0, "the loaded model predicts differently"
 
     stop_orca_context()
     assert abs(right - accuracy) < 1e-6, (right, accuracy)

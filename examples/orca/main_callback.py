@@ -79,7 +79,7 @@ def main(argv=None):
     est = Estimator.from_torch(
         model=Autoencoder,
         optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=2e-3),
-        loss=nn.MSELoss(),  # what the step computes itself comes before it
+        loss=nn.MSELoss(),  # operations of the stage come before it
         config={"numbers": 8, "weight": 0.05},
         workers_per_node=options.workers,
     )

@@ -61,7 +61,7 @@ class Classifier(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.cities = nn.Embedding(config["cities"] + 1, 4)  # 0: a city that was not seen
+        self.cities = nn.Embedding(config["cities"] + 1, 4)  # 0: an unseen city
         self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
 
     def forward(self, numbers, city):

@@ -98,9 +98,9 @@ def main(argv=None):
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--size", type=int, default=64, help="images are made squares of it")
+    parser.add_argument("--size", type=int, default=64, help="image size in pixels")
     parser.add_argument("--channels", type=int, default=16)
-    parser.add_argument("--limit", type=int, help="images of a class; default all")
+    parser.add_argument("--limit", type=int, help="images per class; default: all")
     options = parser.parse_args(argv)
 
     init_orca_context("local", cores=options.cores)

@@ -108,11 +108,11 @@ def main(argv: list[str] | None = None) -> dict:
     table = trial_table(study)
     epochs = sum(len(trial.intermediate_values) for trial in study.trials)
     print(table.sort_values("val_acc", ascending=False).head().to_string())
-    print(f"Pruning left {epochs} of {len(table) * options.epochs} epochs")
+    print(f"Epochs after pruning: {epochs} of {len(table) * options.epochs} epochs")
 
     trainer.fit(model)
     accuracy = trainer.validate(model, verbose=False)[0]["val_acc"]
-    print(f"The best model, trained once more: {accuracy:.3f}")
+    print(f"best model, trained again: {accuracy:.3f}")
     return {"table": table, "epochs": epochs, "best": study.best_value, "accuracy": accuracy}
 
 

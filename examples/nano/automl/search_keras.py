@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> dict:
     study = model.search_summary()
     history = model.fit(x, y, validation_split=0.25, verbose=0)
     accuracy = history.history["val_accuracy"][-1]
-    print(f"The best model, trained once more: {accuracy:.3f}")
+    print(f"best model, trained again: {accuracy:.3f}")
     return {"parameters": study.best_params, "best": study.best_value, "accuracy": accuracy}
 
 

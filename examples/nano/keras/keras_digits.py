@@ -47,7 +47,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--drop", type=float, default=0.01, help="of the accuracy, relative")
+    parser.add_argument(
+        "--drop", type=float, default=0.01, help="maximum relative loss of accuracy"
+    )
     parser.add_argument("--methods", nargs="*", help="methods to try; all by default")
     parser.add_argument("--output", type=Path, help="directory for the model")
     args = parser.parse_args(argv)

@@ -121,9 +121,11 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
     parser.add_argument("--weights", type=Path, help="state dict of ResNet18")
     parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="bf16")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--images", type=int, help="how many to train with; all by default")
-    parser.add_argument("--drawn", type=int, default=240, help="images without --data-dir")
-    parser.add_argument("--size", type=int, default=64, help="of an image, in pixels")
+    parser.add_argument("--images", type=int, help="number of training images; all by default")
+    parser.add_argument(
+        "--drawn", type=int, default=240, help="number of generated images without --data-dir"
+    )
+    parser.add_argument("--size", type=int, default=64, help="image size in pixels")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args(argv)
     torch.manual_seed(0)
@@ -139,7 +141,7 @@ def main(argv: list[str] | None = None) -> dict[str, object]:
         train = some_of(train, options.images)
         test = some_of(test, options.images)
         model = Classifier(trunk.freeze(), len(classes))
-        model.lr = 1e-2  # a single layer bears more
+        model.lr = 1e-2  # a single layer tolerates a higher rate
         prefix = FrozenPrefixCallback(precision=options.precision)
         trainer = Trainer(
             num_processes=options.processes, max_epochs=options.epochs, callbacks=[prefix], **QUIET

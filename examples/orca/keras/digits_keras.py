@@ -48,7 +48,7 @@ def model_creator(config):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
+    parser.add_argument("--cluster_mode", default="local", help="cluster_mode of init_orca_context")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=5e-3)
     options = parser.parse_args(argv)

@@ -134,7 +134,7 @@ def main(argv=None):
         begun = estimator(config, options, folder)
         begun.fit(train, epochs=max(1, options.epochs - 1), **fit)
 
-        # another program goes on where this one would have been killed
+        # another program resumes after this one is killed
         est = estimator(config, options, folder)
         stats = est.fit(train, epochs=options.epochs, resume="auto", **fit)
         figures = est.evaluate(train, batch_size=16384, **columns)
@@ -153,15 +153,15 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", help="folder of MovieLens' u.data")
     parser.add_argument("--input", choices=["dataframe", "xshards"], default="dataframe")
-    parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
-    parser.add_argument("--backend", default="spark", help="of the Estimator")
+    parser.add_argument("--cluster_mode", default="local", help="cluster_mode of init_orca_context")
+    parser.add_argument("--backend", default="spark", help="backend of the Estimator")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--workers_per_node", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--factors", type=int, default=8)
-    parser.add_argument("--negatives", type=int, default=4, help="per item that a user has rated")
+    parser.add_argument("--negatives", type=int, default=4, help="negatives per rated item")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="folder for checkpoints and the model")
     return parser.parse_args(argv)

@@ -120,12 +120,14 @@ def main(argv=None):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", help="folder of images and masks")
-    parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
-    parser.add_argument("--backend", default="spark", help="of the Estimator")
+    parser.add_argument("--cluster_mode", default="local", help="cluster_mode of init_orca_context")
+    parser.add_argument("--backend", default="spark", help="backend of the Estimator")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--workers_per_node", type=int, default=2)
-    parser.add_argument("--images", type=int, default=160, help="how many to make up")
-    parser.add_argument("--size", type=int, default=32, help="pixels, a multiple of 4")
+    parser.add_argument("--images", type=int, default=160, help="number of generated images")
+    parser.add_argument(
+        "--size", type=int, default=32, help="image size in pixels, a multiple of 4"
+    )
     parser.add_argument("--widths", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=16)

@@ -130,7 +130,7 @@ def test_rows(per_user, candidates, seed):
 def _numbers(count):
     from pyspark.sql import functions as F
 
-    # of nothing for users who have seen all
+    # empty for users who have seen all films
     return F.when(F.size("unseen") > 0, F.sequence(F.lit(1), F.lit(count))).otherwise(F.array())
 
 
@@ -176,7 +176,7 @@ class Histories:
         self._is_last[first + counts - 1] = True
         self._width = items + 1
 
-        # item r + p of a user is the r-th that she has not seen, where p of those seen are before
+        # item r + p is the r-th unseen item, if p seen items precede it
         place = np.searchsorted(self.users, self._user)
         seen = np.unique(place * self._width + self._item)
         owner = seen // self._width
@@ -274,8 +274,8 @@ def parse(argv, description):
     """Parse the options of the three programs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data-dir", required=True, help="folder of MovieLens' u.data")
-    parser.add_argument("--cluster_mode", default="local", help="of init_orca_context")
-    parser.add_argument("--backend", default="spark", help="of the Estimator")
+    parser.add_argument("--cluster_mode", default="local", help="cluster_mode of init_orca_context")
+    parser.add_argument("--backend", default="spark", help="backend of the Estimator")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--memory", default="2g")
     parser.add_argument("--workers_per_node", type=int, default=2)
@@ -283,12 +283,15 @@ def parse(argv, description):
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--factors", type=int, default=8)
-    parser.add_argument("--fused", action="store_true", help="one kernel for a step of Adam")
-    parser.add_argument("--negatives", type=int, default=4, help="per item that a user has chosen")
+    parser.add_argument("--fused", action="store_true", help="use the fused implementation of Adam")
+    parser.add_argument("--negatives", type=int, default=4, help="negatives per chosen item")
     parser.add_argument(
-        "--candidates", type=int, default=99, help="to rank the held-out item among"
+        "--candidates",
+        type=int,
+        default=99,
+        help="number of candidates to rank with the held-out item",
     )
-    parser.add_argument("--users", type=int, help="take the users with ids up to this one only")
+    parser.add_argument("--users", type=int, help="use only users with ids up to this one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="folder for the weights, the checkpoint and predictions")
     return parser.parse_args(argv)

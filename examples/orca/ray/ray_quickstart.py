@@ -33,8 +33,8 @@ def made_up(rows, seed=0):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--address", help="of a Ray cluster, e.g. 10.0.0.1:6379")
-    parser.add_argument("--cores", type=int, default=2, help="of a Ray that is started")
+    parser.add_argument("--address", help="address of a Ray cluster, e.g. 10.0.0.1:6379")
+    parser.add_argument("--cores", type=int, default=2, help="cores of a new Ray")
     parser.add_argument("--workers-per-node", type=int, default=2)
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=5)
