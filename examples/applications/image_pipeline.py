@@ -33,9 +33,9 @@ BITS = 64
 RETURNS = "box array<int>, score float, feature array<float>, code binary"
 
 
-def block(given, width, kernel, **options):
+def block(channels, width, kernel, **options):
     """Return a normalized convolution, which the runtimes fuse into one operation."""
-    return nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
+    return nn.Conv2d(channels, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
 
 
 class Detector(nn.Module):
@@ -220,12 +220,12 @@ def described(table, models, **options):
 # -- accuracy -------------------------------------------------------------------------------------
 
 
-def overlaps(found, truth):
+def overlaps(boxes, truth):
     """Return the intersection over union of boxes, in fractions of the picture."""
-    low = np.maximum(found[:, :2], truth[:, :2])
-    high = np.minimum(found[:, 2:], truth[:, 2:])
+    low = np.maximum(boxes[:, :2], truth[:, :2])
+    high = np.minimum(boxes[:, 2:], truth[:, 2:])
     both = np.clip(high - low, 0, None).prod(1)
-    areas = sum((b[:, 2:] - b[:, :2]).prod(1) for b in (found, truth))
+    areas = sum((b[:, 2:] - b[:, :2]).prod(1) for b in (boxes, truth))
     return both / (areas - both)
 
 
@@ -280,15 +280,15 @@ def main(argv=None):
         rows = result.toPandas()
     sides = np.array([WIDTH, HEIGHT, WIDTH, HEIGHT])
     iou = overlaps(np.stack(rows["box"]) / sides, np.stack(rows["truth"]))
-    figures = {
+    metrics = {
         "ids": sorted(rows["id"]),
         "iou": float(iou.mean()),
         "found": float((iou > 0.5).mean()),
         "again": found_again(rows["code"], rows["animal"].to_numpy()),
     }
-    print(f"boxes: IoU {figures['iou']:.3f}, {100 * figures['found']:.1f} % above 0.5")
-    print(f"nearest code of the same animal: {100 * figures['again']:.1f} %")
-    return figures
+    print(f"boxes: IoU {metrics['iou']:.3f}, {100 * metrics['found']:.1f} % above 0.5")
+    print(f"nearest code of the same animal: {100 * metrics['again']:.1f} %")
+    return metrics
 
 
 if __name__ == "__main__":

@@ -38,14 +38,14 @@ def event(seed):
     wind = speed * np.array([np.cos(angle), np.sin(angle)])
     count = int(rng.integers(4, 8))
     middle = SIZE / 2 - wind * STEPS / 2
-    places = middle + rng.uniform(-SIZE / 2, SIZE / 2, (count, 2))
+    centers = middle + rng.uniform(-SIZE / 2, SIZE / 2, (count, 2))
     widths, births = rng.uniform(2.5, 5, count), rng.uniform(-8, STEPS - 8, count)
     lives, peaks = rng.uniform(14, 26, count), rng.uniform(0.6, 1.0, count)
     scans = np.zeros((STEPS, SIZE, SIZE), np.float32)
     for step in range(STEPS):
         age = np.clip((step - births) / lives, 0, 1)
         strength = peaks * np.sin(np.pi * age)
-        for (left, top), width, power in zip(places + wind * step, widths, strength, strict=True):
+        for (left, top), width, power in zip(centers + wind * step, widths, strength, strict=True):
             scans[step] += power * np.exp(-((x - left) ** 2 + (y - top) ** 2) / (2 * width**2))
     return np.clip(scans + rng.normal(0, 0.01, scans.shape), 0, 1).astype(np.float32)
 
@@ -60,8 +60,8 @@ def events_frame(spark, first, count):
             for number in batch.column(0).to_pylist():
                 rows = event(number).reshape(STEPS, -1)
                 columns = [[number] * STEPS, list(range(STEPS)), list(rows)]
-                kinds = [pa.int64(), pa.int32(), pa.list_(pa.float32())]
-                arrays = [pa.array(c, k) for c, k in zip(columns, kinds, strict=True)]
+                types = [pa.int64(), pa.int32(), pa.list_(pa.float32())]
+                arrays = [pa.array(c, k) for c, k in zip(columns, types, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, ["event", "step", "scan"])
 
     return spark.range(first, first + count).mapInArrow(
@@ -96,10 +96,10 @@ def windows_of(frame, stride=2):
 class ConvLSTMCell(nn.Module):
     """LSTM cell with 2D states and convolutional gates."""
 
-    def __init__(self, given, hidden):
+    def __init__(self, channels, hidden):
         super().__init__()
         self.hidden = hidden
-        self.gates = nn.Conv2d(given + hidden, 4 * hidden, 3, padding=1)
+        self.gates = nn.Conv2d(channels + hidden, 4 * hidden, 3, padding=1)
 
     def forward(self, x, state):
         h, c = state
@@ -187,7 +187,7 @@ def draw(path, past, truth, forecasts):
     from matplotlib import pyplot
 
     rows = {"truth": truth, **forecasts}
-    figure, axes = pyplot.subplots(len(rows), AHEAD + 1, figsize=(9, 1.4 * len(rows)))
+    chart, axes = pyplot.subplots(len(rows), AHEAD + 1, figsize=(9, 1.4 * len(rows)))
     for line, (name, scans) in zip(axes, rows.items(), strict=True):
         for axis, scan in zip(line, [past[-1], *scans], strict=True):
             axis.imshow(scan, vmin=0, vmax=1, cmap="viridis")
@@ -196,9 +196,9 @@ def draw(path, past, truth, forecasts):
         line[0].set_ylabel(name)
     for step, axis in enumerate(axes[0]):
         axis.set_title("now" if step == 0 else f"+{step}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
+    chart.tight_layout()
+    chart.savefig(path, dpi=80)
+    pyplot.close(chart)
 
 
 def main(argv=None):
@@ -244,16 +244,16 @@ def main(argv=None):
         "optical flow": optical_flow(past),
         "persistence": persistence(past),
     }
-    found = {}
+    scores = {}
     for threshold in THRESHOLDS:
         for name, forecast in forecasts.items():
-            found[name, threshold] = csi(forecast, truth, threshold)
-            line = " ".join(f"{value:.3f}" for value in found[name, threshold])
+            scores[name, threshold] = csi(forecast, truth, threshold)
+            line = " ".join(f"{value:.3f}" for value in scores[name, threshold])
             print(f"CSI at {threshold}, +1 to +{AHEAD}: {line}  {name}")
     if options.picture:
         some = int(truth[:, -1].sum((1, 2)).argmax())
         draw(options.picture, past[some], truth[some], {n: f[some] for n, f in forecasts.items()})
-    return found
+    return scores
 
 
 if __name__ == "__main__":

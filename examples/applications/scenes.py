@@ -64,9 +64,9 @@ def scene(rng, animal, height, width):
     left, top = int(rng.integers(0, width - wide)), int(rng.integers(0, height - tall))
     y, x = np.mgrid[-1 : 1 : tall * 1j, -1 : 1 : wide * 1j]
     share = np.clip((1 - x**2 - y**2) * 8, 0, 1)[..., None]
-    place = image[top : top + tall, left : left + wide]
+    region = image[top : top + tall, left : left + wide]
     pasted = cv2.resize(animal, (wide, tall), interpolation=cv2.INTER_AREA)
-    place[...] = (share * pasted + (1 - share) * place).astype(np.uint8)
+    region[...] = (share * pasted + (1 - share) * region).astype(np.uint8)
     sides = np.array([width, height, width, height])
     return image, np.array([left, top, left + wide, top + tall]) / sides
 

@@ -207,7 +207,7 @@ def compare(train, last, items, options):
     began = time.perf_counter()
     model = TransformerCross(items)
     model = trained(model, train, nn.CrossEntropyLoss(), options, 0.002, "ray")
-    figures = {"seconds of training on Ray": time.perf_counter() - began}
+    metrics = {"seconds of training on Ray": time.perf_counter() - began}
     counts = np.bincount(train.to_list("item"), minlength=items)
     towers = towers_of(int(last["user"].max()) + 1, items)
     towers = trained(towers, train, InBatchSoftmax(TEMPERATURE, counts), options, 0.005, "spark")
@@ -219,10 +219,10 @@ def compare(train, last, items, options):
     popular = TEMPERATURE * np.log(np.maximum(counts, 1))
     users = np.column_stack([users, np.ones(len(users))]).astype(np.float32)
     vectors = np.column_stack([vectors, popular]).astype(np.float32)
-    figures["ndcg@10 of the transformers"] = ndcg(scores.copy(), last)
-    figures["ndcg@10 of two towers"] = ndcg(users @ vectors.T, last)
-    figures["ndcg@10 of what is popular"] = ndcg(np.tile(1.0 * counts, (len(last), 1)), last)
-    return model, users, vectors, scores, figures
+    metrics["ndcg@10 of the transformers"] = ndcg(scores.copy(), last)
+    metrics["ndcg@10 of two towers"] = ndcg(users @ vectors.T, last)
+    metrics["ndcg@10 of what is popular"] = ndcg(np.tile(1.0 * counts, (len(last), 1)), last)
+    return model, users, vectors, scores, metrics
 
 
 # -- serving ---------------------------------------------------------------------------------------
@@ -275,14 +275,14 @@ def main(argv=None):
     pairs = zip(last["seen"], last["item"], strict=True)
     last["seen"] = [sorted(seen - {item}) for seen, item in pairs]
     items = 1 + max(max(seen, default=0) for seen in [*last["seen"], last["item"]])
-    model, users, vectors, scores, figures = compare(train, last, items, options)
+    model, users, vectors, scores, metrics = compare(train, last, items, options)
     with tempfile.TemporaryDirectory() as folder:
-        answers, figures["ms of a request"] = serve(model, users, vectors, last, folder)
+        answers, metrics["ms of a request"] = serve(model, users, vectors, last, folder)
     hits = [item in answers[user] for user, item in zip(last["user"], last["item"], strict=True)]
-    figures["hr@10 of what is served"] = float(np.mean(hits))
-    for name, value in figures.items():
+    metrics["hr@10 of what is served"] = float(np.mean(hits))
+    for name, value in metrics.items():
         print(f"{name}: {value:.3f}")
-    return {**figures, "answers": answers, "scores": scores, "last": last}
+    return {**metrics, "answers": answers, "scores": scores, "last": last}
 
 
 if __name__ == "__main__":

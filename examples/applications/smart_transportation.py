@@ -54,9 +54,9 @@ QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAt
 # -- networks --------------------------------------------------------------------------------------
 
 
-def block(given, width, kernel, **options):
+def block(channels, width, kernel, **options):
     """Return a normalized convolution, which the runtimes fuse into one operation."""
-    layers = nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
+    layers = nn.Conv2d(channels, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
     return nn.Sequential(*layers)
 
 
@@ -165,8 +165,8 @@ def loss_at(output, weight, centre, spread, others):
 
 def reading_loss(output, wanted):
     """Return the cross-entropy of the glyphs plus the error of the position."""
-    glyphs, places = wanted[:, :LENGTH].long(), wanted[:, LENGTH:]
-    off = nn.functional.smooth_l1_loss(output[:, len(GLYPHS) :].mean(2), places, beta=0.02)
+    glyphs, positions = wanted[:, :LENGTH].long(), wanted[:, LENGTH:]
+    off = nn.functional.smooth_l1_loss(output[:, len(GLYPHS) :].mean(2), positions, beta=0.02)
     return nn.functional.cross_entropy(output[:, : len(GLYPHS)], glyphs) + 10 * off
 
 
@@ -198,9 +198,9 @@ def plates_to_train(count, seed):
     rng = np.random.default_rng(seed)
     images = np.empty((count, *PLATE, 3), np.uint8)
     texts = rng.integers(0, len(GLYPHS), (count, LENGTH))
-    places = rng.normal(0, [0.06, 0.2, 0.08], (count, 3))
+    offsets = rng.normal(0, [0.06, 0.2, 0.08], (count, 3))
     first_look = np.arange(count) % 3 == 0
-    places[~first_look] *= 0.2
+    offsets[~first_look] *= 0.2
     for i, text in enumerate(texts):
         plate = traffic.draw_plate("".join(GLYPHS[glyph] for glyph in text))
         wide = int(rng.integers(LEGIBLE, 70))
@@ -218,12 +218,12 @@ def plates_to_train(count, seed):
         image = np.clip(image, 0, 255).astype(np.uint8)
         coded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
         image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
-        size = np.array([wide, tall]) / np.exp(places[i, 2])
-        middle = np.array([x + wide / 2, y + tall / 2]) - places[i, :2] * size
+        size = np.array([wide, tall]) / np.exp(offsets[i, 2])
+        middle = np.array([x + wide / 2, y + tall / 2]) - offsets[i, :2] * size
         box = [*(middle - size / 2), *(middle + size / 2)]
         images[i] = closer(cut_out(image, box), np.zeros(3))
     texts[first_look] = -100  # ignored by cross-entropy
-    return images, np.concatenate([texts, places], 1).astype(np.float32)
+    return images, np.concatenate([texts, offsets], 1).astype(np.float32)
 
 
 def trained(model, loss, x, y, epochs, batch_size, workers, lr=6e-3, **config):
@@ -330,11 +330,11 @@ def cut_out(picture, box):
     return _resized(picture, CUT_OUT, middle, size * AROUND[::-1])
 
 
-def closer(cut_out, place):
+def closer(cut_out, position):
     """Return a plate in the input size of the reader from its position in a crop."""
     unit = np.array(CUT_OUT[::-1]) / AROUND[::-1]
-    middle = np.array(CUT_OUT[::-1]) / 2 + place[:2] * unit
-    return _resized(cut_out, PLATE, middle, np.exp(place[2]) * unit * CLOSE[::-1])
+    middle = np.array(CUT_OUT[::-1]) / 2 + position[:2] * unit
+    return _resized(cut_out, PLATE, middle, np.exp(position[2]) * unit * CLOSE[::-1])
 
 
 def _resized(picture, shape, middle, size):
@@ -366,8 +366,8 @@ def read(cut_outs, reader):
     if not cut_outs:
         return [], []
     first = reader(np.stack([closer(each, np.zeros(3)) for each in cut_outs]))
-    places = first[:, len(GLYPHS) :].mean(2)
-    looks = [closer(*each) for each in zip(cut_outs, places, strict=True)]
+    positions = first[:, len(GLYPHS) :].mean(2)
+    looks = [closer(*each) for each in zip(cut_outs, positions, strict=True)]
     scores = reader(np.stack(looks))[:, : len(GLYPHS)]
     chances = np.exp(scores - scores.max(1, keepdims=True))
     chances = chances.max(1) / chances.sum(1)
@@ -384,18 +384,18 @@ def small(pictures):
 def look(batch, models):
     """Return boxes, plate readings and their probabilities for each frame of a batch."""
     pictures = batch["picture"]
-    found = vehicles_in(models["detector"].predict(small(pictures)))
-    legible = [is_legible(plates) for _, plates in found]
+    detections = vehicles_in(models["detector"].predict(small(pictures)))
+    legible = [is_legible(plates) for _, plates in detections]
     cut_outs = [
         cut_out(picture, plate)
-        for picture, (_, plates), good in zip(pictures, found, legible, strict=True)
+        for picture, (_, plates), good in zip(pictures, detections, legible, strict=True)
         for plate in plates[good]
     ]
     texts, chances = read(cut_outs, models["reader"].predict)
     pairs = iter(zip(texts, chances, strict=True))
     each = [[next(pairs) if known else (None, None) for known in row] for row in legible]
     return {
-        "boxes": [boxes.tolist() for boxes, _ in found],
+        "boxes": [boxes.tolist() for boxes, _ in detections],
         "readings": [[text for text, _ in row] for row in each],
         "chances": [[chance for _, chance in row] for row in each],
     }
@@ -435,9 +435,9 @@ def follow(key, parts, state):
     yield pd.DataFrame(rows, columns=["camera", "track", "frame", "box", "reading", "chances"])
 
 
-def tracked(found):
+def tracked(detections):
     """Return a stream of tracks, one row per frame, from the stream of :func:`seen`."""
-    return found.groupBy("camera").applyInPandasWithState(
+    return detections.groupBy("camera").applyInPandasWithState(
         follow, TRACKS, "tracker binary", "append", "NoTimeout"
     )
 
@@ -666,12 +666,12 @@ def main(argv=None):
         tracks, summaries = tracks.toPandas(), summaries.toPandas()
     truth = pd.concat(truths, ignore_index=True)
     plates = [vehicle.plate for vehicle in scene.vehicles]
-    figures = figures_of(truth, plates, tracks, summaries, pairs)
+    metrics = figures_of(truth, plates, tracks, summaries, pairs)
     if options.picture:
         draw(options.picture, scene, tracks, summaries, pairs)
-    for name, value in figures.items():
+    for name, value in metrics.items():
         print(f"{name:10s} {value:.4g}")
-    return figures
+    return metrics
 
 
 if __name__ == "__main__":

@@ -117,10 +117,10 @@ class Classifier(nn.Module):
 
     def __init__(self, config=None):
         super().__init__()
-        layers, given = [], 1
+        layers, channels = [], 1
         for width in (16, 32, 64):
-            layers += [nn.Conv2d(given, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-            given = width
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            channels = width
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.3))
         self.head = nn.Linear(64 * (FRAMES // 8) * (BANDS // 8), 10)
 

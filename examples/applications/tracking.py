@@ -88,13 +88,13 @@ class Tracker:
         values = range(len(boxes)) if values is None else values
         boxes = np.reshape(np.asarray(boxes, float), (-1, 4))
         self._predict()
-        tracks, found = self._pairs(boxes)
-        self._correct(tracks, boxes[found])
+        tracks, matched = self._pairs(boxes)
+        self._correct(tracks, boxes[matched])
         self.missed += 1
         self.missed[tracks], self.seen[tracks] = 0, self.seen[tracks] + 1
-        new = np.setdiff1d(np.arange(len(boxes)), found)
+        new = np.setdiff1d(np.arange(len(boxes)), matched)
         results = []
-        pairs = [*zip(self.numbers[tracks], self.seen[tracks], found, strict=True)]
+        pairs = [*zip(self.numbers[tracks], self.seen[tracks], matched, strict=True)]
         pairs += [(self.next_track + i, 1, box) for i, box in enumerate(new)]
         for number, seen, box in pairs:
             entry = (int(number), frame, values[box])
@@ -125,9 +125,9 @@ class Tracker:
         worth = (
             alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
         )
-        tracks, found = linear_sum_assignment(np.where(alike > 0, worth, -1.0), True)
-        good = alike[tracks, found] > 0
-        return tracks[good], found[good]
+        tracks, matched = linear_sum_assignment(np.where(alike > 0, worth, -1.0), True)
+        good = alike[tracks, matched] > 0
+        return tracks[good], matched[good]
 
     def _correct(self, tracks, boxes):
         covariance = self.covariance[tracks]
@@ -185,11 +185,11 @@ def matches(truth, tracks, least=0.5):
         What need not be found is left out, and so are boxes of which at least half lies on it.
     """
     rows, last = [], {}
-    found, known = (dict(iter(each.groupby(["camera", "frame"]))) for each in (tracks, truth))
+    tracked, known = (dict(iter(each.groupby(["camera", "frame"]))) for each in (tracks, truth))
     nothing = pd.DataFrame({"vehicle": [], "box": [], "counts": [], "track": []})
-    for camera, frame in sorted(known.keys() | found.keys()):
+    for camera, frame in sorted(known.keys() | tracked.keys()):
         real = known.get((camera, frame), nothing)
-        made = found.get((camera, frame), nothing)
+        made = tracked.get((camera, frame), nothing)
         vehicles, numbers = real["vehicle"].to_numpy(int), made["track"].to_numpy(int)
         needed = real["counts"].to_numpy(bool)
         boxes = [np.reshape(each["box"].tolist(), (-1, 4)) for each in (real, made)]
@@ -260,6 +260,6 @@ def owners(matched):
     return {(int(camera), int(track)): int(vehicle) for camera, track, vehicle in counts.index}
 
 
-def f1(found, true):
+def f1(predicted, true):
     """Return the harmonic mean of precision and recall of a set of pairs."""
-    return 2 * len(found & true) / max(1, len(found) + len(true))
+    return 2 * len(predicted & true) / max(1, len(predicted) + len(true))

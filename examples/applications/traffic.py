@@ -136,8 +136,8 @@ def draw_plate(text):
     cv2.rectangle(image, (0, 0), (107, 31), (40, 40, 60), 1)
     for i, glyph in enumerate(text):
         (wide, _), _ = cv2.getTextSize(glyph, cv2.FONT_HERSHEY_SIMPLEX, 0.8, 2)
-        place = (6 + 16 * i + (16 - wide) // 2, 25)
-        cv2.putText(image, glyph, place, cv2.FONT_HERSHEY_SIMPLEX, 0.8, (20, 20, 30), 2)
+        corner = (6 + 16 * i + (16 - wide) // 2, 25)
+        cv2.putText(image, glyph, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.8, (20, 20, 30), 2)
     return image
 
 
@@ -192,11 +192,11 @@ class Scene:
 
     def _vehicle(self, rng, first):
         *sizes, common = zip(*KINDS.values(), strict=True)
-        kind = rng.choice(len(KINDS), p=common)
+        type_index = rng.choice(len(KINDS), p=common)
         plate = "".join(rng.choice(list(GLYPHS), LENGTH))
         if self.vehicles and rng.random() < 0.05:  # a plate that differs from another by a glyph
-            other, place = self.vehicles[rng.integers(len(self.vehicles))].plate, rng.integers(6)
-            plate = other[:place] + plate[place] + other[place + 1 :]
+            other, position = self.vehicles[rng.integers(len(self.vehicles))].plate, rng.integers(6)
+            plate = other[:position] + plate[position] + other[position + 1 :]
         if plate in {each.plate for each in self.vehicles}:
             return self._vehicle(rng, first)
         leaves = rng.random(len(self.cameras)) < 0.15
@@ -204,7 +204,7 @@ class Scene:
         vehicle = Vehicle(
             number=len(self.vehicles),
             plate=plate,
-            size=tuple(each[kind] * rng.uniform(0.92, 1.08) for each in sizes),
+            size=tuple(each[type_index] * rng.uniform(0.92, 1.08) for each in sizes),
             colour=rng.integers(40, 230, 3),
             pace=rng.uniform(0.88, 1.12),
             first=first,
@@ -255,10 +255,10 @@ class Scene:
         here.sort(key=lambda pair: -pair[0])
         image, owner = view.background.copy(), np.zeros((HEIGHT, WIDTH), np.uint8)
         rows = []
-        for place, (distance, passage) in enumerate(here, 1):
+        for label, (distance, passage) in enumerate(here, 1):
             sway = 0.15 * np.sin(0.12 * distance + passage.vehicle.number)
             x = passage.lane + sway
-            rows.append(_draw(view, image, owner, place, passage.vehicle, x, distance))
+            rows.append(_draw(view, image, owner, label, passage.vehicle, x, distance))
         view.draw_sign(image)
         left, top, right, bottom = view.sign
         owner[top : bottom + 1, left : right + 1] = 0
@@ -269,7 +269,7 @@ class Scene:
         image = cv2.add(image, self._grain[y : y + HEIGHT, x : x + WIDTH], dtype=cv2.CV_8U)
         near = np.array([distance <= COUNTS for distance, _ in here], bool)
         shown = seen[1:] / np.array([row[2] for row in rows])
-        plates = [_share(owner, place, row[1]) for place, row in enumerate(rows, 1)]
+        plates = [_share(owner, label, row[1]) for label, row in enumerate(rows, 1)]
         in_frame = np.array([row[1][3] <= HEIGHT for row in rows], bool)
         truth = pd.DataFrame(
             {
@@ -309,7 +309,7 @@ class Scene:
                 yield chunk, pd.concat(truths, ignore_index=True)
 
 
-def _draw(view, image, owner, place, vehicle, x, distance):
+def _draw(view, image, owner, label, vehicle, x, distance):
     """Draw a vehicle; return its box, the box of its plate, and its area in pixels."""
     wide, tall, long = vehicle.size
     sides, levels = (x - wide / 2, x + wide / 2), (tall, 0.2)
@@ -340,16 +340,16 @@ def _draw(view, image, owner, place, vehicle, x, distance):
         0.5 - PLATE[0] / wide / 2, 0.95 - PLATE[1] / tall, 0.5 + PLATE[0] / wide / 2, 0.95
     )
     _paste(image, vehicle.image, x0, y0, x1, y1)
-    cv2.fillConvexPoly(owner, np.rint(np.clip(hull, -4000, 4000)).astype(np.int32), place)
+    cv2.fillConvexPoly(owner, np.rint(np.clip(hull, -4000, 4000)).astype(np.int32), label)
     low, high = hull.min(0), hull.max(0)
     box = np.clip([*low, *high], 0, [WIDTH, HEIGHT] * 2)
     return box, np.array([x0, y0, x1, y1]), max(1.0, cv2.contourArea(hull))
 
 
-def _share(owner, place, box):
+def _share(owner, label, box):
     left, top, right, bottom = np.rint(box).astype(int)
     part = owner[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
-    return (part == place).sum() / max(1, (right - left) * (bottom - top))
+    return (part == label).sum() / max(1, (right - left) * (bottom - top))
 
 
 def _paste(image, plate, x0, y0, x1, y1):

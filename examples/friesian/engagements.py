@@ -44,7 +44,7 @@ def prepare(options):
     return *ready, chance
 
 
-def figures(predicted, tasks, chance):
+def metrics_of(predicted, tasks, chance):
     """Return the AUC of each task, and that of an ideal model.
 
     Parameters
@@ -54,11 +54,11 @@ def figures(predicted, tasks, chance):
         Its columns of predictions, in the order of `LABELS`.
     chance : ndarray of shape (rows, 2)
     """
-    found = predicted.select("id", *LABELS, *tasks).toPandas()
+    frame = predicted.select("id", *LABELS, *tasks).toPandas()
     by_name = {}
     for i, (label, task) in enumerate(zip(LABELS, tasks, strict=True)):
         # a model with a 2D output returns vectors of one number
-        score = [getattr(each, "values", [each])[0] for each in found[task]]
-        by_name[f"{label} auc"] = float(synthetic.auc(found[label], score))
-        by_name[f"ideal {label} auc"] = float(synthetic.auc(found[label], chance[found["id"], i]))
+        score = [getattr(each, "values", [each])[0] for each in frame[task]]
+        by_name[f"{label} auc"] = float(synthetic.auc(frame[label], score))
+        by_name[f"ideal {label} auc"] = float(synthetic.auc(frame[label], chance[frame["id"], i]))
     return by_name

@@ -103,24 +103,24 @@ def opinions(options):
     return table.filter("part <= 0.8").cache(), table.filter("part > 0.8").cache(), value
 
 
-def ndcgs(found, value, baseline):
+def ndcgs(predicted, value, baseline):
     """Return NDCG@10 of predictions, of a baseline and of an ideal model.
 
     Parameters
     ----------
-    found : pandas.DataFrame
+    predicted : pandas.DataFrame
         ``user``, ``item``, ``rating``, ``prediction``.
     value : ndarray or None
         See :func:`opinions`.
     baseline : str
         A column of scores.
     """
-    of = found["user"], found["rating"]
-    figures = {"ndcg@10": synthetic.ndcg(*of, found["prediction"])}
-    figures["ndcg@10 of mean ratings"] = synthetic.ndcg(*of, found[baseline])
+    of = predicted["user"], predicted["rating"]
+    metrics = {"ndcg@10": synthetic.ndcg(*of, predicted["prediction"])}
+    metrics["ndcg@10 of mean ratings"] = synthetic.ndcg(*of, predicted[baseline])
     if value is not None:
-        figures["ideal ndcg@10"] = synthetic.ndcg(*of, value[found["user"], found["item"]])
-    return figures
+        metrics["ideal ndcg@10"] = synthetic.ndcg(*of, value[predicted["user"], predicted["item"]])
+    return metrics
 
 
 def read(data_dir):
@@ -172,30 +172,30 @@ def scored(test, user_vectors, item_vectors, counts, temperature):
     return test.assign(prediction=score / temperature + popular)
 
 
-def hit_rates(found, chance):
+def hit_rates(predicted, chance):
     """Return HR@10 of predictions and of an ideal model.
 
     Parameters
     ----------
-    found : pyspark.sql.DataFrame or pandas.DataFrame
+    predicted : pyspark.sql.DataFrame or pandas.DataFrame
         ``user``, ``item``, ``label``, ``prediction``.
     chance : ndarray or None
     """
-    if not isinstance(found, pd.DataFrame):
-        found = found.select("user", "item", "label", "prediction").toPandas()
+    if not isinstance(predicted, pd.DataFrame):
+        predicted = predicted.select("user", "item", "label", "prediction").toPandas()
     # a model with a 2D output returns vectors of one number
-    score = [getattr(each, "values", [each])[0] for each in found["prediction"]]
-    figures = {"hr@10": synthetic.hit_rate(found["user"], found["label"], score)}
+    score = [getattr(each, "values", [each])[0] for each in predicted["prediction"]]
+    metrics = {"hr@10": synthetic.hit_rate(predicted["user"], predicted["label"], score)}
     if chance is not None:
-        ideal = chance[found["user"], found["item"]]
-        figures["ideal hr@10"] = synthetic.hit_rate(found["user"], found["label"], ideal)
-    return figures
+        ideal = chance[predicted["user"], predicted["item"]]
+        metrics["ideal hr@10"] = synthetic.hit_rate(predicted["user"], predicted["label"], ideal)
+    return metrics
 
 
 def as_matrix(predicted, name):
     """Return predicted vectors as a matrix indexed by the ids of a column."""
-    found = predicted.select(name, "prediction").toPandas()
-    vectors = np.stack([each.toArray() for each in found["prediction"]])
-    matrix = np.zeros((found[name].max() + 1, vectors.shape[1]), np.float32)
-    matrix[found[name]] = vectors
+    frame = predicted.select(name, "prediction").toPandas()
+    vectors = np.stack([each.toArray() for each in frame["prediction"]])
+    matrix = np.zeros((frame[name].max() + 1, vectors.shape[1]), np.float32)
+    matrix[frame[name]] = vectors
     return matrix

@@ -70,12 +70,12 @@ def share_of_best(predicted, label, best=0.1):
     best : float
         The share of the rows that are taken.
     """
-    found = predicted.select(label, "prediction").toPandas()
-    return float(found.nlargest(int(len(found) * best), "prediction")[label].mean())
+    frame = predicted.select(label, "prediction").toPandas()
+    return float(frame.nlargest(int(len(frame) * best), "prediction")[label].mean())
 
 
-def report(figures):
+def report(metrics):
     """Print metrics and return them."""
-    for name, value in figures.items():
+    for name, value in metrics.items():
         print(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}")
-    return figures
+    return metrics

@@ -52,8 +52,8 @@ def main(argv=None):
     if options.library == "lightgbm":  # the rows of a user are contiguous
         groups = {"group": train.groupby("user").size()}
     trees.fit(train[inputs], train["rating"], **groups)
-    found = test.assign(prediction=trees.predict(test[inputs]))
-    return programs.report(films.ndcgs(found, value, "item_te_rating"))
+    predicted = test.assign(prediction=trees.predict(test[inputs]))
+    return programs.report(films.ndcgs(predicted, value, "item_te_rating"))
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def vectors_of_items(predicted, counts):
 
     Training took that off for frequent films, but it is a part of what is chosen.
     """
-    found = predicted.select("item", "prediction").toPandas()
-    vectors = np.stack([each.toArray() for each in found["prediction"]])
-    popular = TEMPERATURE * np.log(np.maximum(counts[found["item"]], 1))
-    return found["item"].to_numpy(), np.column_stack([vectors, popular]).astype(np.float32)
+    frame = predicted.select("item", "prediction").toPandas()
+    vectors = np.stack([each.toArray() for each in frame["prediction"]])
+    popular = TEMPERATURE * np.log(np.maximum(counts[frame["item"]], 1))
+    return frame["item"].to_numpy(), np.column_stack([vectors, popular]).astype(np.float32)
 
 
 def search_in(vectors):
@@ -82,10 +82,10 @@ def recall(users, numbers, vectors):
         for frame in frames:
             queries = np.column_stack([np.stack(frame["vector"]), np.ones(len(frame))])
             k = min(CANDIDATES + int(frame["seen"].str.len().max()), len(numbers))
-            found = numbers[search(queries.astype(np.float32), k)]
+            nearest = numbers[search(queries.astype(np.float32), k)]
             fresh = [
                 row[~np.isin(row, seen)][:CANDIDATES]
-                for row, seen in zip(found, frame["seen"], strict=True)
+                for row, seen in zip(nearest, frame["seen"], strict=True)
             ]
             yield pd.DataFrame({"user": frame["user"], "candidates": fresh})
 
@@ -118,26 +118,26 @@ def main(argv=None):
     seen = train.group_by("user", {"item": "collect_set"}).rename({"collect_set(item)": "seen"})
     last = test.filter("label = 1").select("user", "item")
     queries = FeatureTable(embed(towers.user, users)).join(seen, on="user")
-    found = recall(queries.df, numbers, vectors).cache()
+    recalled = recall(queries.df, numbers, vectors).cache()
     if options.output:
-        found.write_parquet(os.path.join(options.output, "candidates"))
+        recalled.write_parquet(os.path.join(options.output, "candidates"))
 
     # the most popular films that the user has not seen
-    found = found.join(last, on="user").join(seen, on="user").to_pandas()
+    recalled = recalled.join(last, on="user").join(seen, on="user").to_pandas()
     popular = np.argsort(-counts)
-    popular = [popular[~np.isin(popular, each)][:CANDIDATES] for each in found["seen"]]
-    figures = {
-        f"recall@{CANDIDATES}": share_found(found["candidates"], found["item"]),
-        f"recall@{CANDIDATES} of popular films": share_found(popular, found["item"]),
+    popular = [popular[~np.isin(popular, each)][:CANDIDATES] for each in recalled["seen"]]
+    metrics = {
+        f"recall@{CANDIDATES}": share_found(recalled["candidates"], recalled["item"]),
+        f"recall@{CANDIDATES} of popular films": share_found(popular, recalled["item"]),
     }
     if chance is not None:
-        ideal = np.argsort(-chance[found["user"]])
+        ideal = np.argsort(-chance[recalled["user"]])
         ideal = [
             row[~np.isin(row, each)][:CANDIDATES]
-            for row, each in zip(ideal, found["seen"], strict=True)
+            for row, each in zip(ideal, recalled["seen"], strict=True)
         ]
-        figures[f"ideal recall@{CANDIDATES}"] = share_found(ideal, found["item"])
-    return programs.report(figures)
+        metrics[f"ideal recall@{CANDIDATES}"] = share_found(ideal, recalled["item"])
+    return programs.report(metrics)
 
 
 if __name__ == "__main__":

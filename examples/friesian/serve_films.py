@@ -72,9 +72,9 @@ def trained(model, table, label, loss, options, epochs):
 def embedded(tower, table, name):
     """Return the vectors of a tower as a frame of ids and vectors."""
     est = Estimator.from_torch(model=tower)
-    found = est.predict(table.df, feature_cols=tower.feature_cols, batch_size=1024)
-    found = found.select(name, "prediction").toPandas()
-    return found.assign(prediction=[each.toArray() for each in found["prediction"]])
+    predicted = est.predict(table.df, feature_cols=tower.feature_cols, batch_size=1024)
+    predicted = predicted.select(name, "prediction").toPandas()
+    return predicted.assign(prediction=[each.toArray() for each in predicted["prediction"]])
 
 
 def prepare(options):
@@ -152,9 +152,11 @@ def ask(recommend, users):
     answers, times = {}, []
     for part in np.array_split(users, REQUESTS):
         begin = time.perf_counter()
-        found = recommend(part.tolist(), BEST)
+        recommendations = recommend(part.tolist(), BEST)
         times.append(1000 * (time.perf_counter() - begin))
-        answers |= {each.user_id: each.item_ids for each in found if each.source == "ranked"}
+        answers |= {
+            each.user_id: each.item_ids for each in recommendations if each.source == "ranked"
+        }
     return answers, times
 
 
@@ -164,7 +166,7 @@ def main(argv=None):
     programs.start(options)
     users, items, pipeline, ranker, popular, last = prepare(options)
     wanted = offline(users, items, pipeline, ranker)
-    figures = {"hr@10 offline": hit_rate(wanted, last)}
+    metrics = {"hr@10 offline": hit_rate(wanted, last)}
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.output or scratch
@@ -178,8 +180,8 @@ def main(argv=None):
         numbers = users["user"].to_numpy()
         with Recommender(store, recall, model, **how) as recommender:
             here, times = ask(recommender.recommend, numbers)
-            figures["hr@10 in one process"] = hit_rate(here, last)
-            figures["ms of a request in one process"] = float(np.median(times))
+            metrics["hr@10 in one process"] = hit_rate(here, last)
+            metrics["ms of a request in one process"] = float(np.median(times))
         with (
             GrpcServer([FeatureService(store)]) as features_at,
             GrpcServer([RankingService(model)]) as ranking_at,
@@ -192,15 +194,15 @@ def main(argv=None):
             RecommenderClient(f"127.0.0.1:{server.port}") as client,
         ):
             remote, times = ask(client.recommend, numbers)
-            figures["hr@10 by four services"] = hit_rate(remote, last)
-            figures["ms of a request by four services"] = float(np.median(times))
-    figures["users with the same answer"] = sum(
+            metrics["hr@10 by four services"] = hit_rate(remote, last)
+            metrics["ms of a request by four services"] = float(np.median(times))
+    metrics["users with the same answer"] = sum(
         np.array_equal(here[user], each) and np.array_equal(remote[user], each)
         for user, each in wanted.items()
     )
-    figures["users"] = len(users)
-    figures["requests"] = 2 * REQUESTS
-    return programs.report(figures)
+    metrics["users"] = len(users)
+    metrics["requests"] = 2 * REQUESTS
+    return programs.report(metrics)
 
 
 if __name__ == "__main__":

@@ -203,8 +203,8 @@ def ndcg(user, label, score, best=10):
     frame = frame.sample(frac=1, random_state=0)
 
     def gains(by):
-        place = frame.groupby("user")[by].rank(ascending=False, method="first")
-        gain = (frame["gain"] / np.log2(place + 1)).where(place <= best, 0.0)
+        rank = frame.groupby("user")[by].rank(ascending=False, method="first")
+        gain = (frame["gain"] / np.log2(rank + 1)).where(rank <= best, 0.0)
         return gain.groupby(frame["user"]).sum()
 
     return float((gains("score") / gains("gain")).mean())

@@ -32,11 +32,11 @@ def main(argv=None):
     )
     columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
     est.fit(train.df, epochs=options.epochs, label_cols="like", seed=options.seed, **columns)
-    found = est.evaluate(test.df, label_cols="like", **columns)
+    metrics = est.evaluate(test.df, label_cols="like", **columns)
     ideal = synthetic.auc(test.to_list("like"), chance[test.to_list("id"), 0])
     best = programs.share_of_best(est.predict(test.df, **columns), "like")
-    figures = {"auc": float(found["AUC"]), "ideal auc": float(ideal)}
-    return programs.report({**figures, "likes in the best tenth": best})
+    results = {"auc": float(metrics["AUC"]), "ideal auc": float(ideal)}
+    return programs.report({**results, "likes in the best tenth": best})
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def main(argv=None):
     )
     fit = {"batch_size": options.batch_size, "label_cols": "label"}
     est.fit(train.df, options.epochs, feature_cols=model.feature_cols, seed=options.seed, **fit)
-    found = est.evaluate(test.df, feature_cols=model.predict_cols, **fit)
+    metrics = est.evaluate(test.df, feature_cols=model.predict_cols, **fit)
     predicted = est.predict(test.df, feature_cols=model.predict_cols)
     best = programs.share_of_best(predicted, "label")
-    return programs.report({"auc": float(found["AUC"]), "purchases in the best tenth": best})
+    return programs.report({"auc": float(metrics["AUC"]), "purchases in the best tenth": best})
 
 
 if __name__ == "__main__":

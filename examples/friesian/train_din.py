@@ -123,13 +123,13 @@ def main(argv=None):
     )
     fit = {"batch_size": options.batch_size, "feature_cols": COLUMNS, "label_cols": "label"}
     est.fit(train.df, epochs=options.epochs, seed=options.seed, **fit)
-    found = est.evaluate(test.df, **fit)
+    metrics = est.evaluate(test.df, **fit)
 
     # popularity, which does not depend on the user
     _, counts = train.filter("label = 1").count_encode("item")
     counted = test.count_encode("item", counts=counts)[0].to_pandas()
     often = float(synthetic.auc(counted["label"], counted["item_count"]))
-    return programs.report({"auc": float(found["AUC"]), "auc of popularity": often})
+    return programs.report({"auc": float(metrics["AUC"]), "auc of popularity": often})
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ def clicks(argv, name):
     features = [*(crosses if name == "wide_and_deep" else []), *categories, *numbers]
     columns = {"feature_cols": features, "batch_size": options.batch_size}
     est.fit(train.df, epochs=options.epochs, label_cols=["label"], seed=options.seed, **columns)
-    found = est.evaluate(test.df, label_cols=["label"], **columns)
+    metrics = est.evaluate(test.df, label_cols=["label"], **columns)
     ideal = synthetic.auc(frame["label"][begin:], chance[begin:])
-    auc = next(value for name, value in found.items() if "auc" in name.lower())
+    auc = next(value for name, value in metrics.items() if "auc" in name.lower())
     return {"auc": float(auc), "ideal auc": float(ideal)}
 
 
@@ -93,8 +93,8 @@ def vectors_of_films(argv, name):
     vectors = []
     for side, table, names in (("user", users, films.USER), ("item", items, films.ITEM)):
         tower = Estimator.from_keras(model=est.get_model().get_layer(f"{side}_tower"))
-        found = tower.predict(table.df, feature_cols=names, batch_size=1024)
-        vectors.append(films.as_matrix(found, side))
+        predicted = tower.predict(table.df, feature_cols=names, batch_size=1024)
+        vectors.append(films.as_matrix(predicted, side))
     return films.hit_rates(films.scored(test, *vectors, counts, TEMPERATURE), chance)
 
 
@@ -120,7 +120,7 @@ def likes_and_retweets(argv, name):
     )
     columns = {"feature_cols": [*categories, *numbers], "batch_size": options.batch_size}
     est.fit(train.df, epochs=options.epochs, label_cols=labels, seed=options.seed, **columns)
-    return engagements.figures(est.predict(test.df, output_cols=tasks, **columns), tasks, chance)
+    return engagements.metrics_of(est.predict(test.df, output_cols=tasks, **columns), tasks, chance)
 
 
 def estimator(model_creator, loss, options, **more):

@@ -70,8 +70,8 @@ def listwise_loss(rating, score):
 
     rating = ops.cast(rating, score.dtype)
     padding = ops.where(rating > 0, 0.0, -1e9)
-    wanted, found = ops.softmax(rating + padding), ops.log_softmax(score + padding)
-    return -ops.sum(wanted * found, -1)
+    wanted, log_shares = ops.softmax(rating + padding), ops.log_softmax(score + padding)
+    return -ops.sum(wanted * log_shares, -1)
 
 
 def main(argv=None):
@@ -100,10 +100,10 @@ def main(argv=None):
     # predicts lists of one film
     for name in ("item", "mean"):
         test = test.merge_cols([name], name)
-    found = est.predict(test.df, **columns).toPandas()
+    predicted = est.predict(test.df, **columns).toPandas()
     for name in ("item", "mean", "prediction"):
-        found[name] = [each[0] for each in found[name]]
-    return programs.report(films.ndcgs(found, value, "mean"))
+        predicted[name] = [each[0] for each in predicted[name]]
+    return programs.report(films.ndcgs(predicted, value, "mean"))
 
 
 if __name__ == "__main__":

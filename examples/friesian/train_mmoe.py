@@ -34,8 +34,8 @@ def main(argv=None):
     )
 
     # every task has a separate column
-    found = est.predict(test.df, **columns)
-    return programs.report(engagements.figures(found, tasks, chance))
+    predicted = est.predict(test.df, **columns)
+    return programs.report(engagements.metrics_of(predicted, tasks, chance))
 
 
 if __name__ == "__main__":

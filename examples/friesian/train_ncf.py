@@ -28,8 +28,8 @@ def main(argv=None):
     )
     columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
     est.fit(train.df, epochs=options.epochs, label_cols="label", seed=options.seed, **columns)
-    found = est.predict(test.df, **columns)
-    return programs.report(films.hit_rates(found, chance))
+    predicted = est.predict(test.df, **columns)
+    return programs.report(films.hit_rates(predicted, chance))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Extraction(nn.Module):
     The mixture of a task has its own experts and the shared ones; that of what is shared has all.
     """
 
-    def __init__(self, width, out, tasks, own, shared):
+    def __init__(self, width, out, tasks, task_experts, shared):
         super().__init__()
 
         def experts(count):
@@ -31,23 +31,23 @@ class Extraction(nn.Module):
                 nn.Sequential(nn.Linear(width, out), nn.ReLU()) for _ in range(count)
             )
 
-        self.own = nn.ModuleList(experts(own) for _ in range(tasks))
+        self.own = nn.ModuleList(experts(task_experts) for _ in range(tasks))
         self.shared = experts(shared)
-        self.gates = nn.ModuleList(nn.Linear(width, own + shared) for _ in range(tasks))
-        self.gate_of_all = nn.Linear(width, tasks * own + shared)
+        self.gates = nn.ModuleList(nn.Linear(width, task_experts + shared) for _ in range(tasks))
+        self.gate_of_all = nn.Linear(width, tasks * task_experts + shared)
 
     def forward(self, inputs, common):
         """Return the new task states and the new shared state from those of the previous layer."""
         shared = [expert(common) for expert in self.shared]
-        own = [
+        task_outputs = [
             [expert(state) for expert in experts]
             for experts, state in zip(self.own, inputs, strict=True)
         ]
         mixed = [
             mixture(gate(state), experts + shared)
-            for gate, state, experts in zip(self.gates, inputs, own, strict=True)
+            for gate, state, experts in zip(self.gates, inputs, task_outputs, strict=True)
         ]
-        everyone = [each for opinions in own for each in opinions] + shared
+        everyone = [each for opinions in task_outputs for each in opinions] + shared
         return mixed, mixture(self.gate_of_all(common), everyone)
 
 
@@ -59,7 +59,9 @@ def mixture(logits, experts):
 class PLE(nn.Module):
     """Multi-task model that returns a dict of probabilities for numeric and categorical columns."""
 
-    def __init__(self, schema, categories, numbers, tasks, dim=8, layers=(64, 32), own=2, shared=2):
+    def __init__(
+        self, schema, categories, numbers, tasks, dim=8, layers=(64, 32), task_experts=2, shared=2
+    ):
         super().__init__()
         self.feature_cols, self.tasks = [*categories, *numbers], tasks
         self.tables = nn.ModuleList(
@@ -69,7 +71,7 @@ class PLE(nn.Module):
             nn.init.normal_(table.weight, std=0.05)
         widths = [len(categories) * dim + len(numbers), *layers]
         self.layers = nn.ModuleList(
-            Extraction(width, out, len(tasks), own, shared)
+            Extraction(width, out, len(tasks), task_experts, shared)
             for width, out in zip(widths, layers, strict=False)
         )
         self.towers = nn.ModuleList(
@@ -108,16 +110,16 @@ def main(argv=None):
     est.fit(
         train.df, epochs=options.epochs, label_cols=engagements.LABELS, seed=options.seed, **columns
     )
-    found = est.predict(test.df, **columns)
-    figures = engagements.figures(found, tasks, chance)
+    predicted = est.predict(test.df, **columns)
+    metrics = engagements.metrics_of(predicted, tasks, chance)
 
     # the mean of the author
     _, codes = train.target_encode("author", engagements.LABELS, kfold=1)
     coded = test.encode_target(codes, drop_cat=False).to_pandas()
     for label in engagements.LABELS:
         auc = synthetic.auc(coded[label], coded[f"author_te_{label}"])
-        figures[f"{label} auc of the author's mean"] = float(auc)
-    return programs.report(figures)
+        metrics[f"{label} auc of the author's mean"] = float(auc)
+    return programs.report(metrics)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def main(argv=None):
     model = trees.fit(assembler.transform(train.df))
     predicted = model.transform(assembler.transform(test.df))
     score = vector_to_array("probability")[1].alias("score")
-    found = predicted.select("like", "engaging_user_author_te_like", score).toPandas()
-    auc = synthetic.auc(found["like"], found["score"])
-    of_one = synthetic.auc(found["like"], found["engaging_user_author_te_like"])
+    frame = predicted.select("like", "engaging_user_author_te_like", score).toPandas()
+    auc = synthetic.auc(frame["like"], frame["score"])
+    of_one = synthetic.auc(frame["like"], frame["engaging_user_author_te_like"])
     return programs.report({"auc": float(auc), "auc of one code": float(of_one)})
 
 

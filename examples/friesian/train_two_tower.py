@@ -34,8 +34,8 @@ def main(argv=None):
 
     towers = est.get_model()
     vectors = (vectors_of(towers.user, users), vectors_of(towers.item, items))
-    found = films.scored(test, *vectors, counts, TEMPERATURE)
-    return programs.report(films.hit_rates(found, chance))
+    scored = films.scored(test, *vectors, counts, TEMPERATURE)
+    return programs.report(films.hit_rates(scored, chance))
 
 
 def vectors_of(tower, table):

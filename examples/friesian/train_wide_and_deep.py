@@ -58,11 +58,11 @@ def main(argv=None):
     )
     columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
     est.fit(train.df, epochs=options.epochs, label_cols="label", seed=options.seed, **columns)
-    found = est.evaluate(test.df, label_cols="label", **columns)
+    metrics = est.evaluate(test.df, label_cols="label", **columns)
     ideal = synthetic.auc(frame["label"][begin:], chance[begin:])
     best = programs.share_of_best(est.predict(test.df, **columns), "label")
-    figures = {"auc": float(found["AUC"]), "ideal auc": float(ideal)}
-    return programs.report({**figures, "clicks in the best tenth": best})
+    results = {"auc": float(metrics["AUC"]), "ideal auc": float(ideal)}
+    return programs.report({**results, "clicks in the best tenth": best})
 
 
 if __name__ == "__main__":

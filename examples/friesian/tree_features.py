@@ -43,16 +43,16 @@ def main(argv=None):
         train.write_parquet(os.path.join(folder, "train"))
         test.write_parquet(os.path.join(folder, "test"))
         written = FeatureTable.read_parquet(os.path.join(folder, "test"))
-        found = written.to_pandas()
-        figures = {
-            "features": found.shape[1] - 2,
+        frame = written.to_pandas()
+        metrics = {
+            "features": frame.shape[1] - 2,
             "auc of one code": float(
-                synthetic.auc(found["like"], found["engaging_user_author_te_like"])
+                synthetic.auc(frame["like"], frame["engaging_user_author_te_like"])
             ),
         }
         if importlib.util.find_spec("xgboost") is not None:
-            figures["auc"] = xgboost_auc(folder, options)
-    return programs.report(figures)
+            metrics["auc"] = xgboost_auc(folder, options)
+    return programs.report(metrics)
 
 
 def xgboost_auc(folder, options):

@@ -38,9 +38,9 @@ def generated(count, size, seed):
     generator = torch.Generator().manual_seed(seed)
     images = 0.3 * torch.randn(count, 3, size, size, generator=generator)
     labels = torch.randint(0, 2, (count,), generator=generator)
-    places = torch.randint(0, size - size // 4, (count,), generator=generator)
-    for image, label, place in zip(images, labels, places, strict=True):
-        bar = slice(place, place + size // 4)
+    starts = torch.randint(0, size - size // 4, (count,), generator=generator)
+    for image, label, start in zip(images, labels, starts, strict=True):
+        bar = slice(start, start + size // 4)
         image[(slice(None), bar) if label == 0 else (slice(None), slice(None), bar)] += 1
     return images, labels
 

@@ -75,17 +75,17 @@ def main(argv=None):
     )
 
     wanted = {"batch_size": 256, "feature_cols": ["image"]}
-    own = classes(est.predict(test, **wanted))
+    original = classes(est.predict(test, **wanted))
     fast = classes(est.predict(test, accelerate=options.accelerate, **wanted))
-    both = own.join(fast.select("id", F.col("class").alias("fast")), "id").toPandas()
-    found = {
+    both = original.join(fast.select("id", F.col("class").alias("fast")), "id").toPandas()
+    metrics = {
         "own": float((both["class"] == both["label"]).mean()),
         "accelerated": float((both["fast"] == both["label"]).mean()),
         "agreement": float((both["class"] == both["fast"]).mean()),
     }
-    print(f"accuracy {found['own']:.3f}, with {options.accelerate} {found['accelerated']:.3f}")
-    print(f"the same class on {100 * found['agreement']:.1f} % of the rows")
-    return found
+    print(f"accuracy {metrics['own']:.3f}, with {options.accelerate} {metrics['accelerated']:.3f}")
+    print(f"the same class on {100 * metrics['agreement']:.1f} % of the rows")
+    return metrics
 
 
 if __name__ == "__main__":

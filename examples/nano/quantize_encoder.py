@@ -33,8 +33,8 @@ class Encoder(nn.Module):
         self.classify = nn.Linear(size, 2)
 
     def forward(self, input_ids, attention_mask):
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        hidden = self.norm(self.words(input_ids) + self.places(places))
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        hidden = self.norm(self.words(input_ids) + self.places(positions))
         hidden = self.layers(hidden, src_key_padding_mask=attention_mask == 0)
         return {"logits": self.classify(hidden[:, 0]), "last_hidden_state": hidden}
 
@@ -103,12 +103,12 @@ def main(argv=None):
             **int8,
         ),
     }
-    found = {}
+    accuracies = {}
     for name, each in models.items():
         with InferenceOptimizer.get_context(each):
-            found[name] = accuracy(each, held_out)
-        print(f"{name}: accuracy {found[name]:.3f}")
-    return found
+            accuracies[name] = accuracy(each, held_out)
+        print(f"{name}: accuracy {accuracies[name]:.3f}")
+    return accuracies
 
 
 if __name__ == "__main__":

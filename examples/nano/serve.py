@@ -42,8 +42,8 @@ def handler_for(model):
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             try:
-                given = decoded(self.rfile.read(int(self.headers["Content-Length"])))
-                status, answer = 200, encoded(model(given))
+                images = decoded(self.rfile.read(int(self.headers["Content-Length"])))
+                status, answer = 200, encoded(model(images))
             except Exception as error:  # an invalid request must not stop the server
                 status, answer = 400, f"{type(error).__name__}: {error}".encode()
             self.send_response(status)

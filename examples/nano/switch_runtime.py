@@ -60,12 +60,12 @@ def main(argv=None):
     trainer = Trainer(logger=False, enable_checkpointing=False)
     model = trainer.quantize(model, calib_data=DataLoader(train, batch_size=32), onnx=True)
 
-    found = {}
+    outputs = {}
 
     def note(runtime):
         with torch.inference_mode():
             output = model(data)
-        found[runtime] = output
+        outputs[runtime] = output
         right = float((output.argmax(1) == labels).float().mean())
         print(f"{runtime}: accuracy {right:.3f}")
 
@@ -77,7 +77,7 @@ def main(argv=None):
     note("ONNX Runtime, fp32")
     model.exit_onnx()
     note("PyTorch again")
-    return {"outputs": found, "labels": labels}
+    return {"outputs": outputs, "labels": labels}
 
 
 if __name__ == "__main__":

@@ -94,14 +94,14 @@ def main(argv=None):
     init_orca_context("local", cores=options.cores)
     data = table()
     with tempfile.TemporaryDirectory() as folder:
-        found = {
+        accuracies = {
             "loader": with_loader(data, options.epochs),
             "dataframe": with_dataframe(data, options.epochs, folder),
             "xshards": with_xshards(data, options.epochs, folder),
         }
-    for name, accuracy in found.items():
+    for name, accuracy in accuracies.items():
         print(f"accuracy with {name} {accuracy:.3f}")
-    return found
+    return accuracies
 
 
 if __name__ == "__main__":

@@ -88,15 +88,15 @@ def main(argv=None):
     predicted = est.predict(shards, batch_size=256, callbacks=[Variational()]).collect()
     back = np.concatenate([shard["image"] for shard in predicted])
     code = np.concatenate([shard["code"] for shard in predicted])
-    found = {
+    errors = {
         "error": float(((back - images) ** 2).mean()),
         "spread": float(images.var(0).mean()),  # the error of the mean image
         "code": code,
         "stats": stats,
     }
     print(f"loss {stats[0]['train_loss']:.3f} to {stats[-1]['train_loss']:.3f}")
-    print(f"error of an image {found['error']:.4f}, of the mean image {found['spread']:.4f}")
-    return found
+    print(f"error of an image {errors['error']:.4f}, of the mean image {errors['spread']:.4f}")
+    return errors
 
 
 if __name__ == "__main__":

@@ -113,15 +113,15 @@ def main(argv=None):
 
     init_orca_context("local", cores=arguments.cores)
     frame = spirals(OrcaContext.get_spark_session(), arguments.rows)
-    found = {}
+    results = {}
     for name in arguments.runs:
         backend, options = RUNS[name]
-        found[name] = train(frame, backend, options, arguments)
-        losses = found[name]["losses"]
-        print(f"{name}: loss {losses[-1]:.4f}, {found[name]['seconds']:.1f} s")
-        for phase, seconds in found[name]["phases"].items():
+        results[name] = train(frame, backend, options, arguments)
+        losses = results[name]["losses"]
+        print(f"{name}: loss {losses[-1]:.4f}, {results[name]['seconds']:.1f} s")
+        for phase, seconds in results[name]["phases"].items():
             print(f"    {phase:<15}{1e3 * seconds:8.2f} ms")
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class Segmenter(nn.Module):
 def overlap(shard):
     """Return the sums of the intersection and the union of predicted and true masks."""
     true = shard["y"].reshape(len(shard["y"]), -1) > 0.5
-    found = np.asarray(shard["prediction"]).reshape(true.shape) > 0.5
-    return int((true & found).sum()), int((true | found).sum())
+    predicted = np.asarray(shard["prediction"]).reshape(true.shape) > 0.5
+    return int((true & predicted).sum()), int((true | predicted).sum())
 
 
 def main(argv=None):
@@ -102,10 +102,10 @@ def main(argv=None):
         stats = est.fit(shards, epochs=options.epochs, batch_size=16, seed=0)
         predicted = est.predict(shards, batch_size=16)
         both, either = np.sum(predicted.transform_shard(overlap).collect(), axis=0)
-    found = float(both / either)
+    iou = float(both / either)
     print(f"loss {stats[0]['train_loss']:.3f} to {stats[-1]['train_loss']:.3f}")
-    print(f"intersection over union {found:.3f}")
-    return {"iou": found, "stats": stats}
+    print(f"intersection over union {iou:.3f}")
+    return {"iou": iou, "stats": stats}
 
 
 if __name__ == "__main__":

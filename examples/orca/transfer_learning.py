@@ -44,17 +44,17 @@ def read(folder, size, limit):
     """Return XShards of ``{"x": images, "y": labels}``, one shard per partition."""
     paths = []
     for name in CLASSES:
-        found = sorted(os.listdir(os.path.join(folder, name)))
-        paths += [os.path.join(folder, name, file) for file in found[:limit]]
+        files = sorted(os.listdir(os.path.join(folder, name)))
+        paths += [os.path.join(folder, name, file) for file in files[:limit]]
     images = read_images(paths, label_func=label_of, backend="pillow")
     return images.transform_shard(as_array, size).stack_feature_labels()
 
 
 def backbone(channels):
-    steps, given = [], 3
+    steps, in_channels = [], 3
     for width in (channels, 2 * channels, 4 * channels):
-        steps += [nn.Conv2d(given, width, 3, stride=2, padding=1), nn.ReLU()]
-        given = width
+        steps += [nn.Conv2d(in_channels, width, 3, stride=2, padding=1), nn.ReLU()]
+        in_channels = width
     return nn.Sequential(*steps, nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
 

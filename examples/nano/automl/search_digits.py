@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> dict:
     table = trial_table(study)
     epochs = sum(len(trial.intermediate_values) for trial in study.trials)
     print(table.sort_values("val_acc", ascending=False).head().to_string())
-    print(f"Epochs after pruning: {epochs} of {len(table) * options.epochs} epochs")
+    print(f"Epochs after pruning: {epochs} of {len(table) * options.epochs}")
 
     trainer.fit(model)
     accuracy = trainer.validate(model, verbose=False)[0]["val_acc"]

@@ -80,13 +80,13 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     train(net, optimizer, DataLoader(train_rows, batch_size=32, shuffle=True), options.epochs)
-    found = {"decorated function": accuracy(net, test_rows)}
+    accuracies = {"decorated function": accuracy(net, test_rows)}
 
     net = Loop(num_processes=options.processes).train(train_rows, options.epochs)
-    found["TorchNano"] = accuracy(net, test_rows)
-    for name, figure in found.items():
-        print(f"{name}: accuracy {figure:.3f}")
-    return found
+    accuracies["TorchNano"] = accuracy(net, test_rows)
+    for name, value in accuracies.items():
+        print(f"{name}: accuracy {value:.3f}")
+    return accuracies
 
 
 if __name__ == "__main__":

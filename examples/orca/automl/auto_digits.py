@@ -87,8 +87,8 @@ def main(arguments=None):
     print("best configuration:", auto_est.get_best_config())
     _, images, _, labels = digits()
     with torch.no_grad():
-        found = auto_est.get_best_model()(torch.from_numpy(images)).argmax(1).numpy()
-    accuracy = float((found == labels).mean())
+        predicted = auto_est.get_best_model()(torch.from_numpy(images)).argmax(1).numpy()
+    accuracy = float((predicted == labels).mean())
     print(f"accuracy of the best model: {accuracy:.4f}")
     if options.chart:
         auto_est.plot_parallel_coordinates(options.chart)

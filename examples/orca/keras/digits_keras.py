@@ -60,14 +60,14 @@ def main(argv=None):
     stats = est.fit(train_creator, epochs=options.epochs, batch_size=64, seed=0)
     x, y = images_and_labels()
     test = XShards.partition({"x": x[TRAIN_ROWS:], "y": y[TRAIN_ROWS:]})
-    figures = est.evaluate(test)
+    metrics = est.evaluate(test)
     right = sum(
         int((shard["prediction"].argmax(1) == shard["y"]).sum())
         for shard in est.predict(test).collect()
     )
     accuracy = right / (len(y) - TRAIN_ROWS)
     print(f"loss {stats['loss'][-1]:.4f}, accuracy of the test rows {accuracy:.3f}")
-    return {"loss": stats["loss"], "accuracy": accuracy, **figures}
+    return {"loss": stats["loss"], "accuracy": accuracy, **metrics}
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def main(argv=None):
         # another program resumes after this one is killed
         est = estimator(config, options, folder)
         stats = est.fit(train, epochs=options.epochs, resume="auto", **fit)
-        figures = est.evaluate(train, batch_size=16384, **columns)
+        metrics = est.evaluate(train, batch_size=16384, **columns)
         est.save(os.path.join(folder, "ncf.keras"))
 
         loaded = Estimator.from_keras(backend=options.backend)
@@ -145,8 +145,8 @@ def main(argv=None):
         predicted = loaded.predict(train, batch_size=16384, feature_cols=FEATURES)
         rows = predicted.count() if options.input == "dataframe" else len(predicted)
     print(f"loss {stats['loss'][0]:.4f} ... {stats['loss'][-1]:.4f}, {rows} predictions")
-    print(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    return {"loss": stats["loss"], "rows": rows, **figures}
+    print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    return {"loss": stats["loss"], "rows": rows, **metrics}
 
 
 def parse(argv):

@@ -87,8 +87,8 @@ def model_creator(config):
 
 def overlap(shard):
     """Return the pixel counts of the intersection and the union of true and predicted masks."""
-    true, found = shard["y"] > 0.5, shard["prediction"] > 0.5
-    return int((true & found).sum()), int((true | found).sum())
+    true, predicted = shard["y"] > 0.5, shard["prediction"] > 0.5
+    return int((true & predicted).sum()), int((true | predicted).sum())
 
 
 def main(argv=None):
@@ -109,12 +109,12 @@ def main(argv=None):
             backend=options.backend,
         )
         stats = est.fit(train, epochs=options.epochs, batch_size=options.batch_size, seed=0)
-        figures = est.evaluate(test, batch_size=options.batch_size)
+        metrics = est.evaluate(test, batch_size=options.batch_size)
         predicted = est.predict(test, batch_size=options.batch_size)
         both, either = np.sum(predicted.transform_shard(overlap).collect(), axis=0)
     print(f"loss {stats['loss'][0]:.3f} ... {stats['loss'][-1]:.3f}")
-    print(", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
-    return {"loss": stats["loss"], "overlap": float(both / either), **figures}
+    print(", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+    return {"loss": stats["loss"], "overlap": float(both / either), **metrics}
 
 
 def parse(argv):

@@ -177,8 +177,8 @@ class Histories:
         self._width = items + 1
 
         # item r + p is the r-th unseen item, if p seen items precede it
-        place = np.searchsorted(self.users, self._user)
-        seen = np.unique(place * self._width + self._item)
+        row = np.searchsorted(self.users, self._user)
+        seen = np.unique(row * self._width + self._item)
         owner = seen // self._width
         self._begin = np.searchsorted(owner, np.arange(len(self.users) + 1))
         self._gaps = seen - (np.arange(len(seen)) - self._begin[owner])
@@ -195,15 +195,15 @@ class Histories:
         return self._with_drawn(user, item, np.full(len(item), -1), candidates, seed)
 
     def _with_drawn(self, user, item, key, count, seed):
-        place = np.searchsorted(self.users, user)
-        unseen = self._unseen[place]
+        row = np.searchsorted(self.users, user)
+        unseen = self._unseen[row]
         has_any = unseen > 0
         rows = np.empty((len(user), 1 + count), np.int64)
         rows[:, 0] = item
         for number in range(1, count + 1):
             drawn = hashed(seed, user, key, number) % np.maximum(unseen, 1)
-            gap = place * self._width + drawn
-            before = np.searchsorted(self._gaps, gap, side="right") - self._begin[place]
+            gap = row * self._width + drawn
+            before = np.searchsorted(self._gaps, gap, side="right") - self._begin[row]
             rows[:, number] = drawn + before
         keep = np.ones(rows.shape, bool)
         keep[:, 1:] = has_any[:, None]
@@ -228,16 +228,16 @@ _PRIMES = [
 def hashed(*columns):
     """Return Spark's ``xxhash64`` of int64 columns."""
     first, second, third, fourth, fifth = _PRIMES
-    found = np.uint64(42)
+    hashes = np.uint64(42)
     with np.errstate(over="ignore"):
         for column in columns:
             value = np.asarray(column, np.int64).astype(np.uint64)
-            found = (found + fifth + np.uint64(8)) ^ _rotated(value * second, 31) * first
-            found = _rotated(found, 27) * first + fourth
-            found = (found ^ (found >> np.uint64(33))) * second
-            found = (found ^ (found >> np.uint64(29))) * third
-            found = found ^ (found >> np.uint64(32))
-    return found.astype(np.int64)
+            hashes = (hashes + fifth + np.uint64(8)) ^ _rotated(value * second, 31) * first
+            hashes = _rotated(hashes, 27) * first + fourth
+            hashes = (hashes ^ (hashes >> np.uint64(33))) * second
+            hashes = (hashes ^ (hashes >> np.uint64(29))) * third
+            hashes = hashes ^ (hashes >> np.uint64(32))
+    return hashes.astype(np.int64)
 
 
 def _rotated(value, bits):
@@ -260,10 +260,12 @@ def hits(user, label, prediction, best=10):
     """Return for each user whether the held-out item is among the `best`."""
     order = np.argsort(user, kind="stable")
     user, label, score = user[order], label[order], prediction[order]
-    found, place = np.unique(user, return_inverse=True)
-    own = np.full(len(found), -np.inf)
-    own[place[label == 1]] = score[label == 1]
-    above = np.bincount(place, (label == 0) & (score >= own[place]), len(found))
+    users, user_index = np.unique(user, return_inverse=True)
+    held_out_score = np.full(len(users), -np.inf)
+    held_out_score[user_index[label == 1]] = score[label == 1]
+    above = np.bincount(
+        user_index, (label == 0) & (score >= held_out_score[user_index]), len(users)
+    )
     return above < best
 
 
@@ -308,16 +310,16 @@ def start(options):
     return init_orca_context(options.cluster_mode, cores=options.cores, memory=options.memory)
 
 
-def report(stats, found, hr):
+def report(stats, metrics, hr):
     """Print the results of the training and return them."""
-    figures = {
+    results = {
         "samples": stats[-1]["num_samples"],
         "first_loss": stats[0]["train_loss"],
         "last_loss": stats[-1]["train_loss"],
-        "accuracy": float(found["Accuracy"]),
-        "auc": float(found["AUC"]),
+        "accuracy": float(metrics["Accuracy"]),
+        "auc": float(metrics["AUC"]),
         "hr": hr,
     }
-    for name, value in figures.items():
+    for name, value in results.items():
         print(f"{name} {value:.4f}")
-    return figures
+    return results

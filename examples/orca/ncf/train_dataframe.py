@@ -50,12 +50,12 @@ def main(argv=None):
         stats += resumed.fit(train, epochs=1, **fit)
         resumed.save(os.path.join(folder, "ncf.pt"))
 
-        found = resumed.evaluate(test, batch_size=16384, **columns)
+        metrics = resumed.evaluate(test, batch_size=16384, **columns)
         predicted = resumed.predict(test, batch_size=16384, feature_cols=neumf.FEATURES)
         path = os.path.join(folder, "predictions.parquet")
         predicted.write.mode("overwrite").parquet(path)
         hr = neumf.hit_rate(OrcaContext.get_spark_session().read.parquet(path))
-    return neumf.report(stats, found, hr)
+    return neumf.report(stats, metrics, hr)
 
 
 if __name__ == "__main__":

@@ -70,14 +70,14 @@ def main(argv=None):
         stats += resumed.fit(train_loader_creator, epochs=1, **fit)
         resumed.save(os.path.join(folder, "ncf.pt"))
 
-        found = resumed.evaluate(test_loader_creator, batch_size=4096)
+        metrics = resumed.evaluate(test_loader_creator, batch_size=4096)
         user, item, label = histories({**config, "items": items}).test_rows(
             options.candidates, options.seed
         )
         predicted = resumed.predict(XShards.partition({"x": (user, item)}), batch_size=16384)
         scores = np.concatenate([shard["prediction"] for shard in predicted.collect()])
         hr = float(neumf.hits(user, label, scores).mean())
-    return neumf.report(stats, found, hr)
+    return neumf.report(stats, metrics, hr)
 
 
 if __name__ == "__main__":

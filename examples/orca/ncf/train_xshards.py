@@ -75,12 +75,12 @@ def main(argv=None):
         stats += resumed.fit(train, epochs=1, **fit)
         resumed.save(os.path.join(folder, "ncf.pt"))
 
-        found = resumed.evaluate(test, batch_size=16384, **columns)
+        metrics = resumed.evaluate(test, batch_size=16384, **columns)
         predicted = resumed.predict(test, batch_size=16384, feature_cols=neumf.FEATURES)
         if options.output:
             predicted.save_pickle(os.path.join(folder, "predictions"))
         hr = float(np.concatenate(predicted.transform_shard(hits_of).collect()).mean())
-    return neumf.report(stats, found, hr)
+    return neumf.report(stats, metrics, hr)
 
 
 if __name__ == "__main__":

@@ -106,18 +106,18 @@ def main(argv=None):
         init_orca_context(cores=arguments.workers, init_ray_on_spark=True)
         print("Ray on Spark:", OrcaContext.get_ray_context().address_info["address"])
     x, y = digits()
-    found = {}
+    accuracies = {}
     for name, train in WAYS.items():
         server = ParameterServer.remote(arguments.rate)
         workers = [
             Worker.remote(number, arguments.workers, arguments.batch_size)
             for number in range(arguments.workers)
         ]
-        found[name] = accuracy(x, y, train(server, workers, arguments.steps))
-        print(f"{name}: accuracy {found[name]:.3f}")
+        accuracies[name] = accuracy(x, y, train(server, workers, arguments.steps))
+        print(f"{name}: accuracy {accuracies[name]:.3f}")
         for actor in (server, *workers):
             ray.kill(actor)
-    return found
+    return accuracies
 
 
 if __name__ == "__main__":

@@ -59,14 +59,14 @@ def main(argv=None):
     print(f"arrays: loss {stats[0]['train_loss']:.4f} -> {stats[-1]['train_loss']:.4f}")
 
     shards = XShards.partition({"x": x, "y": y}, num_shards=4)
-    figures = est.evaluate(shards, batch_size=256)
-    print(f"XShards: loss {figures['val_loss']:.4f}, mean absolute error {figures['MAE']:.4f}")
+    metrics = est.evaluate(shards, batch_size=256)
+    print(f"XShards: loss {metrics['val_loss']:.4f}, mean absolute error {metrics['MAE']:.4f}")
 
     dataset = ray.data.from_pandas(pd.DataFrame({"point": list(x), "value": y}))
     predicted = est.predict(dataset, feature_cols="point").to_pandas()
     error = (predicted["prediction"] - predicted["value"]).abs().mean()
     print(f"Ray Dataset: columns {list(predicted.columns)}, mean absolute error {error:.4f}")
-    return {"losses": [s["train_loss"] for s in stats], "figures": figures, "error": error}
+    return {"losses": [s["train_loss"] for s in stats], "figures": metrics, "error": error}
 
 
 if __name__ == "__main__":
