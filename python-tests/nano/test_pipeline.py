@@ -109,7 +109,7 @@ def test_stages_work_at_the_same_time_on_cores_of_their_own():
 
 
 def test_too_few_cores_are_a_warning():
-    expected = "physical cores and .* may be used: workers share cores"
+    expected = "physical cores, but .* workers share cores"
     with (
         pytest.warns(UserWarning, match=expected) as warned,
         Pipeline([("a", abs, {"cores_per_worker": len(usable_cores()) + 1})]) as pipeline,

@@ -326,12 +326,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _labelled(structure: Structure, leaves: Iterator, path: str) -> Iterator[tuple[str, Any]]:
-    if structure.kind == "tensor":
+    if structure.node_type == "tensor":
         yield path, np.asarray(as_array(next(leaves)))
-    elif structure.kind == "constant":
+    elif structure.node_type == "constant":
         yield path, structure.value
     elif not structure.children:
-        yield path, structure.kind
+        yield path, structure.node_type
     for key, child in zip(structure.labels(), structure.children, strict=True):
         yield from _labelled(child, leaves, f"{path}.{key}" if path else str(key))
 

@@ -31,7 +31,7 @@ class Structure:
 
     Attributes
     ----------
-    kind : str
+    node_type : str
         ``"tensor"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"``, ``"namedtuple"``, or
         ``"dataclass"``.
     children : tuple of Structure
@@ -44,7 +44,7 @@ class Structure:
         Value of a constant.
     """
 
-    kind: str
+    node_type: str
     children: tuple[Structure, ...] = ()
     keys: tuple = ()
     cls: Any = None
@@ -59,17 +59,17 @@ class Structure:
             Tensors in the order of :func:`flatten`.
         """
         leaves = iter(leaves)
-        if self.kind == "tensor":
+        if self.node_type == "tensor":
             return next(leaves)
-        if self.kind == "constant":
+        if self.node_type == "constant":
             return self.value
         values = [child.rebuild(leaves) for child in self.children]
-        if self.kind in ("list", "tuple"):
-            return values if self.kind == "list" else tuple(values)
+        if self.node_type in ("list", "tuple"):
+            return values if self.node_type == "list" else tuple(values)
         fields = dict(zip(self.keys, values, strict=True))
         if not isinstance(self.cls, type):
             return fields
-        return self.cls(**fields) if self.kind != "dict" else _mapping(self.cls, fields)
+        return self.cls(**fields) if self.node_type != "dict" else _mapping(self.cls, fields)
 
     def take(self, value: Any, name: str, leaves: list) -> None:
         """Append the tensors of a value with this structure to `leaves`.
@@ -81,7 +81,7 @@ class Structure:
         UsageError
             If the value is nested differently, or one of its constants differs.
         """
-        if self.kind == "tensor":
+        if self.node_type == "tensor":
             if not is_tensor(value):
                 raise UsageError(
                     f"{name!r} was a tensor when the model was converted, but {value!r} was given; "
@@ -90,7 +90,7 @@ class Structure:
                     argument=name,
                 )
             leaves.append(value)
-        elif self.kind == "constant":
+        elif self.node_type == "constant":
             if is_tensor(value) or value != self.value:
                 raise UsageError(
                     f"{name!r} was fixed at {self.value!r} when the model was converted, but "
@@ -109,16 +109,16 @@ class Structure:
         return self.keys or range(len(self.children))
 
     def _parts(self, value, name) -> list:
-        if self.kind == "dict" and isinstance(value, Mapping):
+        if self.node_type == "dict" and isinstance(value, Mapping):
             if set(value) == set(self.keys):
                 return [value[key] for key in self.keys]
-        elif self.kind == "dataclass" and all(hasattr(value, key) for key in self.keys):
+        elif self.node_type == "dataclass" and all(hasattr(value, key) for key in self.keys):
             return [getattr(value, key) for key in self.keys]
         elif isinstance(value, (list, tuple)) and len(value) == len(self.children):
             return list(value)
         expected = ", ".join(map(str, self.keys)) or f"{len(self.children)} values"
         raise UsageError(
-            f"{name!r} was a {self.kind} of {expected} when the model was converted, but "
+            f"{name!r} was a {self.node_type} of {expected} when the model was converted, but "
             f"{_short(value)} was given; give it in the same form",
             code="model-input",
             argument=name,
@@ -126,7 +126,7 @@ class Structure:
 
     def paths(self, prefix: str) -> list[str]:
         """Return a name for each tensor, e.g. ``x``, ``batch.ids``, ``args.0``."""
-        if self.kind == "tensor":
+        if self.node_type == "tensor":
             return [prefix]
         return [
             name
@@ -136,7 +136,7 @@ class Structure:
 
     def constants(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """Yield the name and value of each constant."""
-        if self.kind == "constant":
+        if self.node_type == "constant":
             yield prefix, self.value
         for key, child in zip(self.labels(), self.children, strict=True):
             yield from child.constants(f"{prefix}.{key}" if prefix else str(key))
@@ -153,7 +153,7 @@ class Structure:
                 )
         cls = self.cls
         return {
-            "kind": self.kind,
+            "kind": self.node_type,
             "children": [child.to_json() for child in self.children],
             "keys": list(self.keys),
             "class": f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls,
@@ -167,7 +167,7 @@ class Structure:
         A container becomes a dict if the module of its class is not imported.
         """
         return cls(
-            kind=data["kind"],
+            node_type=data["kind"],
             children=tuple(map(cls.from_json, data["children"])),
             keys=tuple(data["keys"]),
             cls=_find_class(data["class"], data["kind"]) if data["class"] else None,
@@ -236,7 +236,7 @@ class CallSignature:
     @cached_property
     def _fast(self) -> int | None:
         """Number of arguments of calls that need no flattening; None if every call needs it."""
-        plain = [self.structures[name].kind == "tensor" for name in self.parameters]
+        plain = [self.structures[name].node_type == "tensor" for name in self.parameters]
         fixed = plain.index(False) if False in plain else len(plain)
         return fixed if fixed == len(self.names) and not self.keyword_only else None
 

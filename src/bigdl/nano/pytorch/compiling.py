@@ -1,4 +1,4 @@
-"""Decision whether TorchInductor compiles a model's layers, based on timed training steps."""
+"""Compilation of a model's layers during a fit, if timed training steps show that it pays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_GAIN = 1.05  # smallest speed-up for keeping compiled layers
 
 
 class InductorAutotuner:
-    """Compiles a model's layers with TorchInductor during a fit if that saves time.
+    """Autotuner that compiles a model's layers during a fit if that saves time.
 
     The first steps run without compilation. If 30 % of the remaining training time exceeds the
     compile time, the layers are compiled. If the compiled steps are not faster, the original code

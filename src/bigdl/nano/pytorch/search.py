@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class HPOSearcher(Searcher):
-    """Searches the hyper-parameters of models that a Trainer trains.
+    """Hyper-parameter search for models that a Trainer trains.
 
     Each trial trains a separate model with a separate trainer, which has the arguments of the
     Trainer and copies of its callbacks. Progress bars, summaries, Lightning's default logger and

@@ -372,10 +372,10 @@ def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends |
 
 def output_names(structure: Structure) -> list[str]:
     """Return names for the tensors of a result: dict keys, ``output``, or ``output_0``, …."""
-    if structure.kind == "tensor":
+    if structure.node_type == "tensor":
         return ["output"]
     paths = structure.paths("")
-    if structure.kind in ("list", "tuple"):
+    if structure.node_type in ("list", "tuple"):
         paths = [f"output_{path}" for path in paths]
     return [path.replace(".", "_") for path in paths]
 

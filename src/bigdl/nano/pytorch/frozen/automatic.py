@@ -116,7 +116,7 @@ def _largest_row(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class AutomaticPrefix:
-    """Finds the frozen layers of a model in its training steps and accelerates them.
+    """Acceleration of the frozen layers that are detected in a model's training steps.
 
     Parameters
     ----------

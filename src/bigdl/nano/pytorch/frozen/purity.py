@@ -1,4 +1,4 @@
-"""Analysis whether a module's forward is a pure function of its input, tensors and attributes.
+"""Purity analysis: whether ``forward`` depends only on its input, tensors and attributes.
 
 Layers of torch are known to be pure. For other modules the bytecode is analysed: ``forward`` and
 the functions that it calls must not set attributes or globals. They may use only torch, constants,

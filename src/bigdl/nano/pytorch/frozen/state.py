@@ -127,7 +127,7 @@ class ModulesState:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Parameters, buffers and other tensors."""
+        """Parameters, buffers and tensors in attributes of the modules."""
         return self._tensors
 
     def trains(self) -> bool:

@@ -346,8 +346,9 @@ def _exported(source: TorchSource, options: BuildOptions):
 def _scripted(source: TorchSource, options: BuildOptions):
     """Convert a scripted module; inputs and outputs must be flat tensors."""
     inputs, outputs = source.inputs, source.outputs
-    flat = outputs.kind == "tensor" or (
-        outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
+    flat = outputs.node_type == "tensor" or (
+        outputs.node_type == "tuple"
+        and all(child.node_type == "tensor" for child in outputs.children)
     )
     if inputs.names != inputs.parameters or not flat:
         raise UsageError("The module's inputs or outputs are nested", code="model-unsupported")

@@ -1,4 +1,4 @@
-"""InferenceOptimizer for PyTorch: applies acceleration methods to a model, or searches the best."""
+"""InferenceOptimizer for PyTorch: applies acceleration methods to a model, or finds the fastest."""
 
 import copy
 import dataclasses
@@ -266,7 +266,7 @@ class TorchData:
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
-    """Accelerates PyTorch models without changing them.
+    """Methods that accelerate PyTorch models, and a search for the fastest of them.
 
     ``trace`` and ``quantize`` apply the method with the given properties, ``build`` the method with
     a name, and ``optimize`` tries and measures many. The results have the original's signature;

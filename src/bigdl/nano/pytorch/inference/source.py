@@ -443,7 +443,7 @@ class TorchSource:
 
     @cached_property
     def arguments(self) -> tuple[tuple, dict]:
-        """``args, kwargs`` of the sample."""
+        """Positional and keyword arguments of the sample."""
         if self._sample is not None and not isinstance(self._sample, DataLoader):
             return sample_arguments(self.model, self._sample, self._example_kwargs)
         data = module_loader(self.model) if self._loader is None else self._loader
@@ -911,7 +911,7 @@ def _sizes(sample, axes) -> list[tuple[int, int]]:
 
 
 def _key(size: int, dimension: int) -> tuple[int, bool]:
-    """Return the key of a size: equal sizes are one size of the model; rows are separate."""
+    """Return the key under which equal sizes are counted as one; numbers of rows are separate."""
     return size, dimension == 0
 
 

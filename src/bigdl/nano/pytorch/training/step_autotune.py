@@ -89,7 +89,7 @@ def bf16_instructions(device: str = "cpu") -> str | None:
 
 
 class StepAutotuner:
-    """Selects the fastest configuration of training steps by measurement.
+    """Autotuner that selects the fastest configuration of training steps by measurement.
 
     Parameters
     ----------

@@ -130,8 +130,12 @@ class KerasCallInputs(nesting.CallSignature):
 
     def _conformed(self, structure: Structure, value: object) -> object:
         """A value in the form of a structure, where Keras would take it too."""
-        single = structure.kind == "tensor"
-        if isinstance(value, Mapping) and len(self.parameters) == 1 and structure.kind != "dict":
+        single = structure.node_type == "tensor"
+        if (
+            isinstance(value, Mapping)
+            and len(self.parameters) == 1
+            and structure.node_type != "dict"
+        ):
             if set(self.names) <= set(value):
                 listed = [value[name] for name in self.names]
                 return listed[0] if single else listed
@@ -139,8 +143,8 @@ class KerasCallInputs(nesting.CallSignature):
             one = len(value) == 1 and (is_tensor(value[0]) or isinstance(value[0], (list, tuple)))
             return value[0] if one and is_tensor(value[0]) else np.asarray(value)
         elif not single and len(structure.children) == 1 and is_tensor(value):
-            return [value] if structure.kind != "dict" else {structure.keys[0]: value}
-        elif structure.kind == "dict" and isinstance(value, (list, tuple)):
+            return [value] if structure.node_type != "dict" else {structure.keys[0]: value}
+        elif structure.node_type == "dict" and isinstance(value, (list, tuple)):
             return dict(zip(structure.keys, value, strict=False))
         return value
 
@@ -591,7 +595,7 @@ def _like(symbolic: object, spec: object) -> object:
     """Return specs in the nesting of a functional model's inputs."""
     leaves, structure = flatten(symbolic, _is_spec)
     if isinstance(spec, dict):
-        if structure.kind == "dict" and set(spec) == set(structure.keys):
+        if structure.node_type == "dict" and set(spec) == set(structure.keys):
             return {key: spec[key] for key in structure.keys}
         spec = list(spec.values())
     specs = list(spec) if isinstance(spec, (list, tuple)) else [spec]

@@ -219,7 +219,7 @@ class _Group(Transform):
 
 
 class Compose(_Group):
-    """Apply several transforms in sequence.
+    """Sequence of transforms.
 
     A conversion to a tensor and a following normalisation share one buffer.
 
@@ -242,7 +242,7 @@ class Compose(_Group):
 
 
 class Lambda(Transform, random=True):
-    """Apply a user's function to images.
+    """Transform that applies a user's function to images.
 
     Examples
     --------
@@ -267,7 +267,7 @@ class Lambda(Transform, random=True):
 
 
 class RandomApply(_Group, random=True):
-    """Apply all of the transforms with probability `p`, else none of them.
+    """Sequence of transforms that is applied with probability `p`.
 
     Examples
     --------
@@ -288,7 +288,7 @@ class RandomApply(_Group, random=True):
 
 
 class RandomOrder(_Group, random=True):
-    """Apply all of the transforms in a random order.
+    """Transforms in a random order.
 
     Examples
     --------
@@ -306,7 +306,9 @@ class RandomOrder(_Group, random=True):
 
 
 class RandomChoice(_Group, random=True):
-    """Apply one randomly chosen transform, with probabilities `p` if given.
+    """Random choice of one of several transforms.
+
+    The probabilities are `p`, or equal if `p` is None.
 
     Examples
     --------
@@ -335,7 +337,7 @@ class RandomChoice(_Group, random=True):
 
 
 class Resize(Transform, operation=F.resize):
-    """Resize images; see :func:`~.functional.resize` for the parameters.
+    """Resizing of images; see :func:`~.functional.resize` for the parameters.
 
     Examples
     --------
@@ -367,7 +369,7 @@ class _SizedTransform(Transform):
 
 
 class CenterCrop(_SizedTransform, operation=F.center_crop):
-    """Crop the center of images.
+    """Crop of the center of images.
 
     Examples
     --------
@@ -379,7 +381,7 @@ class CenterCrop(_SizedTransform, operation=F.center_crop):
 
 
 class FiveCrop(_SizedTransform, operation=F.five_crop):
-    """Crop the four corners and the center; return a tuple of five images.
+    """Crops of the four corners and the center: a tuple of five images.
 
     Examples
     --------
@@ -392,7 +394,7 @@ class FiveCrop(_SizedTransform, operation=F.five_crop):
 
 
 class TenCrop(_SizedTransform, operation=F.ten_crop):
-    """Apply :class:`FiveCrop` to an image and its mirror image.
+    """:class:`FiveCrop` of an image and of its mirror image: a tuple of ten images.
 
     Examples
     --------
@@ -407,7 +409,7 @@ class TenCrop(_SizedTransform, operation=F.ten_crop):
 
 
 class Pad(Transform, operation=F.pad):
-    """Pad images; see :func:`~.functional.pad` for the parameters.
+    """Padding of images; see :func:`~.functional.pad` for the parameters.
 
     Examples
     --------
@@ -425,7 +427,7 @@ class Pad(Transform, operation=F.pad):
 
 
 class RandomCrop(_SizedTransform, random=True):
-    """Crop a random part of images.
+    """Random crop of images.
 
     Parameters
     ----------
@@ -476,7 +478,7 @@ class RandomCrop(_SizedTransform, random=True):
 
 
 class RandomResizedCrop(_SizedTransform, random=True):
-    """Crop a random part of images and resize it (Szegedy et al. 2014).
+    """Random crop of images, resized to a fixed size (Szegedy et al. 2014).
 
     Parameters
     ----------
@@ -546,7 +548,7 @@ class _HalfProbability(_RandomTransform):
 
 
 class RandomHorizontalFlip(_HalfProbability, operation=F.hflip, scale_free=True):
-    """Mirror images horizontally with probability `p`.
+    """Horizontal flip of images with probability `p`.
 
     Examples
     --------
@@ -558,7 +560,7 @@ class RandomHorizontalFlip(_HalfProbability, operation=F.hflip, scale_free=True)
 
 
 class RandomVerticalFlip(_HalfProbability, operation=F.vflip, scale_free=True):
-    """Mirror images vertically with probability `p`.
+    """Vertical flip of images with probability `p`.
 
     Examples
     --------
@@ -570,7 +572,7 @@ class RandomVerticalFlip(_HalfProbability, operation=F.vflip, scale_free=True):
 
 
 class RandomInvert(_HalfProbability, operation=F.invert, scale_free=True):
-    """Invert images with probability `p`.
+    """Inversion of images with probability `p`.
 
     Examples
     --------
@@ -582,7 +584,7 @@ class RandomInvert(_HalfProbability, operation=F.invert, scale_free=True):
 
 
 class RandomAutocontrast(_HalfProbability, operation=F.autocontrast):
-    """Stretch each channel to the range from black to white with probability `p`.
+    """Stretching of each channel to the full range of values with probability `p`.
 
     Examples
     --------
@@ -594,7 +596,7 @@ class RandomAutocontrast(_HalfProbability, operation=F.autocontrast):
 
 
 class RandomEqualize(_HalfProbability, operation=F.equalize):
-    """Equalize the histogram of images with probability `p`.
+    """Histogram equalization of images with probability `p`.
 
     Examples
     --------
@@ -607,7 +609,7 @@ class RandomEqualize(_HalfProbability, operation=F.equalize):
 
 
 class RandomPosterize(_RandomTransform, operation=F.posterize):
-    """Keep the first `bits` bits of each byte with probability `p`.
+    """Reduction of each byte to its first `bits` bits with probability `p`.
 
     Examples
     --------
@@ -622,7 +624,7 @@ class RandomPosterize(_RandomTransform, operation=F.posterize):
 
 
 class RandomSolarize(_RandomTransform, operation=F.solarize):
-    """Invert values of at least `threshold` with probability `p`.
+    """Inversion of values of at least `threshold` with probability `p`.
 
     Examples
     --------
@@ -637,7 +639,7 @@ class RandomSolarize(_RandomTransform, operation=F.solarize):
 
 
 class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
-    """Change the sharpness by `sharpness_factor` with probability `p`.
+    """Sharpness change by `sharpness_factor` with probability `p`.
 
     Examples
     --------
@@ -653,7 +655,7 @@ class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
 
 
 class RandomGrayscale(_RandomTransform, scale_free=True):
-    """Convert images to luma with probability `p`; keep the number of channels.
+    """Conversion to grayscale with probability `p`; the number of channels stays.
 
     Examples
     --------
@@ -670,7 +672,7 @@ class RandomGrayscale(_RandomTransform, scale_free=True):
 
 
 class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
-    """Convert images to luma.
+    """Conversion to grayscale (luma).
 
     Parameters
     ----------
@@ -689,7 +691,7 @@ class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
 
 
 class ColorJitter(Transform, scale_free=True):
-    """Change brightness, contrast, saturation and hue randomly, in random order.
+    """Random changes of brightness, contrast, saturation and hue, in random order.
 
     Parameters
     ----------
@@ -780,7 +782,7 @@ def _as_pair(value: Any) -> tuple[float, float]:
 
 
 class GaussianBlur(Transform):
-    """Blur images with a Gaussian kernel of random standard deviation.
+    """Gaussian blur with a random standard deviation.
 
     Parameters
     ----------
@@ -826,7 +828,7 @@ class GaussianBlur(Transform):
 
 
 class RandomRotation(Transform, random=True):
-    """Rotate images by a random angle.
+    """Rotation of images by a random angle.
 
     Parameters
     ----------
@@ -865,7 +867,7 @@ class RandomRotation(Transform, random=True):
 
 
 class RandomAffine(Transform, random=True):
-    """Rotate, translate, scale and shear images randomly.
+    """Random rotation, translation, scaling and shear of images.
 
     Parameters
     ----------
@@ -944,7 +946,7 @@ class RandomAffine(Transform, random=True):
 
 
 class RandomPerspective(_RandomTransform):
-    """Apply a random perspective distortion to images.
+    """Random perspective distortion of images with probability `p`.
 
     Parameters
     ----------
@@ -999,7 +1001,7 @@ class RandomPerspective(_RandomTransform):
 
 
 class ElasticTransform(Transform, random=True):
-    """Displace pixels by a smooth random field (Simard et al. 2003).
+    """Elastic distortion: a smooth random field displaces pixels (Simard et al. 2003).
 
     Parameters
     ----------
@@ -1049,7 +1051,7 @@ class ElasticTransform(Transform, random=True):
 
 
 class ToTensor(Transform, operation=F.to_tensor):
-    """Convert images to float32 tensors ``(C, H, W)``: bytes 0…255 become 0…1.
+    """Conversion of images to float32 tensors ``(C, H, W)``: bytes 0…255 become 0…1.
 
     Parameters
     ----------
@@ -1071,7 +1073,7 @@ class ToTensor(Transform, operation=F.to_tensor):
 
 
 class PILToTensor(Transform, operation=F.pil_to_tensor):
-    """Convert images to tensors ``(C, H, W)`` without changing values or dtype.
+    """Conversion of images to tensors ``(C, H, W)`` with the same values and dtype.
 
     Examples
     --------
@@ -1083,7 +1085,7 @@ class PILToTensor(Transform, operation=F.pil_to_tensor):
 
 
 class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
-    """Convert image tensors between integers and floats in 0…1.
+    """Conversion of image tensors between integers and floats in 0…1.
 
     Examples
     --------
@@ -1097,7 +1099,7 @@ class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
 
 
 class ToPILImage(Transform, operation=F.to_pil_image):
-    """Convert arrays and tensors to PIL images.
+    """Conversion of arrays and tensors to PIL images.
 
     Examples
     --------
@@ -1112,7 +1114,7 @@ class ToPILImage(Transform, operation=F.to_pil_image):
 
 
 class Normalize(Transform, operation=F.normalize):
-    """Normalize tensors: ``(tensor - mean) / std`` per channel.
+    """Normalization of tensors: ``(tensor - mean) / std`` per channel.
 
     Parameters
     ----------
@@ -1140,7 +1142,7 @@ class Normalize(Transform, operation=F.normalize):
 
 
 class LinearTransformation(Transform):
-    """Whiten images: ``(flattened tensor - mean_vector) @ transformation_matrix``.
+    """Linear map of images: ``(flattened tensor - mean_vector) @ transformation_matrix``.
 
     Parameters
     ----------
@@ -1183,7 +1185,7 @@ class LinearTransformation(Transform):
 
 
 class RandomErasing(_HalfProbability):
-    """Erase a random rectangle of a tensor (Zhong et al. 2017).
+    """Erasing of a random rectangle of a tensor (Zhong et al. 2017).
 
     Parameters
     ----------
