@@ -146,8 +146,8 @@ REFUSED = [
     (NumberOfRows, "'rows' is 2 instead of 3"),
     (NumberOfData, "'1' is .* instead of"),
     (NumpyInside, "other values: it differs by .* %"),
-    (Counting, "keeps a state from call to call in 'calls'"),
-    (BufferState, "keeps a state from call to call in 'total'"),
+    (Counting, "keeps state between calls in 'calls'"),
+    (BufferState, "keeps state between calls in 'total'"),
     (ReturnsCache, "object of the class .*Cache at 'past'"),
 ]
 

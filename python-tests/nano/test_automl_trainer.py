@@ -272,7 +272,7 @@ def test_a_searcher_stands_alone():
     [
         ({"target_metric": None}, "target_metric must be the name"),
         ({"target_metric": ["a", "a"]}, "names a metric twice"),
-        ({"target_metric": "accuracy"}, "does not log 'accuracy', which target_metric asks for"),
+        ({"target_metric": "accuracy"}, "does not log 'accuracy', which target_metric names"),
         ({"n_trial": 3}, "Invalid Arguments found for 'search': n_trial"),
         ({"n_parallels": 2}, "parallel search is not supported when in-mem storage is used"),
         ({"target_metric": ["val_loss", "steps"]}, "In multi-objective optimization, you must"),

@@ -202,7 +202,7 @@ def random_samples(rows):
 
 
 NOT_CACHED = {
-    "random samples": (random_samples, Classifier, "draws at random"),
+    "random samples": (random_samples, Classifier, "draws random numbers"),
     "a hook on batches": (Counted, ChangingBatches, "on_after_batch_transfer may change images"),
     "a stream": (Stream, Classifier, "samples have no index"),
 }

@@ -217,7 +217,7 @@ def test_batches_may_have_any_size(classifier, images):
     assert prefix.segments[0].reason is None
 
 
-# -- what is left alone ----------------------------------------------------------------------------
+# -- modules that are not accelerated --------------------------------------------------------------
 
 
 def test_a_norm_in_train_mode_is_left_alone(network, images):
@@ -249,7 +249,7 @@ def watched():
 LEFT_ALONE = {
     "dropout": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 4, 3)),
-        "draws at random",
+        "draws random numbers",
     ),
     "statistics of the batch": (
         lambda: nn.Sequential(
@@ -257,7 +257,7 @@ LEFT_ALONE = {
         ).eval(),
         "depends on its batch",
     ),
-    "mode": (mode_asking, "asks for its mode"),
+    "mode": (mode_asking, "reads its mode"),
     "hook": (watched, "a hook watches a module in it"),
 }
 
@@ -280,7 +280,7 @@ def test_frozen_modules_after_trained_ones_are_left_alone(images):
     )
     prefix = accelerate_frozen_prefix(model, images)
     assert prefix.segments == []
-    assert "1: left alone, gradients flow" in prefix.report()
+    assert "1: not accelerated, gradients flow" in prefix.report()
 
 
 def test_a_hook_of_a_replaced_module_sees_what_it_saw(classifier, images):
@@ -321,7 +321,7 @@ def test_modules_with_a_connection_around_them_are_not_joined(images):
 CHANGES = {
     "weights": (lambda m: nn.init.ones_(m.conv1.weight), "weights have changed"),
     "mode": (lambda m: m.bn1.train(), "between train and eval"),
-    "gradients": (lambda m: m.conv1.requires_grad_(True), "are trained now"),
+    "gradients": (lambda m: m.conv1.requires_grad_(True), "require a gradient now"),
 }
 
 

@@ -194,7 +194,7 @@ def test_a_branch_that_depends_on_data_is_kept():
 
 @pytest.mark.slow
 def test_a_branch_that_cannot_be_kept_is_said_to_be_lost():
-    with pytest.warns(UserWarning, match="BranchingInADict decides by its data"):
+    with pytest.warns(UserWarning, match="BranchingInADict branches on its data"):
         trace(BranchingInADict(), torch.ones(2, 3))
 
 

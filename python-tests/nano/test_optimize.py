@@ -195,7 +195,7 @@ def test_a_chart_in_an_unknown_form_is_refused(optimizer, tmp_path):
 def test_an_equal_search_is_not_made_again(searched, images, capsys):
     keywords = {"metric": agreement, "includes": QUICK, "thread_num": 1}
     again = search(searched.model, images, validation_data=images, **keywords)
-    assert "An equal search was made before" in capsys.readouterr().out
+    assert "Results of an equal search were cached" in capsys.readouterr().out
     assert again.results().equals(searched.optimizer.results())
 
 

@@ -35,7 +35,7 @@ def pipeline():
         yield made
 
 
-@pytest.mark.filterwarnings("ignore:The stages ask for")
+@pytest.mark.filterwarnings("ignore:The stages need")
 def test_a_function_and_a_model_work_one_after_the_other():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
@@ -82,7 +82,7 @@ def test_a_lost_worker_is_told_and_replaced(pipeline):
     assert pipeline.run([1]) == [3]
 
 
-@pytest.mark.filterwarnings("ignore:The stages ask for")
+@pytest.mark.filterwarnings("ignore:The stages need")
 def test_stages_work_at_the_same_time_on_cores_of_their_own():
     def worked():
         begin = time.monotonic()

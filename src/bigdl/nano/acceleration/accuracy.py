@@ -191,7 +191,7 @@ class AccuracyGoal:
         if set(criterion) not in ({"relative"}, {"absolute"}):
             raise UsageError(
                 "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
-                f"'higher_is_better' if you like, not {criterion}",
+                f"'higher_is_better' optionally, not {criterion}",
                 code="argument-value",
                 argument="accuracy_criterion",
             )

@@ -173,7 +173,7 @@ def check_agreement(
         other = source.alternative(probe.inputs)
         if other is not None and difference(other, actual, bound, scales) is None:
             source.conversion_warning = source.conversion_warning or (
-                f"{type(source.model).__name__} by method {method.name!r} gives other numbers at "
+                f"{type(source.model).__name__} by method {method.name!r} gives other values at "
                 "padded positions than the fast path of PyTorch's transformer layers, which gives "
                 "zeros there; all others agree"
             )

@@ -417,7 +417,7 @@ def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
     UsageError
         If an element cannot be read. The message names the data, not the model.
     """
-    advice = "; see that it can be iterated over without the model"
+    advice = "; make sure that it can be iterated over without the model"
     with as_usage_error(f"{name} cannot be read", advice, code="data-type"):
         elements = iter(data)
     end = object()

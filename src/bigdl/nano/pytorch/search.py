@@ -247,8 +247,8 @@ class _TrainerObjective:
         if missing:
             known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
             raise UsageError(
-                f"The model does not log {', '.join(map(repr, missing))}, which target_metric asks "
-                f"for; it logs {known}",
+                f"The model does not log {', '.join(map(repr, missing))}, which target_metric "
+                f"names; it logs {known}",
                 code="name-unknown",
                 metric=missing[0],
                 allowed=list(trainer.callback_metrics),

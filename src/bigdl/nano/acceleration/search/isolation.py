@@ -105,7 +105,7 @@ class TrialRunner:
     def measure_memory(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
         """Measure the memory that a model needs in a fresh process."""
         if self._pool is None:  # the memory of one model is measurable in a fresh process only
-            why = "its memory is not known, as it ran in the caller's process"
+            why = "its memory use is unknown, because it ran in the caller's process"
             trial.reason = trial.reason or why
             return
         try:
@@ -113,7 +113,7 @@ class TrialRunner:
             with pool, _limited(pool, time_limit, self._memory_limit):
                 trial.memory = pool.run([directory if trial.saved else None])[0]
         except BigDLError as error:
-            trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
+            trial.reason = trial.reason or f"its memory use is unknown: {one_line(error)}"
 
     def close(self) -> None:
         """Stop the process of the trials."""

@@ -376,7 +376,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             results.update((trial.method, trial) for trial in trials)
             cache.put(key, results)
         else:
-            print("An equal search was made before; pass cache=False to make it again.")
+            print("Results of an equal search were cached; pass cache=False to search again.")
         self._results, self._bench, self._models = results, bench, {}
         self.summary()
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")

@@ -298,7 +298,7 @@ def render(results: Results) -> str:
     notes = [f"{trial.method}: {trial.reason}" for trial in results.values() if trial.reason]
     best, equal = results.ranking(list(results))
     if equal:
-        notes.append(f"Noise does not separate {best} from {', '.join(equal)}")
+        notes.append(f"Not significantly slower than {best}: {', '.join(equal)}")
     return "\n".join([rule, title, rule, *lines, rule, *notes]) + "\n"
 
 
@@ -536,7 +536,7 @@ class Cache:
 
     def new_directory(self) -> Path:
         """Create an empty directory for the models of a search."""
-        sentence = f"No directory can be made in cache_dir {self._directory}"
+        sentence = f"No directory can be created in cache_dir {self._directory}"
         with as_usage_error(
             sentence, text=attrgetter("strerror"), code="path-unusable", path=str(self._directory)
         ):

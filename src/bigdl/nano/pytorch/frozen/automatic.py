@@ -228,9 +228,9 @@ class AutomaticPrefix:
             seconds = sum(call.seconds for call in chain.calls)
             name = _name_of(chain)
             if not self._fp32:
-                self._left_alone.append((name, "the training has another precision"))
+                self._left_alone.append((name, "the training does not use fp32"))
             elif seconds < _LEAST_SECONDS and not self._wanted:
-                text = f"it takes {1000 * seconds:.1f} ms of a step, too little to gain"
+                text = f"it takes {1000 * seconds:.1f} ms of a step, so the gain is too small"
                 self._left_alone.append((name, text))
             else:
                 self._consider(chain, seconds)
@@ -336,7 +336,7 @@ class AutomaticPrefix:
             if reason is None and not self._wanted and segment.is_slow():
                 reason = f"{segment.method} is no faster here"
             if reason is None and segment.plain_calls >= _STEPS_PLAIN:
-                reason = segment.reason or "it is called differently"
+                reason = segment.reason or "its calls differ from the observed step's"
                 again = self._rounds < _ROUNDS
             if reason is not None:
                 self.segments.remove(segment)
@@ -352,10 +352,10 @@ class AutomaticPrefix:
         """Report of each segment's method, and the reasons for modules that are not accelerated."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
-            + (f"; runs as written because {segment.reason}" if segment.reason else "")
+            + (f"; the original modules run because {segment.reason}" if segment.reason else "")
             for segment in self.segments
         ]
-        lines += [f"{name} is left alone, {reason}" for name, reason in self._left_alone]
+        lines += [f"{name} is not accelerated: {reason}" for name, reason in self._left_alone]
         return "; ".join([*lines, *self._notes])
 
     @property
@@ -473,7 +473,7 @@ class _SegmentBuild:
                 method.require()
                 self._methods.append(method)
             except UsageError as error:
-                self.reason = f"{name} is not possible, {one_line(error)}"
+                self.reason = f"{name} is impossible: {one_line(error)}"
         if not self._methods:
             return
         self.reason = None

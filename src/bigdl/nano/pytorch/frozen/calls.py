@@ -318,7 +318,7 @@ def _why_not_replaceable(call: ModuleCall) -> str | None:
     if any(map(_is_watched, inner)):
         return "a hook watches a module in it"
     if call.input is None or call.output is None:
-        return "it takes or gives something else than one tensor"
+        return "its input or result is not a single tensor"
     return call.impure
 
 

@@ -148,7 +148,7 @@ def _check_deterministic(dataset: Dataset) -> None:
     if not (torch.equal(_some_inputs(dataset), _some_inputs(dataset)) if same is None else same):
         raise UsageError(
             "Features can be cached only if a sample is the same each time, but the dataset's "
-            f"transform draws at random: {getattr(source, 'transform', None)}",
+            f"transform draws random numbers: {getattr(source, 'transform', None)}",
             code="unsupported",
         )
 

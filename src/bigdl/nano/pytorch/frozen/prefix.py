@@ -245,7 +245,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
             except UsageError as error:
                 if self._method:
                     raise
-                self.notes.append(f"{segment.name}: {name} is not possible, {one_line(error)}")
+                self.notes.append(f"{segment.name}: {name} is impossible: {one_line(error)}")
                 continue
 
             def run(x: torch.Tensor, built: torch.nn.Module = built) -> torch.Tensor:
@@ -287,7 +287,9 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         fast = float(metric(self.model))
         enough = plain - fast <= tolerance * abs(plain)
         scores = f"metric {plain:.4g} plain, {fast:.4g} in {self.precision}"
-        self.notes.append(f"{scores}: {'kept' if enough else 'too much is lost, so bf16 is used'}")
+        self.notes.append(
+            f"{scores}: {'kept' if enough else 'the drop is too large, so bf16 is used'}"
+        )
         if not enough:
             self.precision, self._method = BF16, None
             self.build()
@@ -372,10 +374,10 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         """Return a report: how each segment runs, and why other frozen modules are not replaced."""
         lines = [
             f"{segment.name}: {segment.method}, relative error {segment.error:.2g}"
-            + (f"; runs as written because {segment.reason}" if segment.reason else "")
+            + (f"; the original modules run because {segment.reason}" if segment.reason else "")
             for segment in self.segments
         ]
-        lines += [f"{name}: left alone, {reason}" for name, reason in self.left_alone]
+        lines += [f"{name}: not accelerated, {reason}" for name, reason in self.left_alone]
         lines += self.notes
         return "\n".join(lines or ["The model has no frozen modules."])
 

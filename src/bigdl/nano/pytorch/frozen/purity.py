@@ -66,9 +66,9 @@ def why_mode_matters(part: nn.Module) -> str | None:
     if not part.training:
         return None
     if isinstance(part, RANDOM) and getattr(part, "p", cast("Any", getattr(part, "dropout", 1))):
-        return "is in train mode, so it draws at random; call eval() on it"
+        return "is in train mode, so it draws random numbers; call eval() on it"
     if reads_mode(part):
-        return "is in train mode and asks for its mode; call eval() on it"
+        return "is in train mode and reads its mode; call eval() on it"
     return None
 
 
@@ -165,7 +165,9 @@ class _PurityAnalyzer:
         if isinstance(function, functools.partial):
             wrong = [v for v in (*function.args, *function.keywords.values()) if not is_constant(v)]
             return self.why_function(function.func) or (
-                f"{function.func} is given a {type(wrong[0]).__name__}" if wrong else None
+                f"{function.func} gets an argument of type {type(wrong[0]).__name__}"
+                if wrong
+                else None
             )
         if isinstance(function, types.MethodType):
             if not isinstance(function.__self__, type):
@@ -185,7 +187,7 @@ class _PurityAnalyzer:
             return reason
         if not _code_of_torch(code):
             if any(isinstance(v, list | dict | set) for v in function.__defaults__ or ()):
-                return f"{function.__qualname__} keeps a default that can be changed"
+                return f"{function.__qualname__} has a mutable default"
             for cell in function.__closure__ or ():
                 reason = self._why_value(cell.cell_contents, function.__qualname__, "a variable")
                 if reason:
@@ -294,7 +296,7 @@ class RandomStateTrace:
         """Return which random generator was used since the snapshot, or None."""
         for (name, before), (_, now) in zip(self._states, _random_states(), strict=True):
             if before != now:
-                return f"it draws at random ({name})"
+                return f"it draws random numbers ({name})"
         return None
 
 

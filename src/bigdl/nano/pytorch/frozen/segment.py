@@ -143,17 +143,17 @@ class FrozenSegment:
             if x.requires_grad:
                 return "its input needs a gradient"
             if self.state.trains():
-                return "some of its parameters are trained now"
+                return "some of its parameters require a gradient now"
         if x.dtype != self.sample.dtype or x.device != self.sample.device:
             return f"its input is {x.dtype} on {x.device}"
         if x.dim() != self.sample.dim() or x.shape[1:] != self.sample.shape[1:] or not len(x):
             return f"its input has the shape {tuple(x.shape)}"
         if is_transformed():
-            return "it is called within a transformation of functions"
+            return "it is called inside a transform of torch.func"
         if threading.get_ident() != self._thread:
             return "it is called by another thread"
         if self.bound is not None and autocast_now() != self.autocast:
-            return "autocast is another"
+            return "autocast settings have changed"
         try:
             return self.state.why_changed()
         except Exception as error:  # e.g. tensors that have moved to another device
@@ -224,7 +224,7 @@ class FrozenSegment:
         self._plain_seconds[len(x)] = time.perf_counter() - started
         same = other.shape == result.shape and other.dtype == result.dtype
         if not same or not distance(other, result) <= cast("float", self.bound):
-            self.broken = self.reason = f"a batch of {len(x)} has another result"
+            self.broken = self.reason = f"a batch of {len(x)} has a different result"
         self._sizes.add(len(x))
         return result
 

@@ -70,7 +70,7 @@ class ModulesState:
                 opaque = _why_opaque(value)
                 if opaque:
                     return f"{type(part).__name__}.{name} is {opaque}, which may change"
-        return reason and f"{type(part).__name__} may do more than compute: {reason}"
+        return reason and f"{type(part).__name__} may have side effects: {reason}"
 
     def _remember(self) -> None:
         """Store the current attributes, tensors and submodules."""

@@ -334,8 +334,8 @@ class ScriptGraph:
             )
         if lost is not None and method != "trace":
             source.conversion_warning = (
-                f"{name} decides by its data ({lost.filename}, line {lost.lineno}) and cannot be "
-                "scripted; its trace, jit_method='trace', always goes the way that the sample goes"
+                f"{name} branches on its data ({lost.filename}, line {lost.lineno}) and cannot be "
+                "scripted; its trace, jit_method='trace', always takes the sample's branch"
             )
         source.exporter = "trace"
         return cls(script, None, source.verified_sizes(script))

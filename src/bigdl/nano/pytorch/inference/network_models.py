@@ -131,7 +131,7 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
                     failures[0],
                 )
             return names
-    why = failures[0] if failures else "no exporter is left"
+    why = failures[0] if failures else "every exporter was rejected"
     raise UsageError(
         f"{type(source.model).__name__} cannot be exported to ONNX: {why}", code="model-unsupported"
     )
@@ -301,8 +301,8 @@ def _converted(source: TorchSource, options: BuildOptions):
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}", code="model-unsupported")
     source.exporter = "trace"
     source.conversion_warning = (
-        f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
-        "goes the way that the sample goes"
+        f"{name} branches on its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
+        "takes the sample's branch"
     )
     return traced
 

@@ -192,7 +192,7 @@ def _cores(wanted: list[int | None]) -> list[list[int]]:
     rest = max(len(units) - requested, unspecified)
     if requested + (rest if unspecified else 0) > len(units):
         warnings.warn(
-            f"The stages ask for {requested + unspecified} physical cores, but {len(units)} are "
+            f"The stages need {requested + unspecified} physical cores, but {len(units)} are "
             "available: workers share cores and slow each other down; lower cores_per_worker or "
             "worker_num",
             stacklevel=4,

@@ -574,7 +574,7 @@ class TorchSource:
         listed = ", ".join(map(repr, sorted(attributes)))
         if keeps_state:
             raise DisagreementError(
-                f"{name} keeps a state from call to call in {listed}, which method "
+                f"{name} keeps state between calls in {listed}, which method "
                 f"{method.name!r} would lose; pass the state as an input and return it, or use "
                 "precision='bf16' without an accelerator, which runs the original Python code"
             )
