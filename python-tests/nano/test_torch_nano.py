@@ -252,7 +252,7 @@ def test_setup_outside_of_train_and_unknown_attributes_are_errors():
 
 
 def test_a_strategy_of_fabric_may_be_named_with_a_warning():
-    with pytest.warns(UserWarning, match="passed on to Lightning Fabric"):
+    with pytest.warns(UserWarning, match="passed to Lightning Fabric"):
         loop = Loop(distributed_backend="auto")
     assert loop.train(0.25) == 0.25
 
