@@ -253,7 +253,7 @@ class Trainer(pl.Trainer):
         ckpt_path: str | os.PathLike | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Fit a model as Lightning's Trainer does; several processes leave the state of rank 0."""
+        """Fit a model like Lightning's Trainer; several processes return the state of rank 0."""
         if holds_lazy([model, train_dataloaders, val_dataloaders, datamodule]):
             raise UsageError(
                 "The model or the data have search spaces; call search first, and fit the "

@@ -57,7 +57,7 @@ def is_constant(value: object) -> bool:
 
 
 def why_mode_matters(part: nn.Module) -> str | None:
-    """Return the reason why a layer's result is not deterministic in its mode, or None."""
+    """Return the reason why a layer is not deterministic in its current mode, or None."""
     if isinstance(part, NORMS) and (part.training or part.running_mean is None):
         if part.running_mean is None and not part.training:
             return "has no running statistics, so an image's result depends on its batch"
@@ -293,7 +293,7 @@ class RandomStateTrace:
         self._states = list(_random_states())
 
     def why_changed(self) -> str | None:
-        """Return which random generator was used since the snapshot, or None."""
+        """Return a description of the random generator used since the snapshot, or None."""
         for (name, before), (_, now) in zip(self._states, _random_states(), strict=True):
             if before != now:
                 return f"it draws random numbers ({name})"

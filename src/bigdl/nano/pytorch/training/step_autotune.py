@@ -289,7 +289,7 @@ class StepAutotuner:
 
 
 def _promising(seconds: Mapping[str, Sequence[float]], plain: str) -> list[str]:
-    """Return the plain configuration and those close to the fastest."""
+    """Return the baseline and the configurations whose time is close to the fastest."""
     least = min((rounds[0] for rounds in seconds.values()), default=0.0)
     return [
         name for name, rounds in seconds.items() if name == plain or rounds[0] <= _CLOSE * least

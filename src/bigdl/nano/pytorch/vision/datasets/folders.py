@@ -505,7 +505,7 @@ class OxfordIIITPet(SampleDataset):
                     files.extractall(self.folder, filter="data")
 
     def _read_annotations(self) -> None:
-        """Read the list of samples; its columns are name, breed from 1 on, species and number."""
+        """Read the list of samples, with columns for name, breed (from 1), species and number."""
         annotations = self.folder / "annotations"
         lines = (annotations / f"{self.split}.txt").read_text().splitlines()
         rows = [line.split() for line in lines if line.strip()]
